@@ -1,0 +1,55 @@
+# Two commands are meant for users: `make demo` and `make test`.
+# The rest is for people who work on tfckpt.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.tfckpt-installed
+
+# 2 = warnings of TensorFlow's C++ side are hidden, errors are shown.
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: help demo test lint types bench nightly clean
+
+help:
+	@echo "make demo     train two networks with and without tfckpt, print a table, draw a plot"
+	@echo "make test     run the tests"
+	@echo
+	@echo "make lint | types | bench | nightly | clean"
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest tests
+
+lint: $(STAMP)
+	$(BIN)/python -m ruff check .
+
+types: $(STAMP)
+	$(BIN)/python -m mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.memory --all
+	$(BIN)/python -m benchmarks.planning_time
+
+nightly: $(STAMP)
+	$(BIN)/python -m pytest tests -m nightly
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	    echo "error: '$(PYTHON)' was not found; tfckpt needs Python 3.11 or newer." >&2; \
+	    echo "       Name another interpreter like this: make PYTHON=python3.11 test" >&2; \
+	    exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "error: '$(PYTHON)' is $$($(PYTHON) --version 2>&1); tfckpt needs Python 3.11 or newer." >&2; \
+	    echo "       Name another interpreter like this: make PYTHON=python3.11 test" >&2; \
+	    exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info demo_memory.png benchmarks/results
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,221 @@
+"""The networks that tfckpt is measured on.
+
+Every builder returns a `Job`: a compiled model whose variables and optimizer slots exist, a
+plain Python function `train_step(x, y)` that runs one training step and returns the scalar loss,
+and one batch of made-up data. Nothing is wrapped in `tf.function` here: the caller decides.
+Two calls of a builder with equal arguments give models with equal weights, equal random state
+and equal data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class Job(NamedTuple):
+    """One training job; unpacks as `model, train_step, x, y`."""
+
+    model: Any
+    train_step: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    x: tf.Tensor
+    y: tf.Tensor
+
+
+def make_train_step(model: Any) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Returns one training step of a compiled model as a plain Python function.
+
+    It does what `model.train_step((x, y))` does (forward pass, loss with the model's own
+    additional losses, gradients, optimizer update) except that it returns the loss of the batch
+    itself, where Keras returns a running mean.
+    """
+
+    def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            prediction = model(x, training=True)
+            loss = model.compute_loss(x=x, y=y, y_pred=prediction, training=True)
+        variables = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    return train_step
+
+
+def _finish(model: Any, optimizer: Any, loss: Any, x: np.ndarray, y: np.ndarray) -> Job:
+    """Compiles, creates the optimizer's slots and puts the batch into tensors."""
+    model.compile(optimizer=optimizer, loss=loss, jit_compile=False)
+    optimizer.build(model.trainable_variables)
+    return Job(model, make_train_step(model), tf.constant(x), tf.constant(y))
+
+
+def _image_batch(seed: int, batch: int, size: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    return generator.random((batch, size, size, 3), dtype=np.float32)
+
+
+def _labels(seed: int, classes: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(seed + 1).integers(0, classes, shape, dtype=np.int32)
+
+
+# --- residual networks -----------------------------------------------------------------------
+
+
+def _resnet(builder: Callable[..., Any], batch: int, size: int, classes: int, seed: int) -> Job:
+    keras.utils.set_random_seed(seed)
+    model = builder(weights=None, classes=classes, input_shape=(size, size, 3))
+    return _finish(
+        model,
+        keras.optimizers.SGD(0.01, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        _image_batch(seed, batch, size),
+        _labels(seed, classes, (batch,)),
+    )
+
+
+def resnet50(batch: int = 16, size: int = 128, classes: int = 10, seed: int = 0) -> Job:
+    """ResNet-50 on `size` by `size` images, SGD with momentum."""
+    return _resnet(keras.applications.ResNet50, batch, size, classes, seed)
+
+
+def resnet152(batch: int = 16, size: int = 128, classes: int = 10, seed: int = 0) -> Job:
+    """ResNet-152 on `size` by `size` images, SGD with momentum."""
+    return _resnet(keras.applications.ResNet152, batch, size, classes, seed)
+
+
+# --- transformer -----------------------------------------------------------------------------
+
+
+class PositionEmbedding(keras.layers.Layer):
+    """Adds one learned vector per position to a sequence shaped (batch, seq, d)."""
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.table = self.add_weight(
+            shape=(input_shape[-2], input_shape[-1]), initializer="random_normal", name="table"
+        )
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs + self.table
+
+
+def _encoder_layer(h: Any, d: int, heads: int, mlp: int, dropout: float) -> Any:
+    """One encoder layer that normalises before attention and before the MLP."""
+    layers = keras.layers
+    a = layers.LayerNormalization(epsilon=1e-6)(h)
+    a = layers.MultiHeadAttention(num_heads=heads, key_dim=d // heads, dropout=dropout)(a, a)
+    h = layers.Add()([h, layers.Dropout(dropout)(a)])
+    m = layers.LayerNormalization(epsilon=1e-6)(h)
+    m = layers.Dense(mlp, activation="gelu")(m)
+    m = layers.Dropout(dropout)(m)
+    m = layers.Dense(d)(m)
+    return layers.Add()([h, layers.Dropout(dropout)(m)])
+
+
+def transformer_model(
+    layers: int,
+    d: int,
+    heads: int,
+    mlp: int,
+    seq: int,
+    dropout: float,
+    vocabulary: int,
+    classes: int,
+) -> Any:
+    """An encoder over `seq` token ids with mean pooling and a classifier (not compiled)."""
+    tokens = keras.Input((seq,), dtype="int32")
+    h = keras.layers.Embedding(vocabulary, d)(tokens)
+    h = keras.layers.Dropout(dropout)(PositionEmbedding()(h))
+    for _ in range(layers):
+        h = _encoder_layer(h, d, heads, mlp, dropout)
+    h = keras.layers.LayerNormalization(epsilon=1e-6)(h)
+    h = keras.layers.GlobalAveragePooling1D()(h)
+    return keras.Model(tokens, keras.layers.Dense(classes)(h))
+
+
+def transformer(
+    layers: int = 8,
+    d: int = 256,
+    heads: int = 4,
+    mlp: int = 1024,
+    seq: int = 256,
+    batch: int = 16,
+    dropout: float = 0.1,
+    vocabulary: int = 1000,
+    classes: int = 10,
+    seed: int = 0,
+) -> Job:
+    """A transformer encoder with dropout (also on the attention weights), Adam."""
+    keras.utils.set_random_seed(seed)
+    model = transformer_model(layers, d, heads, mlp, seq, dropout, vocabulary, classes)
+    return _finish(
+        model,
+        keras.optimizers.Adam(1e-4),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        np.random.default_rng(seed).integers(0, vocabulary, (batch, seq), dtype=np.int32),
+        _labels(seed, classes, (batch,)),
+    )
+
+
+# --- U-Net -----------------------------------------------------------------------------------
+
+
+def _two_convolutions(h: Any, filters: int) -> Any:
+    for _ in range(2):
+        h = keras.layers.Conv2D(filters, 3, padding="same", activation="relu")(h)
+    return h
+
+
+def unet_model(levels: int, filters: int, size: int, classes: int) -> Any:
+    """A U-Net with skip connections by concatenation (not compiled)."""
+    image = keras.Input((size, size, 3))
+    h, skips = image, []
+    for level in range(levels):
+        h = _two_convolutions(h, filters << level)
+        skips.append(h)
+        h = keras.layers.MaxPooling2D()(h)
+    h = _two_convolutions(h, filters << levels)
+    for level in reversed(range(levels)):
+        h = keras.layers.Conv2DTranspose(filters << level, 2, strides=2, padding="same")(h)
+        h = keras.layers.Concatenate()([skips[level], h])
+        h = _two_convolutions(h, filters << level)
+    return keras.Model(image, keras.layers.Conv2D(classes, 1)(h))
+
+
+def unet(
+    levels: int = 4,
+    filters: int = 32,
+    size: int = 128,
+    batch: int = 8,
+    classes: int = 4,
+    seed: int = 0,
+) -> Job:
+    """A U-Net that labels every pixel; `size` must be a multiple of 2**levels. Adam."""
+    if size % (1 << levels):
+        raise ValueError(f"size {size} is not a multiple of 2**{levels}")
+    keras.utils.set_random_seed(seed)
+    return _finish(
+        unet_model(levels, filters, size, classes),
+        keras.optimizers.Adam(1e-4),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        _image_batch(seed, batch, size),
+        _labels(seed, classes, (batch, size, size)),
+    )
+
+
+JOBS: dict[str, Callable[..., Job]] = {
+    "resnet50": resnet50,
+    "resnet152": resnet152,
+    "transformer": transformer,
+    "unet": unet,
+}
+
+# Arguments that make each job small enough for a test (a second or two per step).
+TINY: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch": 2, "size": 32},
+    "resnet152": {"batch": 2, "size": 32},
+    "transformer": {"layers": 2, "d": 32, "heads": 2, "mlp": 64, "seq": 16, "batch": 2},
+    "unet": {"levels": 2, "filters": 4, "size": 16, "batch": 2},
+}

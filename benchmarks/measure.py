@@ -1,0 +1,127 @@
+"""Measures two versions of a training step side by side in one process.
+
+Peaks come from TensorFlow's own allocator statistics, times from `time.perf_counter`. The two
+steps take turns, so that whatever else the machine is doing meets both of them alike.
+
+On the CPU TensorFlow does not count tensors smaller than 256 KiB, and it counts a reused block of
+memory at its full size, which may be up to twice what was asked for. Peaks of one and the same
+step therefore scatter by some percent, and those of very small models are zero.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+MB = 1_000_000
+
+
+def default_device() -> str:
+    """The device whose memory counts: the first GPU, or the CPU where there is none."""
+    return "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step: `peak` in bytes above what was allocated before it, `seconds` of wall time."""
+
+    peak: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Medians over the measured steps of both versions.
+
+    plain_peak, ours_peak: bytes above what was allocated when the step began.
+    plain_seconds, ours_seconds: wall seconds of one step.
+    time_ratio: median, over neighbouring steps, of ours divided by plain.
+    """
+
+    plain_peak: int
+    ours_peak: int
+    plain_seconds: float
+    ours_seconds: float
+    time_ratio: float
+
+    @property
+    def memory_ratio(self) -> float:
+        """Peak of ours as a fraction of the peak of plain."""
+        return self.ours_peak / self.plain_peak if self.plain_peak else float("nan")
+
+
+class Meter:
+    """Measures what happens between `start()` and `stop()`."""
+
+    def __init__(self, device: str | None = None):
+        self._device = device or default_device()
+        self._before = 0
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Takes the bytes allocated now as zero and starts the clock."""
+        tf.config.experimental.reset_memory_stats(self._device)
+        self._before = tf.config.experimental.get_memory_info(self._device)["current"]
+        self._began = time.perf_counter()
+
+    def stop(self) -> Sample:
+        """Returns the highest bytes and the seconds since `start()`."""
+        seconds = time.perf_counter() - self._began
+        peak = tf.config.experimental.get_memory_info(self._device)["peak"]
+        return Sample(int(peak) - self._before, seconds)
+
+
+def measure_step(step: Callable[..., Any], *args: Any, device: str | None = None) -> Sample:
+    """Runs one step, waits until its outputs exist, drops them, and says what it took."""
+    meter = Meter(device)
+    meter.start()
+    outputs = step(*args)
+    for tensor in tf.nest.flatten(outputs):
+        if isinstance(tensor, tf.Tensor):
+            tensor.numpy()
+    sample = meter.stop()
+    del outputs
+    return sample
+
+
+def compare(
+    plain: Callable[..., Any],
+    plain_args: tuple[Any, ...],
+    ours: Callable[..., Any],
+    ours_args: tuple[Any, ...],
+    steps: int = 8,
+    warmup: int = 3,
+    device: str | None = None,
+) -> Comparison:
+    """Alternates `plain` and `ours` for `steps` pairs after `warmup` unmeasured pairs."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, not {steps}")
+    for _ in range(warmup):
+        measure_step(plain, *plain_args, device=device)
+        measure_step(ours, *ours_args, device=device)
+    gc.collect()
+    pairs = [
+        (
+            measure_step(plain, *plain_args, device=device),
+            measure_step(ours, *ours_args, device=device),
+        )
+        for _ in range(steps)
+    ]
+    return summarise(pairs)
+
+
+def summarise(pairs: list[tuple[Sample, Sample]]) -> Comparison:
+    """Medians of a list of (plain, ours) samples."""
+    return Comparison(
+        plain_peak=round(statistics.median(p.peak for p, _ in pairs)),
+        ours_peak=round(statistics.median(o.peak for _, o in pairs)),
+        plain_seconds=statistics.median(p.seconds for p, _ in pairs),
+        ours_seconds=statistics.median(o.seconds for _, o in pairs),
+        time_ratio=statistics.median(o.seconds / p.seconds for p, o in pairs),
+    )

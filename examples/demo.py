@@ -1,0 +1,184 @@
+"""Trains two networks on real data with and without tfckpt and compares them.
+
+    make demo        (or: python -m examples.demo)
+
+ResNet-50 learns which of two photographs a crop is from, a transformer encoder learns which text
+a piece of text is from. Each network exists twice, with equal weights: one is trained by plain
+Keras, the other by Keras with tfckpt. The two take turns, batch by batch. Printed at the end:
+peak memory, time per step, and whether losses and weights agree in every bit. The picture
+`demo_memory.png` shows the memory in use over a step, before and after.
+
+Operations run one at a time (one inter-op thread; each may still use every core). With more,
+TensorFlow itself does not repeat its own results bit for bit: the order in which `AddN` adds three
+or more gradients depends on which of them is no longer needed elsewhere when it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras  # noqa: E402  (TensorFlow reads the variable above when it is imported)
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+import tfckpt  # noqa: E402
+from benchmarks import jobs  # noqa: E402
+from benchmarks.measure import MB, Meter, Sample  # noqa: E402
+from examples import data, plot  # noqa: E402
+
+PICTURE = "demo_memory.png"
+SEED = 7
+# The first steps trace, plan and settle; they train, but they are not measured.
+UNMEASURED = 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """One network of the demo: how to build it (compiled) and the batches it is trained on."""
+
+    title: str
+    build: Callable[[], Any]
+    batches: Callable[[], Iterator[data.Batch]]
+
+
+@dataclass
+class Run:
+    """What was seen while one model was trained."""
+
+    model: Any
+    losses: list[float] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+    def peak(self) -> float:
+        """Median over the measured steps of the peak, in bytes above the step's start."""
+        return statistics.median(sample.peak for sample in self.samples[UNMEASURED:])
+
+
+def photo_task(steps: int, tiny: bool) -> Task:
+    """ResNet-50 on crops of photographs."""
+    batch, size = (2, 32) if tiny else (16, 128)
+    return Task(
+        "ResNet-50",
+        lambda: jobs.resnet50(batch, size, classes=data.PHOTO_CLASSES, seed=SEED).model,
+        lambda: data.photo_batches(steps, batch, size, SEED),
+    )
+
+
+def text_task(steps: int, tiny: bool) -> Task:
+    """Transformer encoder on pieces of text."""
+    sizes = jobs.TINY["transformer"] if tiny else {"seq": 256, "batch": 16}
+    words = {"vocabulary": data.BYTE_VALUES, "classes": data.TEXT_CLASSES, "seed": SEED}
+    return Task(
+        "Transformer",
+        lambda: jobs.transformer(**sizes, **words).model,
+        lambda: data.text_batches(steps, sizes["batch"], sizes["seq"], SEED),
+    )
+
+
+def with_tfckpt(model: Any) -> Any:
+    """The same model, trained in as little memory as tfckpt can reach."""
+    optimizer, loss = model.optimizer, model.loss
+    model = tfckpt.keras.checkpoint(model, budget="min")
+    model.compile(optimizer=optimizer, loss=loss, jit_compile=False)
+    return model
+
+
+def train_batch(run: Run, x: np.ndarray, y: np.ndarray) -> None:
+    """One Keras training step; notes its loss, its peak memory and its time."""
+    run.model.reset_metrics()
+    x, y = tf.constant(x), tf.constant(y)
+    meter = Meter()
+    meter.start()
+    loss = run.model.train_on_batch(x, y)
+    run.samples.append(meter.stop())
+    run.losses.append(float(loss))
+
+
+def train(task: Task) -> tuple[Run, Run]:
+    """Trains both copies on the same batches in turns; returns (plain, with tfckpt)."""
+    plain, ours = Run(task.build()), Run(with_tfckpt(task.build()))
+    print(f"\n{task.title}: the first step traces the network and plans; that takes a while.")
+    for number, (x, y) in enumerate(task.batches(), start=1):
+        train_batch(plain, x, y)
+        train_batch(ours, x, y)
+        print(f"  step {number:2}   plain: {_step(plain)}   tfckpt: {_step(ours)}", flush=True)
+    return plain, ours
+
+
+def _step(run: Run) -> str:
+    sample = run.samples[-1]
+    return f"loss {run.losses[-1]:.6f} {sample.peak / MB:6.0f} MB {sample.seconds:6.2f} s"
+
+
+def same_weights(first: Any, second: Any) -> bool:
+    """Whether all variables of two models agree in every bit."""
+    pairs = zip(first.get_weights(), second.get_weights(), strict=True)
+    return all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def table_row(title: str, plain: Run, ours: Run) -> list[str]:
+    """The line of the closing table for one network."""
+    measured = zip(plain.samples[UNMEASURED:], ours.samples[UNMEASURED:], strict=True)
+    slower = statistics.median(o.seconds / p.seconds for p, o in measured)
+    return [
+        title,
+        f"{plain.peak() / MB:.0f} MB",
+        f"{ours.peak() / MB:.0f} MB",
+        f"{ours.peak() / plain.peak():.2f}" if plain.peak() else "-",
+        f"{slower:.2f}",
+        f"{plain.losses[-1]:.8f}",
+        f"{ours.losses[-1]:.8f}",
+        "yes" if plain.losses == ours.losses else "NO",
+        "yes" if same_weights(plain.model, ours.model) else "NO",
+    ]
+
+
+def print_table(rows: list[list[str]]) -> None:
+    """Prints rows under a header, columns aligned."""
+    header = ["model", "plain peak", "tfckpt peak", "memory ratio", "time ratio"]
+    header += ["last loss, plain", "last loss, tfckpt", "losses identical?", "weights identical?"]
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, ["-" * width for width in widths], *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def main() -> None:
+    """Runs the demo."""
+    parser = argparse.ArgumentParser(description="Train with and without tfckpt and compare.")
+    parser.add_argument("--steps", type=int, default=10, help="training steps per network")
+    parser.add_argument("--tiny", action="store_true", help="miniature networks, for a quick look")
+    options = parser.parse_args()
+    if options.steps <= UNMEASURED:
+        parser.error(f"--steps must be more than {UNMEASURED}")
+    began = time.perf_counter()
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.experimental.enable_op_determinism()
+    rows, reports = [], {}
+    for task in (photo_task(options.steps, options.tiny), text_task(options.steps, options.tiny)):
+        plain, ours = train(task)
+        rows.append(table_row(task.title, plain, ours))
+        report = tfckpt.keras.report(ours.model)
+        if report is not None:
+            reports[task.title] = report
+            print(f"\n{report}")
+        del plain, ours
+        keras.backend.clear_session()
+    print(f"\nMedians of {options.steps - UNMEASURED} steps; peaks are above what was allocated")
+    print("when the step began (weights, optimizer state); ratios are tfckpt / plain.\n")
+    print_table(rows)
+    if reports:
+        plot.draw(reports, PICTURE)
+        print(f"\nMemory over the step: {PICTURE}")
+    print(f"Done in {time.perf_counter() - began:.0f} s.")
+
+
+if __name__ == "__main__":
+    main()

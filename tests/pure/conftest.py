@@ -1,0 +1,11 @@
+"""Hypothesis profiles: every run draws the same examples unless HYPOTHESIS_PROFILE=fuzz."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("reproducible", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "reproducible"))

@@ -1,0 +1,1 @@
+"""Independent oracles and generators: nothing here shares code with what it checks."""

@@ -1,0 +1,44 @@
+"""tfckpt: train TensorFlow models in less memory, with the same numbers.
+
+Imports are lazy: `import tfckpt.plan` loads no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from tfckpt.errors import (
+    CaptureError,
+    CostError,
+    InfeasibleBudgetError,
+    PlanError,
+    RewriteError,
+    TfckptError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from tfckpt import keras, verify
+    from tfckpt.api import checkpoint
+    from tfckpt.report import Report
+
+__version__ = "0.1.0"
+
+__all__ = ["CaptureError", "CostError", "InfeasibleBudgetError", "PlanError", "Report",
+           "RewriteError", "TfckptError", "VerificationError", "checkpoint", "keras", "verify"]
+
+_LAZY = {"checkpoint": ("tfckpt.api", "checkpoint"), "Report": ("tfckpt.report", "Report"),
+         "keras": ("tfckpt.keras", None), "verify": ("tfckpt.verify", None)}
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tfckpt' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,318 @@
+"""The decorator: marks the graph a step is traced into; the trace hook rewrites marked graphs.
+
+Nothing is traced twice, no nested function is made, and no other graph is touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from absl import logging
+
+from tfckpt.budget import Budget, parse_budget
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
+from tfckpt.capture.tfgraph import NESTED_CALLS, capture
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError
+from tfckpt.graph import Graph
+from tfckpt.plan.planner import AUTO, OBJECTIVES, Planned, baseline, plan_step
+from tfckpt.plan.solvers.candidates import SOLVERS
+from tfckpt.report import Report, make_report
+from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.rewrite.build import build_edits
+from tfckpt.rewrite.edits import check_edits
+
+_MARK = "_tfckpt_mark"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Checked options of one decorated step."""
+
+    budget: Budget
+    solver: str = AUTO
+    objective: str = "time"
+    batch_size: int | None = None
+    free_moves: bool = True
+
+
+def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
+                 batch_size: int | None = None, free_moves: bool = True) -> Options:
+    """Checks options before anything is traced.
+
+    Raises:
+      PlanError: an option is malformed; the message says what may be written.
+    """
+    if solver != AUTO and solver not in SOLVERS:
+        raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
+                        f"{', '.join([*SOLVERS, AUTO])}")
+    if objective not in OBJECTIVES:
+        raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
+                        f"{', '.join(OBJECTIVES)}")
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)
+                                   or batch_size <= 0):
+        raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
+    return Options(parse_budget(budget), solver, objective, batch_size, free_moves)
+
+
+class Records:
+    """The reports of one decorated step: the latest, and one for each traced signature."""
+
+    def __init__(self) -> None:
+        self.report: Report | None = None
+        self.reports: dict[str, Report] = {}
+
+    def add(self, signature: str, report: Report) -> None:
+        """Notes the report of a trace."""
+        self.report = report
+        self.reports[signature] = report
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """What the trace hook needs to know about a graph."""
+
+    options: Options
+    records: Records
+    name: str
+
+
+_calls = threading.local()
+
+
+def mark_tracing_graph(mark: Mark) -> bool:
+    """Marks the FuncGraph being traced; False where there is none (eager execution)."""
+    graph = tf_adapter.tracing_graph()
+    if graph is None:
+        return False
+    tf_adapter.install_trace_hook(_on_trace)
+    setattr(graph, _MARK, mark)
+    return True
+
+
+def set_batch_hint(size: int | None) -> int | None:
+    """Sets what an unknown leading dimension stands for in traces of this thread."""
+    previous = getattr(_calls, "batch", None)
+    _calls.batch = size
+    return previous
+
+
+def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: str = AUTO,
+               objective: str = "time", batch_size: int | None = None, free_moves: bool = True):
+    """Rewrites a training step so that it needs less memory and computes the same.
+
+    Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
+    method. The step's graph is rewritten once for each trace.
+
+    Args:
+      fn: a `tf.function`, or a Python function that is traced inside one.
+      budget: bytes of the whole device as an int or "6GiB", a fraction of the plain step's
+        dynamic peak as a float in (0, 1], or "min".
+      solver: "auto", "store_all", "chen" or "approx_dp".
+      objective: "time" (fastest plan that fits) or "memory" (least peak).
+      batch_size: what an unknown leading dimension stands for.
+      free_moves: whether moves that cost no time may be used.
+
+    Returns:
+      A callable with the same signature and `report` (None before the first trace) and
+      `reports` (by signature).
+
+    Raises:
+      PlanError: malformed options. At trace time: InfeasibleBudgetError (states the smallest
+        feasible budget) or CostError (unknown dimensions).
+    """
+    options = make_options(budget, solver, objective, batch_size, free_moves)
+    if fn is None:
+        return lambda function: CheckpointedStep(function, options)
+    if not callable(fn):
+        raise PlanError(f"plan: tfckpt.checkpoint takes a function, not {type(fn).__name__}; "
+                        "options are keyword-only")
+    return CheckpointedStep(fn, options)
+
+
+class CheckpointedStep:
+    """A training step whose traces are rewritten. Works as a function and as a method."""
+
+    def __init__(self, fn: Callable, options: Options):
+        self._records = Records()
+        self._options = options
+        self._is_function = tf_adapter.is_tf_function(fn)
+        body = fn.python_function if self._is_function else fn
+        name = getattr(body, "__name__", "step")
+        mark = Mark(options, self._records, name)
+
+        @functools.wraps(body)
+        def marked(*args, **kwargs):
+            if not mark_tracing_graph(mark):
+                _warn_eager(name)
+            return body(*args, **kwargs)
+
+        self._plain = fn
+        self._fn = tf_adapter.clone_function(fn, marked) if self._is_function else marked
+        functools.update_wrapper(self, body)
+
+    @property
+    def report(self) -> Report | None:
+        """The latest trace's report; None before the first trace."""
+        return self._records.report
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """Reports by traced signature."""
+        return dict(self._records.reports)
+
+    @property
+    def plain(self) -> Callable:
+        """The step as it was given."""
+        return self._plain
+
+    def __call__(self, *args, **kwargs):
+        previous = getattr(_calls, "arguments", None)
+        if tf.executing_eagerly():
+            _calls.arguments = (args, kwargs)
+        try:
+            return self._fn(*args, **kwargs)
+        finally:
+            _calls.arguments = previous
+
+    def __get__(self, instance, owner=None):
+        if instance is None:
+            return self
+        return _BoundStep(self, instance)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__") or name == "_fn":
+            raise AttributeError(name)
+        return getattr(self._fn, name)
+
+
+class _BoundStep(functools.partial):
+    """A method: the step with its instance filled in, and the step's reports."""
+
+    def __new__(cls, step: CheckpointedStep, instance):
+        return super().__new__(cls, step, instance)
+
+    @property
+    def report(self) -> Report | None:
+        return self.func.report
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        return self.func.reports
+
+
+def _warn_eager(name: str) -> None:
+    warnings.warn(
+        f"tfckpt: {name} runs eagerly, so there is no graph to rewrite and no memory is saved; "
+        "wrap it in tf.function (under Keras: run_eagerly=False)", stacklevel=3)
+
+
+# The trace hook.
+
+
+def _on_trace(func_graph) -> None:
+    mark = getattr(func_graph, _MARK, None)
+    if mark is None:
+        return
+    delattr(func_graph, _MARK)  # a graph is rewritten once
+    report = rewrite_graph(func_graph, mark)
+    if report is not None:
+        mark.records.add(_signature(func_graph), report)
+
+
+def rewrite_graph(func_graph, mark: Mark) -> Report | None:
+    """Captures, plans and rewrites one traced graph in place; None where nothing trains.
+
+    Raises:
+      CostError, InfeasibleBudgetError: the graph is untouched.
+    """
+    started = time.perf_counter()
+    graph = _capture(func_graph, mark.options)
+    if not graph.has_gradient():
+        logging.log_first_n(
+            logging.WARNING, "tfckpt: %s computes no gradient; it is left as it is", 1, mark.name)
+        return None
+    cost = build_cost_graph(graph)
+    single = _single_device(graph)
+    planned = _plan(graph, cost, mark.options, single)
+    applied, reason = planned.peak_bytes < planned.baseline.peak_bytes, ""
+    fence_count = 0
+    if not applied:
+        reason = "no plan is predicted to lower the peak"
+    else:
+        edits = build_edits(graph, cost, planned.plan, await_updates=single)
+        fence_count = sum(1 for op in edits.added if op.name.startswith("tfckpt/fence"))
+        try:
+            check_edits(graph, edits)
+            apply(func_graph, edits)
+        except RewriteError as error:
+            applied, reason = False, str(error)
+            warnings.warn(f"tfckpt: {mark.name} trains unchanged: {error}", stacklevel=2)
+    report = make_report(graph, cost, planned, applied=applied, reason=reason,
+                         fence_count=fence_count, seconds=time.perf_counter() - started,
+                         refused=_refused(graph))
+    logging.info("%s", report)
+    return report
+
+
+def _capture(func_graph, options: Options) -> Graph:
+    shapes = None
+    if has_unknown_shapes(func_graph):
+        batch = options.batch_size or getattr(_calls, "batch", None)
+        shapes = concrete_shapes(func_graph, batch, _argument_shapes(func_graph))
+    return capture(func_graph, shapes=shapes)
+
+
+def _argument_shapes(func_graph) -> dict[str, Sequence[int]]:
+    """Shapes of the call's real tensors, by the placeholders that stand for them."""
+    args, kwargs = getattr(_calls, "arguments", None) or ((), {})
+    tensors = [t for t in tf.nest.flatten((args, kwargs), expand_composites=True)
+               if hasattr(t, "shape") and hasattr(t, "dtype")
+               and not isinstance(t, tf.Variable)]
+    captured = {t.name for t in func_graph.internal_captures}
+    inputs = [t for t in func_graph.inputs if t.name not in captured]
+    if len(tensors) != len(inputs):
+        return {}
+    found = {}
+    for tensor, placeholder in zip(tensors, inputs, strict=True):
+        shape = tf.TensorShape(tensor.shape)
+        if shape.is_fully_defined() and placeholder.shape.is_compatible_with(shape):
+            found[placeholder.op.name] = shape.as_list()
+    return found
+
+
+def _single_device(graph: Graph) -> bool:
+    """Whether a fence may wait for updates: one device and no collective."""
+    devices = {op.device for op in graph.ops if op.device}
+    return len(devices) <= 1 and not any(op.type.startswith(("Collective", "Nccl"))
+                                         for op in graph.ops)
+
+
+def _plan(graph: Graph, cost, options: Options, single: bool) -> Planned:
+    plain = baseline(cost, await_updates=single).peak_bytes
+    budget = options.budget.dynamic(plain, cost.resident_bytes)
+    try:
+        return plan_step(cost, budget, solver=options.solver, objective=options.objective,
+                         free_moves=options.free_moves, await_updates=single,
+                         in_xla=graph.in_xla)
+    except InfeasibleBudgetError as error:
+        raise options.budget.explain(error, plain, cost.resident_bytes) from None
+
+
+def _refused(graph: Graph) -> list[str]:
+    return [f"{op.name}: a nested function is treated as one op, not looked into"
+            for op in graph.ops if op.type in NESTED_CALLS][:8]
+
+
+def _signature(func_graph) -> str:
+    captured = {t.name for t in func_graph.internal_captures}
+    parts = [f"{t.dtype.name}{t.shape.as_list() if t.shape.rank is not None else '[?]'}"
+             for t in func_graph.inputs if t.name not in captured]
+    return f"{func_graph.name}({', '.join(parts)})"

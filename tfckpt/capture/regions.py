@@ -1,0 +1,84 @@
+"""Which part of the step an op belongs to: forward, backward, update or other.
+
+Rules (numbered; branches below cite them):
+  1. Gradient scopes seed the backward: `gradient_tape/` (GradientTape) and `gradients/`,
+     `gradients_1/` ... (tf.gradients, and the backward of nested functions).
+  2. What lies downstream of a gradient-scope op is backward too, also through a control edge
+     from one (custom gradients leave ops outside any scope), up to the update.
+  3. The update starts at the first collective, resource write, or op on the way to one that no
+     gradient-scope op needs any more.
+  4. Ops that feed only the update without a gradient (momentum * velocity) are update.
+  5. Forward is what the backward needs and is neither.
+  6. What waits for an update op or reads its result is update (a variable read back after its
+     slot was written, then added to the weight).
+  7. All else (metrics, BatchNorm statistics, counters) is other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE
+
+_GRADIENT_SCOPE = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?)/")
+
+
+def regions(
+    names: Sequence[str],
+    inputs: Sequence[Sequence[int]],
+    controls: Sequence[Sequence[int]],
+    writes: Sequence[bool],
+) -> list[str]:
+    """The region of every op.
+
+    Args:
+      names: op names, topologically ordered.
+      inputs: for each op the indices of the ops it reads.
+      controls: for each op the indices of the ops it waits for.
+      writes: for each op whether it writes a resource or is a collective.
+    """
+    count = len(names)
+    scoped = [bool(_GRADIENT_SCOPE.search(name)) for name in names]
+    downstream = list(scoped)  # rules 1, 2
+    for op in range(count):
+        if not downstream[op]:
+            downstream[op] = any(downstream[i] for i in inputs[op]) or any(
+                scoped[c] for c in controls[op]
+            )
+    needed_by_gradient = _ancestors(scoped, inputs)
+    to_write = _ancestors([w and d for w, d in zip(writes, downstream, strict=True)], inputs)
+    result = []
+    backward = [False] * count
+    for op in range(count):
+        if scoped[op] or (downstream[op] and needed_by_gradient[op]):
+            backward[op] = True  # rule 2
+        elif downstream[op] and not writes[op] and not to_write[op]:
+            # rule 2: a gradient that is returned rather than applied
+            backward[op] = True
+    needed_by_backward = _ancestors(backward, inputs)
+    for op in range(count):
+        if backward[op]:
+            result.append(BACKWARD)
+        elif downstream[op]:
+            result.append(UPDATE)  # rule 3
+        elif needed_by_backward[op]:
+            result.append(FORWARD)  # rule 5
+        elif to_write[op]:
+            result.append(UPDATE)  # rule 4
+        elif any(result[i] == UPDATE for i in inputs[op]) or any(
+                result[c] == UPDATE for c in controls[op]):
+            result.append(UPDATE)  # rule 6
+        else:
+            result.append(OTHER)  # rule 7
+    return result
+
+
+def _ancestors(marked: Sequence[bool], inputs: Sequence[Sequence[int]]) -> list[bool]:
+    """Which ops are marked or are read, directly or not, by a marked one."""
+    reached = list(marked)
+    for op in range(len(reached) - 1, -1, -1):
+        if reached[op]:
+            for source in inputs[op]:
+                reached[source] = True
+    return reached

@@ -1,0 +1,73 @@
+"""Known shapes for a graph that was traced with unknown dimensions.
+
+The graph is imported into a scratch graph in which every source (placeholder, iterator) has its
+full shape, so that TensorFlow's own shape inference fills in the rest. An unknown dimension is
+never counted as 1: what stays unknown is refused later, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+
+_ITERATORS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+
+
+def has_unknown_shapes(graph: tf.Graph) -> bool:
+    """Whether any tensor that takes memory has an unknown dimension."""
+    return any(not t.shape.is_fully_defined() for op in graph.get_operations()
+               for t in op.outputs if t.dtype not in (tf.resource, tf.variant, tf.string))
+
+
+def concrete_shapes(graph: tf.Graph, batch_size: int | None,
+                    inputs: Mapping[str, Sequence[int]]) -> tf.Graph:
+    """A scratch graph with the same op names and as many shapes known as can be.
+
+    Args:
+      graph: FuncGraph or imported graph.
+      batch_size: what an unknown leading dimension of a source stands for, or None.
+      inputs: full shapes of placeholders by name, from the call's real arguments.
+    """
+    definition = graph.as_graph_def()
+    placeholders = {op.name: op for op in graph.get_operations() if op.type == "Placeholder"}
+    for node in definition.node:
+        if node.name in placeholders:
+            _fix_placeholder(node, placeholders[node.name], batch_size, inputs)
+        elif node.op in _ITERATORS:
+            for shape in node.attr["output_shapes"].list.shape:
+                _fill(shape, batch_size)
+    scratch = tf.Graph()
+    with scratch.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    return scratch
+
+
+def _fix_placeholder(node, op: tf.Operation, batch_size, inputs) -> None:
+    output = op.outputs[0]
+    if output.dtype == tf.resource:
+        data = tf_adapter.handle_shape(output)
+        if data is not None:  # a captured variable: give its reads their shape back
+            _to_variable(node, *data)
+        return
+    shape = inputs.get(node.name)
+    target = node.attr["shape"].shape
+    if output.shape.rank is None and shape is None:
+        return
+    target.CopyFrom(tf.TensorShape(shape if shape is not None else output.shape).as_proto())
+    _fill(target, batch_size)
+
+
+def _to_variable(node, shape: tf.TensorShape, dtype: tf.DType) -> None:
+    node.op = "VarHandleOp"
+    node.ClearField("attr")
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(shape.as_proto())
+    node.attr["shared_name"].s = node.name.encode()
+
+
+def _fill(shape, batch_size: int | None) -> None:
+    if batch_size is not None and not shape.unknown_rank and shape.dim and shape.dim[0].size < 0:
+        shape.dim[0].size = batch_size

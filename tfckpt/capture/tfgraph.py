@@ -1,0 +1,113 @@
+"""Reads a `tf.Graph` (a FuncGraph, or an imported GraphDef) into a `Graph`."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.purity import is_pure, is_write
+from tfckpt.capture.regions import regions
+from tfckpt.errors import CaptureError
+from tfckpt.graph import Graph, Op, Tensor, check_graph
+
+_ATTRS: Mapping[str, tuple[str, ...]] = {
+    "MatMul": ("transpose_a", "transpose_b"),
+    "BatchMatMulV2": ("adj_x", "adj_y"),
+    "BatchMatMulV3": ("adj_x", "adj_y"),
+    "Einsum": ("equation",),
+    "Conv2D": ("data_format",),
+}
+
+NESTED_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
+            shapes: tf.Graph | None = None) -> Graph:
+    """Reads a TensorFlow graph as plain data.
+
+    Args:
+      graph: the graph; a FuncGraph's outputs are its fetches.
+      fetches: tensors that leave the step; default `graph.outputs`.
+      shapes: a graph with the same op names whose shapes are fully known, where `graph` itself
+        has unknown dimensions (see `concrete_shapes`).
+
+    Raises:
+      CaptureError: the graph has a cycle outside of while loops, or is malformed.
+    """
+    operations = _sorted(graph.get_operations())
+    index = {op.name: i for i, op in enumerate(operations)}
+    inputs = [[(index[t.op.name], t.value_index) for t in op.inputs] for op in operations]
+    controls = [[index[c.name] for c in op.control_inputs] for op in operations]
+    stateful = [tf_adapter.is_stateful(op) for op in operations]
+    outputs = [_outputs(op, shapes) for op in operations]
+    writes = [
+        is_write(op.type, any(t.dtype == tf.resource for t in op.inputs), stateful[i])
+        for i, op in enumerate(operations)
+    ]
+    region = regions([op.name for op in operations],
+                     [[source for source, _ in entry] for entry in inputs], controls, writes)
+    ops = tuple(
+        Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
+           is_pure(op.type, stateful[i], tuple(t.dtype for t in outputs[i])), op.device,
+           {key: op.get_attr(key) for key in _ATTRS.get(op.type, ())})
+        for i, op in enumerate(operations)
+    )
+    wanted = graph.outputs if fetches is None else fetches
+    ids = tuple((index[t.op.name], t.value_index) for t in wanted if t is not None)
+    must_run = {op.name for op in tf_adapter.control_outputs(graph)}
+    sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
+    result = Graph(graph.name if hasattr(graph, "name") else "graph", ops, ids, sinks,
+                   tf_adapter.in_xla(graph))
+    check_graph(result)
+    return result
+
+
+def _outputs(op: tf.Operation, shapes: tf.Graph | None) -> tuple[Tensor, ...]:
+    tensors = op.outputs if shapes is None else shapes.get_operation_by_name(op.name).outputs
+    return tuple(_tensor(t) for t in tensors)
+
+
+def _tensor(tensor: tf.Tensor) -> Tensor:
+    dtype = tensor.dtype
+    shape = tuple(tensor.shape.as_list()) if tensor.shape.rank is not None else None
+    if dtype in (tf.resource, tf.variant, tf.string):
+        return Tensor(dtype.name, shape, 0)
+    if shape is None or None in shape:
+        return Tensor(dtype.name, shape, None)
+    count = 1
+    for dimension in shape:
+        count *= dimension
+    return Tensor(dtype.name, shape, count * dtype.size)
+
+
+def _sorted(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """Operations in a topological order that stays as close to creation order as it can."""
+    index = {op.name: i for i, op in enumerate(operations)}
+    sources = [
+        {index[t.op.name] for t in op.inputs} | {index[c.name] for c in op.control_inputs}
+        for op in operations
+    ]
+    if all(not s or max(s) < i for i, s in enumerate(sources)):
+        return list(operations)
+    waiting = [len(s) for s in sources]
+    readers: list[list[int]] = [[] for _ in operations]
+    for i, entry in enumerate(sources):
+        for source in sorted(entry):
+            readers[source].append(i)
+    ready = [i for i, count in enumerate(waiting) if not count]
+    order = []
+    while ready:
+        current = heapq.heappop(ready)
+        order.append(operations[current])
+        for reader in readers[current]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) != len(operations):
+        stuck = next(op.name for i, op in enumerate(operations) if waiting[i])
+        raise CaptureError(f"capture: the graph has a cycle through {stuck!r} (a TF1 while loop?); "
+                           "tfckpt reads while loops only in their functional form")
+    return order

@@ -1,0 +1,180 @@
+"""Builds the `CostGraph` of a captured step.
+
+An op is an *anchor*, and becomes a vertex, when it allocates or reads memory that is not
+trivially small. Every other op is contracted: what it needs, its consumers need. It is not given
+to one consumer alone, since a learning rate read by every update would tie all of them to the
+first. What no anchor needs costs nothing and is left out. Two ops that TensorFlow is known to
+run as one (a convolution's filter and bias gradients) form one vertex, since waiting for one and
+gating the other would be a cycle once they are merged.
+"""
+
+from __future__ import annotations
+
+from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
+from tfckpt.cost.storage import (
+    RESIDENT,
+    REUSES_INPUT,
+    SHAPE_ONLY,
+    is_alias,
+    roots,
+    tensor_bytes,
+)
+from tfckpt.cost.time import is_expensive, seconds
+from tfckpt.graph import FORWARD, Graph, TensorId
+
+SMALL_FRACTION = 2.0e-5
+"""Tensors below this fraction of all bytes the forward pass writes are trivially small."""
+SMALL_BYTES = 256
+
+
+def build_cost_graph(graph: Graph) -> CostGraph:
+    """Prices a captured graph.
+
+    Raises:
+      CostError: the bytes of a tensor are unknown; names the tensor and the remedy.
+    """
+    root = roots(graph)
+    sizes = _sizes(graph, root)
+    big = _big(graph, sizes)
+    reads = [_reads(op, root, big) for op in graph.ops]
+    anchors = [i for i, op in enumerate(graph.ops)
+               if reads[i] and not (is_alias(op) and len(op.outputs) == 1)
+               or any((i, slot) in big for slot in range(len(op.outputs)))]
+    partner = merged_pairs(graph)
+    partner, anchors, needs = _needs(graph, anchors, partner)
+    members = {anchor: (anchor,) for anchor in anchors}
+    for merged, anchor in partner.items():
+        members[anchor] += (merged,)
+    storages, index = _storages(graph, [members[a] for a in anchors], big, root)
+    readers = graph.consumers()
+    vertices = tuple(_vertex(graph, members[anchor], reads, index, needs[v], readers)
+                     for v, anchor in enumerate(anchors))
+    resident = _resident_bytes(graph)
+    result = CostGraph(vertices, tuple(storages), resident, graph.name)
+    check_cost_graph(result)
+    return result
+
+
+def _resident_bytes(graph: Graph) -> int:
+    """Bytes of variables (each once, however often it is read), fed inputs and constants."""
+    variables: dict[TensorId, int] = {}
+    total = 0
+    for op in graph.ops:
+        size = sum(t.bytes or 0 for t in op.outputs)
+        if op.type == "ReadVariableOp":
+            variables[op.inputs[0]] = size
+        elif op.type in ("Const", "Placeholder", "_Arg"):
+            total += size
+    return total + sum(variables.values())
+
+
+def _sizes(graph: Graph, root) -> dict[TensorId, int]:
+    """Bytes of every storage that is allocated during the step."""
+    return {(i, slot): tensor_bytes(graph, (i, slot))
+            for i, op in enumerate(graph.ops) for slot in range(len(op.outputs))
+            if root[i][slot] == (i, slot)}
+
+
+def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
+    """The storages that matter."""
+    total = sum(size for (i, _), size in sizes.items() if graph.ops[i].region == FORWARD)
+    least = max(SMALL_BYTES, total * SMALL_FRACTION)
+    return {tensor: size for tensor, size in sizes.items() if size >= least}
+
+
+def _reads(op, root, big) -> list[TensorId]:
+    if op.type in SHAPE_ONLY:
+        return []
+    found: list[TensorId] = []
+    for source, slot in op.inputs:
+        tensor = root[source][slot]
+        if tensor in big and tensor not in found:
+            found.append(tensor)
+    return found
+
+
+def _needs(graph: Graph, anchors: list[int], partner: dict[int, int]
+           ) -> tuple[dict[int, int], list[int], list[tuple[int, ...]]]:
+    """Partners, anchors without them, and for each anchor the vertices it needs, ascending.
+
+    What a vertex needs, it needs directly or through contracted ops; needing a merged partner
+    is needing the op it is merged into.
+    """
+    found_anchors = frozenset(anchors)
+    partner = {i: j for i, j in partner.items() if j in found_anchors}
+    kept = [a for a in anchors if a not in partner]
+    number = {anchor: v for v, anchor in enumerate(kept)}
+    through: list[frozenset[int]] = []  # what a reader of the op needs
+    result: list[tuple[int, ...]] = []
+    empty: frozenset[int] = frozenset()
+    for i, op in enumerate(graph.ops):
+        found = empty
+        for source in [s for s, _ in op.inputs] + list(op.controls):
+            found = found | through[source] if found else through[source]
+        if i in number:
+            if max(found, default=-1) >= number[i]:  # a reader stands before the merged vertex
+                return _needs(graph, anchors, {})
+            result.append(tuple(sorted(found)))
+            through.append(frozenset((number[i],)))
+        elif i in partner:
+            through.append(frozenset((number[partner[i]],)))
+        else:
+            through.append(found)
+    return partner, kept, result
+
+
+def merged_pairs(graph: Graph) -> dict[int, int]:
+    """Bias gradients that oneDNN computes inside the filter gradient of the same convolution."""
+    filters = {op.inputs[2]: i for i, op in enumerate(graph.ops)
+               if op.type in ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")}
+    return {i: filters[op.inputs[0]] for i, op in enumerate(graph.ops)
+            if op.type == "BiasAddGrad" and op.inputs[0] in filters}
+
+
+_ADDS = frozenset({"Add", "AddV2", "AddN", "Sub"})
+_BIASED = frozenset({"BiasAdd"}) | _ADDS
+_ACTIVATIONS = frozenset({"Relu", "Relu6", "Elu", "Tanh", "Sigmoid", "LeakyRelu", "Gelu", "Mul",
+                          "Erf", "Erfc"}) | _ADDS
+_MERGES = {
+    "Conv2D": _BIASED, "DepthwiseConv2dNative": _BIASED, "MatMul": _BIASED, "Conv3D": _BIASED,
+    "BatchMatMulV2": _BIASED | {"Mul"}, "BiasAdd": _ACTIVATIONS, "Pad": frozenset({"Conv2D"}),
+    "Mul": _ADDS, "Add": _ADDS, "AddV2": _ADDS, "AddN": _ADDS, "Sub": _ADDS,
+}
+"""Op types that Grappler or oneDNN may merge into an only reader of these types."""
+
+
+def _fusible(graph: Graph, i: int, readers: list[list[int]]) -> bool:
+    wanted = _MERGES.get(graph.ops[i].type)
+    return (wanted is not None and len(readers[i]) == 1
+            and graph.ops[readers[i][0]].type in wanted)
+
+
+def _storages(graph: Graph, members, big, root):
+    fetched = {root[i][slot] for i, slot in graph.fetches}
+    storages: list[Storage] = []
+    index: dict[TensorId, int] = {}
+    for v, ops in enumerate(members):
+        for i in ops:
+            for slot in range(len(graph.ops[i].outputs)):
+                tensor = (i, slot)
+                if tensor in big:
+                    index[tensor] = len(storages)
+                    storages.append(Storage(f"{graph.ops[i].name}:{slot}", big[tensor], v,
+                                            tensor in fetched, tensor))
+    return storages, index
+
+
+def _vertex(graph, members, reads, index, needs, readers) -> Vertex:
+    anchor = members[0]
+    op = graph.ops[anchor]
+    read = tuple(sorted({index[t] for i in members for t in reads[i]}))
+    write = tuple(index[(i, slot)] for i in members for slot in range(len(graph.ops[i].outputs))
+                  if (i, slot) in index)
+    reuses = tuple((w, r) for w in write for r in read) if op.type in REUSES_INPUT else ()
+    is_assign = op.type == "AssignVariableOp"
+    return Vertex(
+        name=op.name, region=op.region, time=sum(seconds(graph, graph.ops[i]) for i in members), reads=read, writes=write,
+        after=needs, reuses=reuses, recomputable=op.pure and op.region == FORWARD,
+        cheap=not is_expensive(op), donates=read if is_assign else (), ops=tuple(members),
+        fusible=_fusible(graph, anchor, readers),
+        join=op.type == "IdentityN" and len(op.inputs) > 1, device=op.device)

@@ -1,0 +1,96 @@
+"""Analytic time of an op: the larger of arithmetic and memory traffic, in seconds.
+
+The two rates are those of a small CPU; only their ratio steers plans. Convolutions and matrix
+products count multiply-adds as two operations; every other op moves its inputs and outputs.
+"""
+
+from __future__ import annotations
+
+from tfckpt.graph import Graph, Op
+
+FLOPS_PER_SECOND = 1.0e11
+BYTES_PER_SECOND = 1.0e10
+OVERHEAD_SECONDS = 2.0e-6
+
+_CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput",
+                 "Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropInput",
+                 "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropInputV2",
+                 "Conv3DBackpropFilterV2")
+_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+_PER_BYTE = {"Erf": 6.0, "Erfc": 6.0, "Tanh": 3.0, "Exp": 2.0, "Sigmoid": 3.0, "Softmax": 3.0,
+             "StatelessRandomUniformV2": 8.0, "StatelessRandomNormalV2": 16.0, "Pow": 8.0,
+             "Transpose": 2.0}
+"""How much slower than a plain copy some kernels move a byte."""
+
+
+def is_expensive(op: Op) -> bool:
+    """Whether the op computes rather than moves bytes."""
+    return op.type in _CONVOLUTIONS or op.type in _PRODUCTS
+
+
+def seconds(graph: Graph, op: Op) -> float:
+    """Analytic run time of one op; shapes must be known."""
+    moved = sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in op.inputs)
+    moved += sum(t.bytes or 0 for t in op.outputs)
+    traffic = moved * _PER_BYTE.get(op.type, 1.0) / BYTES_PER_SECOND
+    return OVERHEAD_SECONDS + max(traffic, flops(graph, op) / FLOPS_PER_SECOND)
+
+
+def flops(graph: Graph, op: Op) -> float:
+    """Floating-point operations of a convolution or matrix product; 0 for other ops."""
+    if op.type in _CONVOLUTIONS:
+        return _convolution(graph, op)
+    if op.type in _PRODUCTS:
+        return _product(graph, op)
+    return 0.0
+
+
+def _shape(graph: Graph, op: Op, position: int) -> tuple[int, ...]:
+    source, slot = op.inputs[position]
+    shape = graph.ops[source].outputs[slot].shape
+    return tuple(d or 1 for d in shape) if shape is not None else ()
+
+
+def _count(shape) -> float:
+    result = 1.0
+    for dimension in shape:
+        result *= dimension or 1
+    return result
+
+
+def _convolution(graph: Graph, op: Op) -> float:
+    """Spatial size of the convolution's result times the size of its kernel, times two."""
+    if op.type.endswith(("BackpropFilter", "BackpropFilterV2")):
+        kernel, result = op.outputs[0].shape or (), _shape(graph, op, 2)
+    elif "Backprop" in op.type:
+        kernel, result = _shape(graph, op, 1), _shape(graph, op, 2)
+    else:
+        kernel, result = _shape(graph, op, 1), op.outputs[0].shape or ()
+    if not kernel or not result:
+        return 0.0
+    channels = 1.0 if op.type.startswith("Depthwise") else float(kernel[-2] or 1)
+    return 2.0 * _count(result) * _count(kernel[:-2]) * channels
+
+
+def _product(graph: Graph, op: Op) -> float:
+    if op.type == "Einsum":
+        return _einsum(graph, op)
+    left = _shape(graph, op, 0)
+    if len(left) < 2:
+        return 0.0
+    transposed = bool(op.attrs.get("transpose_a") or op.attrs.get("adj_x"))
+    inner = left[-2] if transposed else left[-1]
+    return 2.0 * _count(op.outputs[0].shape or ()) * inner
+
+
+def _einsum(graph: Graph, op: Op) -> float:
+    """Two operations for each point of the space that the labels span."""
+    equation = op.attrs.get("equation", b"")
+    text = equation.decode() if isinstance(equation, bytes) else str(equation)
+    sizes: dict[str, int] = {}
+    for position, labels in enumerate(text.split("->")[0].split(",")):
+        shape = _shape(graph, op, position)
+        for label, dimension in zip(reversed(labels.replace("...", "")), reversed(shape),
+                                    strict=False):
+            sizes[label] = dimension
+    return 2.0 * _count(sizes.values())

@@ -1,0 +1,41 @@
+"""The errors tfckpt raises: each names the stage, the op or file, and what to change."""
+
+from __future__ import annotations
+
+
+class TfckptError(Exception):
+    """Base class of every error that tfckpt raises on purpose."""
+
+
+class CaptureError(TfckptError):
+    """The training step could not be read as a graph."""
+
+
+class CostError(TfckptError):
+    """The graph could not be priced (unknown dimensions, inconsistent costs)."""
+
+
+class PlanError(TfckptError):
+    """No valid plan could be made (unknown solver, malformed budget, invalid schedule)."""
+
+
+class InfeasibleBudgetError(PlanError):
+    """The budget lies below the least peak that any plan reaches.
+
+    Attributes:
+      smallest_bytes: least feasible peak in bytes, of the same kind as the budget was given
+        in (dynamic bytes from a solver; whole-device bytes or a fraction are put into words
+        by the front end, which knows the caller's unit).
+    """
+
+    def __init__(self, message: str, smallest_bytes: int):
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+
+
+class RewriteError(TfckptError):
+    """The plan could not be realised in the graph; the graph is left as it was."""
+
+
+class VerificationError(TfckptError):
+    """A check of the rewritten step failed, or the means to measure it are missing."""

@@ -1,0 +1,102 @@
+"""`Graph`: a training step as plain data, without TensorFlow.
+
+Capture makes it, every later stage reads it. Ops are stored in a topological order of data
+and control edges, so an op's index is also a valid position in the original execution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tfckpt.errors import CaptureError
+
+FORWARD, BACKWARD, UPDATE, OTHER = "forward", "backward", "update", "other"
+REGIONS = (FORWARD, BACKWARD, UPDATE, OTHER)
+
+TensorId = tuple[int, int]
+"""(op index, output slot)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tensor:
+    """One output of an op. `shape` has no unknown dimension once costs are computed."""
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Op:
+    """One operation: indices refer to `Graph.ops`."""
+
+    name: str
+    type: str
+    inputs: tuple[TensorId, ...]
+    controls: tuple[int, ...]
+    outputs: tuple[Tensor, ...]
+    region: str
+    pure: bool
+    device: str = ""
+    attrs: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """A captured training step.
+
+    Attributes:
+      name: name of the captured function or file.
+      ops: operations, topologically ordered over data and control edges.
+      fetches: tensors that leave the step (they live until it ends).
+      sinks: ops that must run although nothing reads them (control outputs, stateful ops).
+      in_xla: whether the step is compiled by XLA, where control edges mean nothing.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    fetches: tuple[TensorId, ...]
+    sinks: tuple[int, ...]
+    in_xla: bool = False
+
+    def consumers(self) -> list[list[int]]:
+        """For each op the ops that read one of its outputs, ascending, without repeats."""
+        readers: list[list[int]] = [[] for _ in self.ops]
+        for index, op in enumerate(self.ops):
+            for source, _ in op.inputs:
+                if not readers[source] or readers[source][-1] != index:
+                    readers[source].append(index)
+        return readers
+
+    def has_gradient(self) -> bool:
+        """Whether any op lies in the backward region."""
+        return any(op.region == BACKWARD for op in self.ops)
+
+
+def check_graph(graph: Graph) -> None:
+    """Raises `CaptureError` unless edges point backwards, slots exist and names are unique."""
+    seen: set[str] = set()
+    for index, op in enumerate(graph.ops):
+        if op.name in seen:
+            raise CaptureError(f"capture: two ops are named {op.name!r} in {graph.name!r}")
+        seen.add(op.name)
+        if op.region not in REGIONS:
+            raise CaptureError(f"capture: op {op.name!r} has unknown region {op.region!r}")
+        for source, slot in op.inputs:
+            if not 0 <= source < index:
+                raise CaptureError(
+                    f"capture: op {op.name!r} reads op {source}, which does not come before it; "
+                    "the graph is not topologically ordered or has a cycle"
+                )
+            if not 0 <= slot < len(graph.ops[source].outputs):
+                raise CaptureError(
+                    f"capture: op {op.name!r} reads output {slot} of {graph.ops[source].name!r}, "
+                    f"which has {len(graph.ops[source].outputs)}"
+                )
+        for source in op.controls:
+            if not 0 <= source < index:
+                raise CaptureError(f"capture: op {op.name!r} waits for an op that comes after it")
+    for source, slot in graph.fetches:
+        if not (0 <= source < len(graph.ops) and 0 <= slot < len(graph.ops[source].outputs)):
+            raise CaptureError(f"capture: fetch ({source}, {slot}) of {graph.name!r} does not exist")

@@ -1,0 +1,102 @@
+"""Candidates and their price: the planned peak and time of a keep set under given free moves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfckpt.cost.costgraph import FORWARD, CostGraph
+from tfckpt.plan.keep import keep_schedule
+from tfckpt.plan.order import base_order
+from tfckpt.plan.schedule import Moves, Schedule
+from tfckpt.plan.simulate import Timeline, simulate
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A choice that determines a schedule.
+
+    Attributes:
+      keep: forward storages kept until the backward reads them.
+      again: dropped storages recomputed for every group of uses (see `keep_schedule`).
+      moves: free moves.
+      thrifty: whether the backward is reordered to hold less.
+      source: the solver it comes from.
+    """
+
+    keep: frozenset[int]
+    again: frozenset[int] = frozenset()
+    moves: Moves = Moves()
+    thrifty: bool = False
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Priced:
+    """A candidate with its schedule and planned timeline.
+
+    Attributes:
+      excess: bytes times steps above 97 % of the peak; tells candidates of equal peak apart.
+    """
+
+    candidate: Candidate
+    schedule: Schedule
+    timeline: Timeline
+    excess: int
+
+    @property
+    def peak(self) -> int:
+        """Planned peak in bytes."""
+        return self.timeline.peak_bytes
+
+    @property
+    def time(self) -> float:
+        """Planned time, in the unit of the graph."""
+        return self.timeline.time
+
+
+class Evaluator:
+    """Prices candidates on one graph and remembers what it has priced."""
+
+    def __init__(self, graph: CostGraph):
+        self.graph = graph
+        self.count = 0
+        self._known: dict[Candidate, Priced] = {}
+        self._orders: dict[tuple, tuple[int, ...]] = {}
+
+    def price(self, candidate: Candidate) -> Priced:
+        """Schedule and timeline of a candidate."""
+        known = self._known.get(candidate)
+        if known is not None:
+            return known
+        self.count += 1
+        order = self._order(candidate)
+        schedule = keep_schedule(self.graph, candidate.keep, order, candidate.again)
+        timeline = simulate(self.graph, schedule)
+        floor = int(timeline.peak_bytes * 0.97)
+        excess = sum(live - floor for live in timeline.live_bytes if live > floor)
+        priced = Priced(candidate, schedule, timeline, excess)
+        self._known[candidate] = priced
+        return priced
+
+    def _order(self, candidate: Candidate) -> tuple[int, ...]:
+        if candidate.thrifty:
+            return base_order(self.graph, candidate.moves, self.dropped(candidate.keep))
+        key = (candidate.moves,)
+        if key not in self._orders:
+            self._orders[key] = base_order(self.graph, candidate.moves)
+        return self._orders[key]
+
+    def dropped(self, keep: frozenset[int]) -> list[bool]:
+        """For each storage whether a candidate with this keep set recomputes it when read."""
+        vertices = self.graph.vertices
+        return [vertices[s.producer].recomputable and not s.fetched and i not in keep
+                for i, s in enumerate(self.graph.storages)]
+
+    def choices(self) -> tuple[int, ...]:
+        """Storages that a keep set decides about: recomputable and read by a later region."""
+        return self.graph.residuals
+
+    def everything(self) -> frozenset[int]:
+        """The keep set that recomputes nothing."""
+        return frozenset(i for i, s in enumerate(self.graph.storages)
+                         if self.graph.vertices[s.producer].region == FORWARD)

@@ -1,0 +1,113 @@
+"""The order in which TensorFlow's executor would run a schedule, not the one we would like.
+
+The executor runs whatever is ready. A thread keeps the ready ops that count as inexpensive in a
+first-in first-out queue of its own and gives the others to a pool whose newest entry is taken
+first; on a GPU every kernel counts as inexpensive, so there the order is breadth-first. Both
+are simulated with one thread; fences and pins are control edges like any other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.errors import PlanError
+from tfckpt.plan.fences import Fence, by_data
+from tfckpt.plan.schedule import Pin
+from tfckpt.plan.simulate import Resolved
+
+BREADTH_FIRST, POOL = "breadth_first", "pool"
+ORDERS = (BREADTH_FIRST, POOL)
+
+
+def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int],
+                   pins: Sequence[Pin], fences: Sequence[Fence], policy: str) -> list[int]:
+    """Positions of the schedule's steps in the order an executor would run them.
+
+    Args:
+      graph, resolved: the graph and its resolved schedule.
+      released: joins that are not waited for.
+      pins: each holds one step back until another has run.
+      fences: each holds its gated steps back until its awaited steps have run.
+      policy: `BREADTH_FIRST` or `POOL`.
+
+    Raises:
+      PlanError: the edges have a cycle.
+    """
+    readers, waiting = _edges(graph, resolved, released, pins, fences)
+    steps = len(resolved.schedule)
+    expensive = [False] * (steps + len(fences))
+    if policy == POOL:
+        for position, (vertex, _) in enumerate(resolved.schedule):
+            expensive[position] = graph.vertices[vertex].time > 3.0e-6
+    order = _run(readers, waiting, expensive)
+    if len(order) != len(waiting):
+        raise PlanError("plan: fences and data edges form a cycle")
+    return [position for position in order if position < steps]
+
+
+def _edges(graph, resolved, released, pins, fences):
+    """Readers and counts of awaited nodes; fences are nodes behind the steps."""
+    steps = len(resolved.schedule)
+    where = {step: p for p, step in enumerate(resolved.schedule)}
+    joins = frozenset(released)
+    sources: list[set[int]] = [set() for _ in range(steps + len(fences))]
+    for position, (vertex, copy) in enumerate(resolved.schedule):
+        awaited = sources[position]
+        for instance in resolved.reads[position]:
+            awaited.add(resolved.maker[instance])
+        if not copy:
+            for other in graph.vertices[vertex].after:
+                # data edges are bound above: a reader that moved to a copy no longer waits here
+                if other not in joins and not by_data(graph, vertex, other):
+                    awaited.add(where[other, 0])
+    for pin in pins:
+        sources[where[pin.held]].add(where[pin.trigger])
+    for number, fence in enumerate(fences):
+        sources[steps + number].update(fence.awaits)
+        if number:
+            sources[steps + number].add(steps + number - 1)
+        for gated in fence.gates:
+            sources[gated].add(steps + number)
+    readers: list[list[int]] = [[] for _ in sources]
+    for node, awaited in enumerate(sources):
+        for source in sorted(awaited):
+            readers[source].append(node)
+    return readers, [len(awaited) for awaited in sources]
+
+
+def _run(readers: Sequence[Sequence[int]], waiting: list[int],
+         expensive: Sequence[bool]) -> list[int]:
+    """One worker: its own queue first, then the newest entry of the pool."""
+    inline: deque[int] = deque()
+    pool: list[int] = []
+    order: list[int] = []
+
+    def admit(ready: Iterable[int]) -> None:
+        held = None
+        for node in ready:
+            if not expensive[node]:
+                inline.append(node)
+            else:
+                if held is not None:
+                    pool.append(held)
+                held = node
+        if held is not None:
+            if inline:
+                pool.append(held)
+            else:
+                inline.append(held)
+
+    # roots of a step are all given to the pool by the thread that starts it
+    inline.extend(node for node, count in enumerate(waiting) if not count)
+    while inline or pool:
+        node = inline.popleft() if inline else pool.pop()
+        order.append(node)
+        ready = []
+        for reader in readers[node]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+        admit(ready)
+    return order

@@ -1,0 +1,108 @@
+"""Where a schedule needs fences, so that an executor cannot recompute too early.
+
+Before each run of copies (a *region*) stands one fence. It awaits the leaves of everything
+scheduled earlier in the backward, that is the steps whose results nothing scheduled earlier
+reads, and gates the region's entry steps, those that read no copy of their own region. Each
+fence also awaits the one before it, so a window of leaves is enough. All edges follow the schedule, hence no fence can close a cycle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph
+from tfckpt.plan.simulate import Resolved
+
+
+@dataclasses.dataclass(frozen=True)
+class Fence:
+    """A point of the schedule that nothing behind it may pass too early.
+
+    Attributes:
+      position: the first gated step.
+      awaits: positions of steps that must have run.
+      gates: positions of steps held back.
+    """
+
+    position: int
+    awaits: tuple[int, ...]
+    gates: tuple[int, ...]
+
+
+def fences(graph: CostGraph, resolved: Resolved, *, await_updates: bool = True
+           ) -> tuple[Fence, ...]:
+    """The fences of a resolved schedule, in order.
+
+    Args:
+      await_updates: also wait for update steps scheduled earlier. On one device this keeps
+        released gradients from piling up; across devices a fence must never wait for what
+        descends from a collective, so there it is False.
+    """
+    result = []
+    window_start = 0
+    original = {vertex: p for p, (vertex, copy) in enumerate(resolved.schedule) if not copy}
+    awaited_regions = (FORWARD, BACKWARD, UPDATE) if await_updates else (FORWARD, BACKWARD)
+    for start, stop in _regions(resolved):
+        awaits = _leaves(graph, resolved, original, window_start, start,
+                         awaited_regions)
+        gates = _entries(resolved, start, stop)
+        result.append(Fence(start, tuple(awaits), tuple(gates)))
+        window_start = start
+    return tuple(result)
+
+
+def _regions(resolved: Resolved) -> list[tuple[int, int]]:
+    """Maximal runs of consecutive copies as (start, stop)."""
+    found = []
+    start = None
+    for position, (_, copy) in enumerate(resolved.schedule):
+        if copy and start is None:
+            start = position
+        elif not copy and start is not None:
+            found.append((start, position))
+            start = None
+    if start is not None:
+        found.append((start, len(resolved.schedule)))
+    return found
+
+
+def _leaves(graph, resolved, original, start, stop, regions) -> list[int]:
+    """Steps in the window that no later step of the window reads or waits for."""
+    covered: set[int] = set()
+    for position in range(start, stop):
+        vertex, copy = resolved.schedule[position]
+        covered.update(resolved.maker[i] for i in resolved.reads[position])
+        if not copy:
+            covered.update(original[v] for v in graph.vertices[vertex].after
+                           if v in original and not by_data(graph, vertex, v))
+    leaves = [position for position in range(start, stop) if position not in covered]
+    awaited: dict[int, None] = {}
+    for position in leaves:
+        for p in awaitable(graph, resolved, position):
+            if graph.vertices[resolved.schedule[p][0]].region in regions:
+                awaited[p] = None
+    return sorted(awaited)
+
+
+def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
+    """The steps to wait for in place of a step that TensorFlow may merge into its reader."""
+    found = []
+    stack = [position]
+    while stack:
+        p = stack.pop()
+        if not graph.vertices[resolved.schedule[p][0]].fusible:
+            found.append(p)
+        else:
+            stack.extend(resolved.maker[i] for i in resolved.reads[p])
+    return sorted(set(found))
+
+
+def by_data(graph: CostGraph, vertex: int, other: int) -> bool:
+    """Whether `vertex` needs `other` for a storage, not only for a small tensor or by control."""
+    return any(graph.storages[s].producer == other for s in graph.vertices[vertex].reads)
+
+
+def _entries(resolved: Resolved, start: int, stop: int) -> list[int]:
+    """Steps of a region that read nothing made inside it."""
+    return [p for p in range(start, stop)
+            if not any(start <= resolved.maker[i] < p for i in resolved.reads[p])]

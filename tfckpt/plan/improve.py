@@ -1,0 +1,114 @@
+"""Local improvement of a candidate, driven by what is live at the peak.
+
+`descend` lowers the peak: it drops what is kept across it, recomputes anew what is held across
+it, or keeps a storage so that a recomputed region falls into two. `hasten` spends the room that
+a budget leaves on keeping what costs most to recompute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
+
+ACTIONABLE_FRACTION = 0.004
+"""Tensors below this fraction of the peak are left alone."""
+
+
+def _rank(priced: Priced) -> tuple[int, int, float]:
+    return priced.peak, priced.excess, priced.time
+
+
+def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) -> Priced:
+    """Lowers the planned peak to `target` bytes or as far as it finds a way.
+
+    Each step takes the first neighbour that improves (peak, excess). At most `evaluations`
+    candidates are priced.
+    """
+    best = start
+    limit = evaluator.count + evaluations
+    while best.peak > target and evaluator.count < limit:
+        for neighbour in _neighbours(evaluator, best):
+            priced = evaluator.price(neighbour)
+            if _rank(priced)[:2] < _rank(best)[:2]:
+                best = priced
+                break
+            if evaluator.count >= limit:
+                return best
+        else:
+            return best
+    return best
+
+
+def _neighbours(evaluator: Evaluator, priced: Priced) -> Iterator[Candidate]:
+    """Candidates that differ by one decision about something live at the peak."""
+    graph, candidate = evaluator.graph, priced.candidate
+    least = priced.peak * ACTIONABLE_FRACTION
+    kept, copied = [], []
+    for live in priced.timeline.live_at_peak:
+        storage = graph.storages[live.storage]
+        if live.bytes < least or storage.fetched:
+            continue
+        if not graph.vertices[storage.producer].recomputable:
+            continue
+        if live.copy:
+            copied.append(live.storage)
+        elif live.storage in candidate.keep:
+            kept.append(live.storage)
+    for s in sorted(kept, key=lambda s: (-_worth(evaluator, s), s)):
+        yield dataclasses.replace(candidate, keep=candidate.keep - {s})
+    for s in copied:
+        if s not in candidate.again:
+            yield dataclasses.replace(candidate, again=candidate.again | {s})
+    for s in sorted(copied, key=lambda s: (graph.storages[s].bytes, -s)):
+        yield dataclasses.replace(candidate, keep=candidate.keep | {s})
+    for s in copied:
+        if s in candidate.again:
+            yield dataclasses.replace(candidate, again=candidate.again - {s})
+
+
+def _worth(evaluator: Evaluator, s: int) -> float:
+    """Bytes freed for each second spent on recomputing the storage from its inputs."""
+    storage = evaluator.graph.storages[s]
+    return storage.bytes / (evaluator.graph.vertices[storage.producer].time + 1e-12)
+
+
+def hasten(evaluator: Evaluator, start: Priced, budget: int, evaluations: int) -> Priced:
+    """Lowers the planned time while the peak stays within `budget`.
+
+    Tries to keep dropped storages, the costliest to recompute first, in groups that are halved
+    when they do not fit.
+    """
+    best = start
+    limit = evaluator.count + evaluations
+    groups = [_recomputed(evaluator, start)]
+    while groups and evaluator.count < limit:
+        group = groups.pop()
+        wanted = frozenset(group) - best.candidate.keep
+        if not wanted:
+            continue
+        priced = evaluator.price(dataclasses.replace(
+            best.candidate, keep=best.candidate.keep | wanted,
+            again=best.candidate.again - wanted))
+        if priced.peak <= budget and priced.time < best.time:
+            best = priced
+        elif len(group) > 1:
+            half = (len(group) + 1) // 2
+            groups.append(group[half:])
+            groups.append(group[:half])
+    return best
+
+
+def _recomputed(evaluator: Evaluator, priced: Priced) -> list[int]:
+    """Storages that the schedule recomputes, by time saved for each byte kept."""
+    graph = evaluator.graph
+    times: dict[int, float] = {}
+    for v, copy in priced.schedule:
+        if copy:
+            for s in graph.vertices[v].writes:
+                times[s] = times.get(s, 0.0) + graph.vertices[v].time
+    residual = frozenset(graph.residuals)
+    # a residual that is kept saves what only leads to it too: count its cheap ancestors' time
+    return sorted((s for s in times if s in residual),
+                  key=lambda s: (-times[s] / max(graph.storages[s].bytes, 1), s))

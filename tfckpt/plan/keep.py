@@ -1,0 +1,92 @@
+"""Schedules from a keep set: which forward storages stay until the backward reads them.
+
+Everything else that the backward needs is recomputed just before its first reader, from what is
+kept. By default a recomputed storage is then held until its last reader; one in `again` is
+recomputed anew where two of its uses lie far apart, and so are intermediates that the backward
+does not read themselves. With the union of boundaries of a lower-set sequence as keep set this
+is the canonical strategy of Kusumoto et al. 2019, section 3, after liveness analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfckpt.cost.costgraph import FORWARD, CostGraph
+from tfckpt.plan.schedule import Schedule, Step
+
+NEAR_STEPS = 40
+"""Uses of a copy at most this many planned vertices apart share it in any case."""
+
+
+def keep_schedule(graph: CostGraph, keep: frozenset[int], order: Sequence[int],
+                  again: frozenset[int] = frozenset()) -> Schedule:
+    """The schedule that keeps exactly `keep` of the storages that may be recomputed.
+
+    Args:
+      graph: joint graph.
+      keep: storages that live from the forward to their last reader.
+      order: base order (`tfckpt.plan.order.base_order`).
+      again: storages recomputed for every group of uses that lie close together.
+    """
+    return _Builder(graph, keep, again).build(order)
+
+
+class _Builder:
+    """Walks the base order and inserts what each backward vertex misses."""
+
+    def __init__(self, graph: CostGraph, keep: frozenset[int], again: frozenset[int]):
+        self.graph = graph
+        residual = frozenset(graph.residuals)
+        vertices = graph.vertices
+        self.dropped = [
+            vertices[s.producer].recomputable and not s.fetched and i not in keep
+            for i, s in enumerate(graph.storages)]
+        self.brief = [self.dropped[i] and (i in again or i not in residual)
+                      for i in range(len(graph.storages))]
+        self.copies = [0] * len(vertices)
+        self.touched = [-1] * len(graph.storages)  # when a copy was last made or read
+        self.steps: list[Step] = []
+        self.now = 0
+
+    def build(self, order: Sequence[int]) -> Schedule:
+        """The whole schedule."""
+        vertices = self.graph.vertices
+        for self.now, v in enumerate(order):
+            if vertices[v].region != FORWARD:
+                for s in vertices[v].reads:
+                    if self.dropped[s]:
+                        self._restore(s)
+            self.steps.append((v, 0))
+        return tuple(self.steps)
+
+    def _fresh(self, storage: int) -> bool:
+        """Whether a copy exists that may be read now."""
+        if self.touched[storage] < 0:
+            return False
+        return not self.brief[storage] or self.now - self.touched[storage] <= NEAR_STEPS
+
+    def _restore(self, storage: int) -> None:
+        """Recomputes what is missing, inputs first, without recursion."""
+        graph = self.graph
+        stack = [storage]
+        while stack:
+            s = stack[-1]
+            if self._fresh(s):
+                self.touched[s] = self.now
+                stack.pop()
+                continue
+            producer = graph.storages[s].producer
+            missing = [r for r in graph.vertices[producer].reads
+                       if self.dropped[r] and not self._fresh(r)]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            stack.pop()
+            self.copies[producer] += 1
+            self.steps.append((producer, self.copies[producer]))
+            for r in graph.vertices[producer].reads:
+                if self.dropped[r]:
+                    self.touched[r] = self.now
+            for w in graph.vertices[producer].writes:
+                if self.dropped[w]:
+                    self.touched[w] = self.now

@@ -1,0 +1,180 @@
+"""The order in which a step is planned to run, and which vertices are worth holding back.
+
+The plain order is the graph's own. What may change it, at no cost in time:
+
+* *defer*: a vertex that is ready long before anything can use its result (momentum * velocity,
+  dropout masks, the square in GELU's derivative) is placed just before its first reader;
+* *release*: a pass-through join is bypassed, so that each update runs as soon as its own
+  gradient is there;
+* *thrifty* backward: tapes interleave parallel branches; taking whichever ready vertex adds the
+  least memory finishes one branch before the next is begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
+from tfckpt.plan.schedule import Moves
+
+SLACK_FRACTION = 0.004
+"""A vertex is deferred only if it could wait for this fraction of the step."""
+
+
+def releasable(graph: CostGraph) -> tuple[int, ...]:
+    """Joins that may be bypassed."""
+    return tuple(v for v, vertex in enumerate(graph.vertices) if vertex.join)
+
+
+def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Vertices worth deferring, ascending.
+
+    A vertex may wait if it keeps nothing alive by waiting: whatever it reads is read by another
+    vertex later on, or made by a vertex that waits as well.
+    """
+    joins = frozenset(released)
+    start, finish = _earliest(graph, joins)
+    readers = _readers(graph)
+    slack = SLACK_FRACTION * max(finish, default=0.0)
+    begin = list(start)
+    found = []
+    for v in range(len(graph.vertices) - 1, -1, -1):
+        vertex = graph.vertices[v]
+        if not readers[v] or not vertex.writes or vertex.join:
+            continue
+        late = min(begin[r] for r in readers[v]) - vertex.time
+        if late - start[v] > slack and _holds_nothing(graph, v, start, begin):
+            begin[v] = late
+            found.append(v)
+    return tuple(reversed(found))
+
+
+def _earliest(graph: CostGraph, joins: frozenset[int]) -> tuple[list[float], list[float]]:
+    """Earliest start and finish of each vertex with unlimited workers."""
+    start, finish = [], []
+    for v, vertex in enumerate(graph.vertices):
+        begin = max((finish[p] for p in graph.predecessors[v] if p not in joins), default=0.0)
+        start.append(begin)
+        finish.append(begin + vertex.time)
+    return start, finish
+
+
+def _readers(graph: CostGraph) -> list[list[int]]:
+    """For each vertex those that wait for it, ascending; a join does not count as a use."""
+    readers: list[list[int]] = [[] for _ in graph.vertices]
+    for v, vertex in enumerate(graph.vertices):
+        if not vertex.join:
+            for p in graph.predecessors[v]:
+                readers[p].append(v)
+    return readers
+
+
+def _holds_nothing(graph: CostGraph, v: int, start: list[float], begin: list[float]) -> bool:
+    for s in graph.vertices[v].reads:
+        producer = graph.storages[s].producer
+        made_late = begin[producer] > start[producer]
+        if not made_late and not any(begin[r] >= begin[v] and r > v for r in graph.readers[s]):
+            return False
+    return True
+
+
+def base_order(graph: CostGraph, moves: Moves,
+               dropped: Sequence[bool] | None = None) -> tuple[int, ...]:
+    """Vertices in the planned order of a plan, recomputation left out.
+
+    Forward vertices keep the graph's order; deferred vertices stand just before their first
+    reader; released joins are left out; update and other vertices run as soon as their inputs
+    exist.
+
+    Args:
+      dropped: for each storage whether it must be recomputed before its first backward reader;
+        given, the backward is ordered thriftily, else it keeps the graph's order.
+    """
+    emitter = _Emitter(graph, moves, dropped)
+    backward = []
+    for v, vertex in enumerate(graph.vertices):
+        if v in emitter.late or v in emitter.joins:
+            continue
+        if dropped is not None and vertex.region == BACKWARD:
+            backward.append(v)
+        elif vertex.region == FORWARD or dropped is None:
+            emitter.emit(v)
+    if backward:
+        _thrifty(emitter, backward)
+    for v in range(len(graph.vertices)):
+        if v not in emitter.joins:
+            emitter.emit(v)
+    return tuple(emitter.order)
+
+
+class _Emitter:
+    """Emits vertices so that what they need comes first and what they allow comes next."""
+
+    def __init__(self, graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None):
+        self.graph = graph
+        self.joins = frozenset(moves.released)
+        self.late = frozenset(moves.deferred)
+        self.readers = _readers(graph)
+        self.done = [False] * len(graph.vertices)
+        self.order: list[int] = []
+        self.dropped = dropped
+        self.unread = [len(r) for r in graph.readers]  # readers that have not run
+        self.touched = [False] * len(graph.storages)
+
+    def emit(self, vertex: int) -> None:
+        """Emits a vertex after what it still needs, then what becomes ready at once."""
+        stack = [vertex]
+        while stack:
+            v = stack[-1]
+            if self.done[v]:
+                stack.pop()
+                continue
+            missing = [p for p in self.graph.predecessors[v]
+                       if not self.done[p] and p not in self.joins]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            stack.pop()
+            self.done[v] = True
+            self.order.append(v)
+            for s in self.graph.vertices[v].reads:
+                self.unread[s] -= 1
+                self.touched[s] = True
+            stack.extend(r for r in reversed(self.readers[v]) if self._prompt(r))
+
+    def ready(self, v: int) -> bool:
+        """Whether everything the vertex needs has run or can run at any time."""
+        return all(self.done[p] or p in self.joins or (p in self.late and self.ready(p))
+                   for p in self.graph.predecessors[v])
+
+    def _prompt(self, v: int) -> bool:
+        return (not self.done[v] and v not in self.late and v not in self.joins
+                and self.graph.vertices[v].region not in (FORWARD, BACKWARD) and self.ready(v))
+
+    def growth(self, v: int) -> int:
+        """Bytes by which live memory grows when the vertex runs next."""
+        storages, vertex = self.graph.storages, self.graph.vertices[v]
+        total = sum(storages[s].bytes for s in vertex.writes)
+        for s in vertex.reads:
+            if self.dropped[s] and not self.touched[s]:
+                total += storages[s].bytes
+            if self.unread[s] == 1:
+                total -= storages[s].bytes
+        return total
+
+
+def _thrifty(emitter: _Emitter, backward: Sequence[int]) -> None:
+    """Runs, of the backward vertices that are ready, the one that adds the least memory."""
+    members = frozenset(backward)
+    ready = [v for v in backward if emitter.ready(v)]
+    queued = set(ready)
+    while ready:
+        v = min(ready, key=lambda u: (emitter.growth(u), u))
+        ready.remove(v)
+        before = len(emitter.order)
+        emitter.emit(v)
+        for u in emitter.order[before:]:
+            for r in emitter.readers[u]:
+                if r in members and r not in queued and emitter.ready(r):
+                    queued.add(r)
+                    ready.append(r)

@@ -1,0 +1,141 @@
+"""Pins: control edges that make an executor follow the plan where it matters.
+
+Ordering every op by control edges would cost parallelism (and Grappler turns such chains into
+cycles), so pins are placed only where a simulated executor holds more than the plan: the steps
+that made something at its peak before their turn are held back until the step planned before
+them has run, and a step that allocates at that peak waits for readers that lag behind the plan.
+Every pin follows the schedule, hence none can close a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
+from tfckpt.plan.executor import ORDERS, executor_order
+from tfckpt.plan.fences import Fence, awaitable
+from tfckpt.plan.schedule import Pin
+from tfckpt.plan.simulate import Resolved, Timeline, simulate_order
+
+ROUNDS = 24
+TOLERANCE = 1.005
+CULPRIT_FRACTION = 0.002
+"""Tensors below this fraction of the peak are not worth a pin."""
+
+
+def pin(graph: CostGraph, resolved: Resolved, released: Sequence[int],
+        fences: Sequence[Fence], target: int, *, await_updates: bool = True
+        ) -> tuple[tuple[Pin, ...], Timeline]:
+    """Pins that bring the simulated executors' peaks down to `target` bytes where they can.
+
+    Args:
+      target: usually the planned peak, in bytes.
+      await_updates: whether update steps may be awaited (never across devices).
+
+    Returns:
+      The pins in schedule order, and the worst timeline among the simulated executors with them.
+    """
+    holder = _Holder(graph, resolved, released, fences, await_updates)
+    best: tuple[int, tuple[Pin, ...], Timeline] | None = None
+    for _ in range(ROUNDS):
+        worst, grew = holder.round(target)
+        if best is None or worst.peak_bytes < best[0]:
+            best = (worst.peak_bytes, holder.before, worst)
+        if not grew:
+            break
+    assert best is not None
+    return best[1], best[2]
+
+
+class _Holder:
+    """Collects pins round by round."""
+
+    def __init__(self, graph, resolved, released, fences, await_updates):
+        self.graph, self.resolved, self.released, self.fences = graph, resolved, released, fences
+        self.regions = (FORWARD, BACKWARD) + (("update",) if await_updates else ())
+        self.pins: dict[tuple, Pin] = {}
+        self.before: tuple[Pin, ...] = ()
+        self.where = {step: p for p, step in enumerate(resolved.schedule)}
+        self.last_read = [-1] * len(resolved.storage)
+        self.reader_count = [0] * len(resolved.storage)
+        for position, bound in enumerate(resolved.reads):
+            for instance in bound:
+                self.last_read[instance] = position
+                self.reader_count[instance] += 1
+        self.instance = {}
+        for position, made in enumerate(resolved.writes):
+            copy = resolved.schedule[position][1]
+            for i in made:
+                self.instance[resolved.storage[i], copy] = i
+
+    def ordered(self) -> tuple[Pin, ...]:
+        return tuple(sorted(self.pins.values(),
+                            key=lambda p: (self.where[p.held], self.where[p.trigger])))
+
+    def round(self, target: int) -> tuple[Timeline, bool]:
+        """Simulates the executors with the present pins and adds what the worst one needs."""
+        self.before = self.ordered()
+        worst = None
+        grew = False
+        for policy in ORDERS:
+            order = executor_order(self.graph, self.resolved, self.released, self.before,
+                                   self.fences, policy)
+            timeline = simulate_order(self.graph, self.resolved, order)
+            if worst is None or timeline.peak_bytes > worst.peak_bytes:
+                worst = timeline
+            if timeline.peak_bytes > target * TOLERANCE:
+                grew |= self._add(order, timeline)
+        return worst, grew
+
+    def _add(self, order: Sequence[int], timeline: Timeline) -> bool:
+        """Pins what is live at this peak and would not be in the plan; whether any was new."""
+        ran = [False] * len(order)
+        for position in order[:timeline.peak_step + 1]:
+            ran[position] = True
+        at = order[timeline.peak_step]
+        turn = next((p for p, done in enumerate(ran) if not done), len(ran))
+        count = len(self.pins)
+        least = timeline.peak_bytes * CULPRIT_FRACTION
+        for live in timeline.live_at_peak:
+            if live.bytes < least:
+                break
+            i = self.instance[live.storage, live.copy]
+            made = self.resolved.maker[i]
+            if made > turn:  # ran ahead of a step planned before it
+                self._hold(made, turn)
+            elif self.last_read[i] < at and not ran[self.last_read[i]]:
+                self._put(at, self.last_read[i])  # a reader lags behind
+        return len(self.pins) > count
+
+    def _hold(self, position: int, turn: int) -> None:
+        """Holds a step back until the step planned just before it has run."""
+        position = self._head(position, turn)
+        schedule, vertices = self.resolved.schedule, self.graph.vertices
+        for before in range(position - 1, -1, -1):
+            vertex = vertices[schedule[before][0]]
+            if vertex.region in self.regions and not vertex.fusible:
+                self._put(position, before)
+                return
+
+    def _head(self, position: int, turn: int) -> int:
+        """The step that allocated the buffer which this one took over from its only input.
+
+        Holding the head leaves the chain behind it whole, so that TensorFlow merges it (a
+        convolution with its bias, a sum of sums) exactly as in the plain step.
+        """
+        vertices = self.graph.vertices
+        while True:
+            vertex = vertices[self.resolved.schedule[position][0]]
+            earlier = [
+                self.resolved.maker[i] for i in self.resolved.reads[position]
+                if self.reader_count[i] == 1 and self.resolved.maker[i] > turn
+            ] if vertex.reuses else []
+            if not earlier:
+                return position
+            position = max(earlier)
+
+    def _put(self, held: int, trigger: int) -> None:
+        schedule = self.resolved.schedule
+        for p in awaitable(self.graph, self.resolved, trigger):
+            if p < held and self.graph.vertices[schedule[p][0]].region in self.regions:
+                self.pins.setdefault((held, p), Pin(schedule[held], schedule[p]))

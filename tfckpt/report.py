@@ -1,0 +1,182 @@
+"""`Report`: what was planned for a step, what was applied, and where its memory goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from tfckpt.budget import format_bytes
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.graph import BACKWARD, FORWARD, Graph
+from tfckpt.plan.planner import Planned
+from tfckpt.plan.simulate import Timeline
+
+_SCOPES = re.compile(r"^(?:tfckpt/\d+/|gradient_tape/|gradients(?:_\d+)?/|StatefulPartitionedCall/)+")
+_SHOWN = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A tensor that is live at the peak.
+
+    Attributes:
+      bytes: its size.
+      op: the op that made it.
+      layer: the layer it belongs to.
+      why: why it is live there.
+    """
+
+    bytes: int
+    op: str
+    layer: str
+    why: str
+
+
+@dataclasses.dataclass
+class Report:
+    """What tfckpt did to one traced step. Peaks are dynamic: above what the step starts with.
+
+    Attributes:
+      name: traced function.
+      baseline_peak_bytes, planned_peak_bytes: simulated peak of the plain and the planned step.
+      resident_bytes: variables, inputs and constants, allocated before the step starts.
+      overhead: planned extra time as a fraction of the plain step.
+      recomputed_ops: ops executed a second time (or more).
+      kept_bytes: forward tensors kept for the backward.
+      applied: whether the graph was changed; `reason` says why not.
+      solver: which proposal the plan came from.
+      deferred_ops, released_joins, fences, pins: what else was changed.
+      plan_seconds: capture, planning and rewriting, in seconds.
+      op_count: ops in the captured step.
+      front: (peak bytes, overhead) of the plans that no other beats in both.
+      refused: ops the rewriter will not look into or repeat, with the reason.
+      measured_baseline_bytes, measured_peak_bytes: None until something measured them.
+    """
+
+    name: str
+    baseline_peak_bytes: int
+    planned_peak_bytes: int
+    resident_bytes: int
+    overhead: float
+    recomputed_ops: int
+    kept_bytes: int
+    applied: bool
+    reason: str
+    solver: str
+    deferred_ops: int
+    released_joins: int
+    fences: int
+    pins: int
+    plan_seconds: float
+    op_count: int
+    front: tuple[tuple[int, float], ...]
+    timeline_before: Timeline
+    timeline_after: Timeline
+    held_before: tuple[Held, ...]
+    held_after: tuple[Held, ...]
+    refused: tuple[str, ...] = ()
+    measured_baseline_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+
+    def __str__(self) -> str:
+        ratio = self.planned_peak_bytes / max(self.baseline_peak_bytes, 1)
+        rows = [
+            ("plain peak", format_bytes(self.baseline_peak_bytes)),
+            ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
+            ("measured peak", "not measured" if self.measured_peak_bytes is None
+             else format_bytes(self.measured_peak_bytes)),
+            ("resident", format_bytes(self.resident_bytes)),
+            ("planned overhead", f"{100 * self.overhead:+.1f} % time"),
+            ("kept for backward", format_bytes(self.kept_bytes)),
+            ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
+            ("free moves", f"{self.deferred_ops} deferred, {self.released_joins} joins released"),
+            ("plan", f"{self.solver}, made in {self.plan_seconds:.1f} s"),
+            ("applied", "yes" if self.applied else f"no: {self.reason}"),
+        ]
+        rows += [("refused", text) for text in self.refused]
+        width = max(len(label) for label, _ in rows)
+        lines = [f"tfckpt report for {self.name}"]
+        return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
+
+    def explain(self, top: int = _SHOWN) -> str:
+        """What is live at the peak before and after: bytes, op, layer, why it is kept."""
+        parts = []
+        for title, peak, held in (
+                ("before", self.baseline_peak_bytes, self.held_before),
+                ("after", self.planned_peak_bytes, self.held_after)):
+            shown = held[:top]
+            rest = sum(h.bytes for h in held[top:])
+            parts.append(f"live at the peak {title} ({format_bytes(peak)}, {len(held)} tensors)")
+            parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<34}  {h.op.rpartition('/')[2]:<22}"
+                      f"  {h.why}" for h in shown]
+            if rest:
+                parts.append(f"  {format_bytes(rest):>10}  in {len(held) - top} smaller tensors")
+        return "\n".join(parts)
+
+
+def make_report(graph: Graph, cost: CostGraph, planned: Planned, *, applied: bool, reason: str,
+                fence_count: int, seconds: float, refused: Sequence[str]) -> Report:
+    """The report of a planned step (of the plain step where nothing was applied)."""
+    after = planned.timeline if applied else planned.baseline
+    time = planned.time if applied else cost.total_time
+    plan = planned.plan
+    total = max(cost.total_time, 1e-12)
+    return Report(
+        name=graph.name, baseline_peak_bytes=planned.baseline.peak_bytes,
+        planned_peak_bytes=after.peak_bytes, resident_bytes=cost.resident_bytes,
+        overhead=time / total - 1.0,
+        recomputed_ops=len(plan.recomputed) if applied else 0,
+        kept_bytes=_kept(cost, plan.schedule if applied else None),
+        applied=applied, reason=reason, solver=plan.solver,
+        deferred_ops=len(plan.moves.deferred) if applied else 0,
+        released_joins=len(plan.moves.released) if applied else 0,
+        fences=fence_count if applied else 0, pins=len(plan.pins) if applied else 0,
+        plan_seconds=seconds, op_count=len(graph.ops),
+        front=tuple((peak, t / total - 1.0) for peak, t in planned.front),
+        timeline_before=planned.baseline, timeline_after=after,
+        held_before=_held(cost, planned.baseline), held_after=_held(cost, after),
+        refused=tuple(refused))
+
+
+def _kept(cost: CostGraph, schedule) -> int:
+    """Bytes of originals made in the forward and read later on by the backward."""
+    if schedule is None:
+        schedule = tuple((v, 0) for v in range(len(cost.vertices)))
+    copies = [0] * len(cost.storages)
+    kept: set[int] = set()
+    for v, copy in schedule:
+        vertex = cost.vertices[v]
+        if vertex.region != FORWARD or copy:
+            kept.update(s for s in vertex.reads if not copies[s]
+                        and cost.vertices[cost.storages[s].producer].region == FORWARD)
+        for s in vertex.writes:
+            copies[s] = copy
+    return sum(cost.storages[s].bytes for s in kept)
+
+
+def _held(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:
+    return tuple(_why(cost, live) for live in timeline.live_at_peak)
+
+
+def _why(cost: CostGraph, live) -> Held:
+    storage = cost.storages[live.storage]
+    producer = cost.vertices[storage.producer]
+    later = [r for r in cost.readers[live.storage] if cost.vertices[r].region != FORWARD]
+    if live.copy:
+        why = "recomputed for the backward"
+    elif producer.region == FORWARD and later:
+        why = f"kept for {_layer(cost.vertices[later[0]].name)}'s gradient"
+    elif producer.region == FORWARD:
+        why = "in use by the forward"
+    elif producer.region == BACKWARD:
+        why = "gradient"
+    else:
+        why = "update"
+    return Held(live.bytes, producer.name, _layer(producer.name), why)
+
+
+def _layer(name: str) -> str:
+    """The layer an op belongs to: its scope without gradient scopes and op names."""
+    parts = _SCOPES.sub("", name).split("/")
+    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]

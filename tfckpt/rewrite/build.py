@@ -1,0 +1,265 @@
+"""Turns a plan into edits: copies, fences, guards, pins, bypassed joins."""
+
+from __future__ import annotations
+
+from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
+from tfckpt.cost.storage import RESIDENT, roots
+from tfckpt.errors import RewriteError
+from tfckpt.graph import Graph, TensorId
+from tfckpt.plan.fences import Fence, fences
+from tfckpt.plan.schedule import Plan, Step
+from tfckpt.plan.simulate import Resolved, resolve
+from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.rewrite.guards import DataGuard
+
+SCOPE = "tfckpt"
+_PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient",
+                        "PlaceholderWithDefault"})
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: bool = True) -> Edits:
+    """The edits that realise a plan.
+
+    Args:
+      graph: the captured step.
+      cost: its cost graph, which the plan refers to.
+      plan: schedule, moves and pins.
+      await_updates: see `tfckpt.plan.fences.fences`.
+
+    Raises:
+      RewriteError: under XLA, no incoming gradient is left to guard a region with.
+    """
+    return _EditBuilder(graph, cost, plan, await_updates).build()
+
+
+class _EditBuilder:
+    """Walks the schedule once; `added` grows in an order in which everything read exists."""
+
+    def __init__(self, graph: Graph, cost: CostGraph, plan: Plan, await_updates: bool):
+        self.graph, self.cost, self.plan = graph, cost, plan
+        self.resolved: Resolved = resolve(cost, plan.schedule)
+        self.fences = {f.position: f for f in fences(cost, self.resolved,
+                                                     await_updates=await_updates)}
+        self.root = roots(graph)
+        self.readers = graph.consumers()
+        self.storage = {s.tensor: i for i, s in enumerate(cost.storages)}
+        self.added: list[Create | Clone] = []
+        self.rewires: list[Rewire] = []
+        self.controls: list[AddControl] = []
+        self.protected: dict[str, None] = {}
+        self.views: dict[tuple[TensorId, int], str] = {}
+        self.guarded: dict[tuple[int, str], str] = {}
+        self.region = 0
+        self.waits = 0
+        self.fence: Fence | None = None
+        self.barrier: str | None = None
+        self.data_guard: DataGuard | None = None
+
+    def build(self) -> Edits:
+        """All edits."""
+        held: dict[Step, list[str]] = {}
+        for pin in self.plan.pins:
+            held.setdefault(pin.held, []).append(self.name_of(pin.trigger))
+        for position, step in enumerate(self.plan.schedule):
+            if position in self.fences:
+                self._open_region(self.fences[position])
+            if step[1]:
+                self._copy(position, step, held.get(step, []))
+            else:
+                self._original(position, step[0])
+                if step in held and not self.graph.in_xla:
+                    self._pin_original(step, held[step])
+        self._bypass_joins()
+        return Edits(tuple(self.added), tuple(self.rewires), tuple(self.controls),
+                     tuple(self.protected), self.graph.in_xla)
+
+    def name_of(self, step: Step) -> str:
+        """Name of the op that a step runs."""
+        index = self.cost.vertices[step[0]].ops[0]
+        name = self.graph.ops[index].name
+        return name if not step[1] else f"{SCOPE}/{step[1]}/{name}"
+
+    # Regions: an executor waits at a fence, XLA at a data guard.
+
+    def _open_region(self, fence: Fence) -> None:
+        self.region += 1
+        self.fence = fence
+        if self.graph.in_xla:
+            trigger, dtype = self._incoming_gradient(fence.position)
+            self.data_guard = DataGuard(f"{SCOPE}/guard_{self.region}", trigger, dtype)
+            self.added.extend(self.data_guard.trigger_ops())
+            return
+        controls = [self.name_of(self.plan.schedule[p]) for p in fence.awaits]
+        if self.barrier is not None:
+            controls.append(self.barrier)
+        self.barrier = f"{SCOPE}/fence_{self.region}"
+        self.added.append(Create(self.barrier, "NoOp", (), tuple(controls), (), {}))
+
+    def _incoming_gradient(self, position: int) -> tuple[str, str]:
+        """The latest float tensor that the backward made before a region, and its dtype."""
+        for p in range(position - 1, -1, -1):
+            vertex, copy = self.plan.schedule[p]
+            op = self.graph.ops[self.cost.vertices[vertex].ops[0]]
+            if copy or op.region != BACKWARD or not self.cost.vertices[vertex].reads:
+                continue
+            for slot, tensor in enumerate(op.outputs):
+                if tensor.dtype in _FLOATS and (self.root[self.cost.vertices[vertex].ops[0]][slot]
+                                                != RESIDENT):
+                    return f"{op.name}:{slot}", tensor.dtype
+        raise RewriteError("rewrite: a region has no incoming gradient to guard it with under XLA")
+
+    def _guard(self, tensor: str, dtype: str, device: str, triggers: tuple[str, ...]) -> str:
+        """The tensor behind the region's guard; each tensor passes it once, unless pinned."""
+        if triggers:
+            assert self.barrier is not None
+            return self._wait(tensor, dtype, device, (*triggers, self.barrier))
+        key = (self.region, tensor)
+        if key not in self.guarded:
+            name = f"{SCOPE}/guard_{self.region}/{len(self.guarded)}"
+            if self.data_guard is not None:
+                self.added.extend(self.data_guard.pass_through(name, tensor, dtype))
+            else:
+                assert self.barrier is not None
+                self.added.append(Create(name, "Identity", (tensor,), (self.barrier,), (dtype,),
+                                         {"T": f"dtype:{dtype}"}, device))
+            self.guarded[key] = f"{name}:0"
+        return self.guarded[key]
+
+    # Steps.
+
+    def _copy(self, position: int, step: Step, triggers: list[str]) -> None:
+        index = self.cost.vertices[step[0]].ops[0]
+        op = self.graph.ops[index]
+        inputs, outside = [], []
+        for i, (source, slot) in enumerate(op.inputs):
+            reference, copy = self._read(position, (source, slot))
+            inputs.append(reference)
+            tensor = self.graph.ops[source].outputs[slot]
+            if not (copy and self._made_here(position, source, slot)):
+                outside.append((True, tensor.bytes or 0, -i))
+        assert self.fence is not None
+        entry = position in self.fence.gates
+        controls: tuple[str, ...] = ()
+        if self.graph.in_xla or entry or triggers:
+            chosen = self._to_guard(op, outside, every=self.graph.in_xla)
+            for i in chosen:
+                source, slot = op.inputs[i]
+                inputs[i] = self._guard(inputs[i], self.graph.ops[source].outputs[slot].dtype,
+                                        op.device, () if self.graph.in_xla else tuple(triggers))
+            if not chosen and not self.graph.in_xla:
+                controls = tuple(triggers) + ((self.barrier,) if entry and self.barrier else ())
+        self.added.append(Clone(self.name_of(step), op.name, tuple(inputs), controls,
+                                self._alone(index)))
+
+    def _alone(self, index: int) -> bool:
+        """Whether the original has several readers, so that nothing merges it into one."""
+        return len(self.readers[index]) > 1
+
+    def _to_guard(self, op, outside, every: bool) -> list[int]:
+        """Inputs that pass the guard: all storages from outside under XLA, else the largest."""
+        usable = []
+        for *_, negative in sorted(outside, reverse=True):
+            source, slot = op.inputs[-negative]
+            resident = self.root[source][slot] == RESIDENT
+            dtype = self.graph.ops[source].outputs[slot].dtype
+            if dtype in ("resource", "variant", "string") or resident and (
+                    self.graph.ops[source].type == "Const"):
+                continue
+            if every and self.root[source][slot] not in self.storage:
+                continue
+            usable.append(-negative)
+        if every and not usable:  # only small or resident inputs: guard the largest of them
+            return self._to_guard(op, outside, every=False) if not any(
+                self._is_copy(op, i) for i in range(len(op.inputs))) else []
+        return usable if every else usable[:1]
+
+    def _is_copy(self, op, i) -> bool:
+        source, slot = op.inputs[i]
+        s = self.storage.get(self.root[source][slot])
+        return s is not None and self.cost.vertices[self.cost.storages[s].producer].recomputable
+
+    def _made_here(self, position: int, source: int, slot: int) -> bool:
+        """Whether the storage that step `position` reads was made in the present region."""
+        instance = self._instance(position, (source, slot))
+        assert self.fence is not None
+        return instance is not None and self.resolved.maker[instance] >= self.fence.position
+
+    def _original(self, position: int, vertex: int) -> None:
+        index = self.cost.vertices[vertex].ops[0]
+        op = self.graph.ops[index]
+        if op.region == FORWARD:
+            return
+        for i, tensor in enumerate(op.inputs):
+            reference, copy = self._read(position, tensor)
+            if copy:
+                self.rewires.append(Rewire(op.name, i, reference))
+                original = self.root[tensor[0]][tensor[1]][0]
+                if self._alone(original):
+                    self.protected[self.graph.ops[original].name] = None
+
+    def _pin_original(self, step: Step, triggers: list[str]) -> None:
+        """Holds an existing op back at its largest input, or itself where all are constants."""
+        op = self.graph.ops[self.cost.vertices[step[0]].ops[0]]
+        # a gradient is shared with ops that may be merged into this one: hold another input back
+        sizes = [(self.graph.ops[s].region != BACKWARD, self.graph.ops[s].outputs[slot].bytes or 0,
+                  -i) for i, (s, slot) in enumerate(op.inputs)]
+        chosen = self._to_guard(op, sizes, every=False)
+        if not chosen:
+            self.controls.extend(AddControl(op.name, trigger) for trigger in triggers)
+            return
+        held = op.inputs[chosen[0]]
+        present = {r.index: r.tensor for r in self.rewires if r.op == op.name}
+        tensor = present.get(chosen[0], self._view(held, 0))
+        guard = self._wait(tensor, self.graph.ops[held[0]].outputs[held[1]].dtype, op.device,
+                           tuple(triggers))
+        for i, source in enumerate(op.inputs):
+            if source == held:
+                self.rewires.append(Rewire(op.name, i, guard))
+
+    def _wait(self, tensor: str, dtype: str, device: str, controls: tuple[str, ...]) -> str:
+        """`tensor`, passed on once `controls` have run."""
+        self.waits += 1
+        name = f"{SCOPE}/wait_{self.waits}"
+        self.added.append(Create(name, "Identity", (tensor,), controls, (dtype,),
+                                 {"T": f"dtype:{dtype}"}, device))
+        return f"{name}:0"
+
+    def _instance(self, position: int, tensor: TensorId) -> int | None:
+        s = self.storage.get(self.root[tensor[0]][tensor[1]])
+        if s is None:
+            return None
+        reads = self.cost.vertices[self.plan.schedule[position][0]].reads
+        return self.resolved.reads[position][reads.index(s)] if s in reads else None
+
+    def _read(self, position: int, tensor: TensorId) -> tuple[str, int]:
+        """What a step reads for `tensor`, and the number of the copy it comes from."""
+        instance = self._instance(position, tensor)
+        copy = 0 if instance is None else self.resolved.copy[instance]
+        return self._view(tensor, copy), copy
+
+    def _view(self, tensor: TensorId, copy: int) -> str:
+        """`tensor` as seen on copy `copy` of its storage; pass-through ops are cloned with it."""
+        op = self.graph.ops[tensor[0]]
+        if not copy:
+            return f"{op.name}:{tensor[1]}"
+        if tensor == self.root[tensor[0]][tensor[1]]:
+            return f"{SCOPE}/{copy}/{op.name}:{tensor[1]}"
+        if op.type in _PASSES_ON:
+            return self._view(op.inputs[tensor[1]], copy)
+        key = (tensor, copy)
+        if key not in self.views:
+            name = f"{SCOPE}/{copy}/{op.name}"
+            inputs = [self._view(op.inputs[0], copy)]
+            inputs += [f"{self.graph.ops[s].name}:{slot}" for s, slot in op.inputs[1:]]
+            self.added.append(Clone(name, op.name, tuple(inputs)))
+            self.views[key] = f"{name}:{tensor[1]}"
+        return self.views[key]
+
+    def _bypass_joins(self) -> None:
+        joins = {self.cost.vertices[v].ops[0] for v in self.plan.moves.released}
+        for op in self.graph.ops:
+            for i, (source, slot) in enumerate(op.inputs):
+                if source in joins:
+                    origin, at = self.graph.ops[source].inputs[slot]
+                    self.rewires.append(Rewire(op.name, i, f"{self.graph.ops[origin].name}:{at}"))

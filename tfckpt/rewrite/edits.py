@@ -1,0 +1,140 @@
+"""Edits: what to change in a graph, as a value, and its checker.
+
+Tensors are named `op:slot`, so the same edits apply to a live FuncGraph and to a GraphDef. A
+live graph cannot delete ops: what nothing reads any more is pruned by TensorFlow itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tfckpt.errors import RewriteError
+from tfckpt.graph import Graph
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Create:
+    """A new op that is no copy of another (a fence, a guard).
+
+    Attributes:
+      dtypes: output dtypes by name, as in `Tensor.dtype`.
+      attrs: plain attribute values: bool, int, str (a dtype is written "dtype:float32"), or a
+        constant ("const", dtype name, value) for the `value` of a Const.
+    """
+
+    name: str
+    type: str
+    inputs: tuple[str, ...]
+    controls: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    attrs: Mapping[str, object]
+    device: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Clone:
+    """A copy of `source` that reads `inputs` instead and waits only for `controls`.
+
+    Attributes:
+      alone: the original has several readers; a copy with one must not be merged into it either.
+    """
+
+    name: str
+    source: str
+    inputs: tuple[str, ...]
+    controls: tuple[str, ...] = ()
+    alone: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rewire:
+    """Input `index` of an existing op reads `tensor` from now on."""
+
+    op: str
+    index: int
+    tensor: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AddControl:
+    """An existing op waits for another from now on."""
+
+    op: str
+    control: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Edits:
+    """Everything a plan changes.
+
+    Attributes:
+      added: new ops, each after what it reads among the new ones.
+      rewires, controls: changes to existing ops.
+      protected: existing ops that Grappler must not fuse away, since their backward readers
+        moved to copies and a fused original would round differently from its copy.
+      in_xla: whether the graph is compiled by XLA.
+    """
+
+    added: tuple[Create | Clone, ...] = ()
+    rewires: tuple[Rewire, ...] = ()
+    controls: tuple[AddControl, ...] = ()
+    protected: tuple[str, ...] = ()
+    in_xla: bool = False
+
+    @property
+    def clones(self) -> tuple[Clone, ...]:
+        """The copies among the added ops."""
+        return tuple(op for op in self.added if isinstance(op, Clone))
+
+
+def op_of(tensor: str) -> str:
+    """The op that a tensor name refers to."""
+    return tensor.rpartition(":")[0]
+
+
+def check_edits(graph: Graph, edits: Edits) -> None:
+    """Raises `RewriteError` unless the edited graph exists and has no cycle.
+
+    Derived from the edits alone, without the plan: every name resolves, no name is taken twice,
+    and a topological order of data and control edges exists.
+    """
+    sources = {op.name: [graph.ops[s].name for s, _ in op.inputs] for op in graph.ops}
+    waits = {op.name: [graph.ops[c].name for c in op.controls] for op in graph.ops}
+    for new in edits.added:
+        if new.name in sources:
+            raise RewriteError(f"rewrite: two ops would be named {new.name!r}")
+        if isinstance(new, Clone) and new.source not in sources:
+            raise RewriteError(f"rewrite: {new.name!r} copies {new.source!r}, which does not exist")
+        sources[new.name] = [op_of(t) for t in new.inputs]
+        waits[new.name] = list(new.controls)
+    for rewire in edits.rewires:
+        if rewire.op not in sources or not 0 <= rewire.index < len(sources[rewire.op]):
+            raise RewriteError(f"rewrite: {rewire.op!r} has no input {rewire.index}")
+        sources[rewire.op][rewire.index] = op_of(rewire.tensor)
+    for control in edits.controls:
+        waits.setdefault(control.op, []).append(control.control)
+    _check_order({name: set(sources[name]) | set(waits.get(name, ())) for name in sources})
+
+
+def _check_order(before: dict[str, set[str]]) -> None:
+    readers: dict[str, list[str]] = {name: [] for name in before}
+    for name, entries in before.items():
+        for entry in sorted(entries):
+            if entry not in readers:
+                raise RewriteError(f"rewrite: {name!r} reads {entry!r}, which does not exist")
+            readers[entry].append(name)
+    waiting = {name: len(entries) for name, entries in before.items()}
+    ready = [name for name, count in waiting.items() if not count]
+    done = 0
+    while ready:
+        name = ready.pop()
+        done += 1
+        for reader in readers[name]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    if done != len(before):
+        stuck = next(name for name, count in waiting.items() if count)
+        raise RewriteError(f"rewrite: the edits close a cycle through {stuck!r}; "
+                           "the graph is left as it was")

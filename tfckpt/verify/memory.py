@@ -1,0 +1,83 @@
+"""Measured peak memory of a step, from TensorFlow's own allocator statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.errors import VerificationError
+
+_REMEDY = (
+    "TensorFlow keeps no allocator statistics for {device} in this process. On CPU they come with "
+    "the default oneDNN allocator; with TF_ENABLE_ONEDNN_OPTS=0 set TF_CPU_ALLOCATOR_USE_BFC=1, "
+    "before TensorFlow is imported")
+
+
+def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = None,
+                 **kwargs) -> int:
+    """Peak bytes of one call above what is allocated when it starts (the dynamic peak).
+
+    The call really runs; variables that a `tf.function` changes are put back afterwards. The
+    first call of a new trace is not measured, since it builds the executor.
+
+    Args:
+      fn: a `tf.function`, a step decorated with `tfckpt.checkpoint`, or any callable (whose
+        variables are then left as the call leaves them).
+      repeats: calls to measure; the median is returned.
+      device: default "GPU:0" where there is one, else "CPU:0".
+
+    Raises:
+      VerificationError: the allocator keeps no statistics; names the environment variable.
+    """
+    name = device or ("GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0")
+    saved = _snapshot(fn, args, kwargs)
+    try:
+        fn(*args, **kwargs)
+        peaks = sorted(_measure_once(fn, args, kwargs, name) for _ in range(max(repeats, 1)))
+    finally:
+        _restore(saved)
+    peak = peaks[len(peaks) // 2]
+    report = getattr(fn, "report", None)
+    if report is not None and report.applied:
+        report.measured_peak_bytes = peak
+    return peak
+
+
+def _measure_once(fn, args, kwargs, device: str) -> int:
+    before = _info(device, reset=True)["current"]
+    result = fn(*args, **kwargs)
+    tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
+    return int(_info(device)["peak"] - before)
+
+
+def _info(device: str, reset: bool = False) -> dict[str, int]:
+    try:
+        if reset:
+            tf.config.experimental.reset_memory_stats(device)
+        return tf.config.experimental.get_memory_info(device)
+    except (ValueError, tf.errors.OpError) as error:
+        raise VerificationError(f"verify: {_REMEDY.format(device=device)}") from error
+
+
+def _snapshot(fn, args, kwargs) -> list[tuple[tf.Tensor, object, tf.DType]]:
+    """Values of the variables that a function captures, held outside the device's allocator."""
+    if not hasattr(fn, "get_concrete_function"):
+        return []
+    concrete = fn.get_concrete_function(*args, **kwargs)
+    saved = []
+    for handle in concrete.captured_inputs:
+        if handle.dtype != tf.resource:
+            continue
+        data = tf_adapter.handle_shape(handle)
+        if data is None:
+            continue
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=data[1])
+        saved.append((handle, value.numpy(), data[1]))
+    return saved
+
+
+def _restore(saved) -> None:
+    for handle, value, dtype in saved:
+        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value, dtype))
