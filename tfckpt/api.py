@@ -242,7 +242,7 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
     cost = build_cost_graph(graph)
     single = _single_device(graph)
     planned = _plan(graph, cost, mark.options, single)
-    applied, reason = planned.peak_bytes < planned.baseline.peak_bytes, ""
+    applied, reason = planned.peak_bytes < planned.baseline_bytes, ""
     fence_count = 0
     if not applied:
         reason = "no plan is predicted to lower the peak"
@@ -296,7 +296,7 @@ def _single_device(graph: Graph) -> bool:
 
 
 def _plan(graph: Graph, cost, options: Options, single: bool) -> Planned:
-    plain = baseline(cost, await_updates=single).peak_bytes
+    _, plain = baseline(cost, await_updates=single, in_xla=graph.in_xla)
     budget = options.budget.dynamic(plain, cost.resident_bytes)
     try:
         return plan_step(cost, budget, solver=options.solver, objective=options.objective,

@@ -123,8 +123,8 @@ def make_report(graph: Graph, cost: CostGraph, planned: Planned, *, applied: boo
     plan = planned.plan
     total = max(cost.total_time, 1e-12)
     return Report(
-        name=graph.name, baseline_peak_bytes=planned.baseline.peak_bytes,
-        planned_peak_bytes=after.peak_bytes, resident_bytes=cost.resident_bytes,
+        name=graph.name, baseline_peak_bytes=planned.baseline_bytes,
+        planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes, resident_bytes=cost.resident_bytes,
         overhead=time / total - 1.0,
         recomputed_ops=len(plan.recomputed) if applied else 0,
         kept_bytes=_kept(cost, plan.schedule if applied else None),

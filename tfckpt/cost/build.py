@@ -49,23 +49,23 @@ def build_cost_graph(graph: Graph) -> CostGraph:
     readers = graph.consumers()
     vertices = tuple(_vertex(graph, members[anchor], reads, index, needs[v], readers)
                      for v, anchor in enumerate(anchors))
-    resident = _resident_bytes(graph)
-    result = CostGraph(vertices, tuple(storages), resident, graph.name)
+    variables, fed = _resident_bytes(graph)
+    result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables)
     check_cost_graph(result)
     return result
 
 
-def _resident_bytes(graph: Graph) -> int:
-    """Bytes of variables (each once, however often it is read), fed inputs and constants."""
+def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:
+    """Bytes of each variable (once, however often it is read), and of inputs and constants."""
     variables: dict[TensorId, int] = {}
-    total = 0
+    fed = 0
     for op in graph.ops:
         size = sum(t.bytes or 0 for t in op.outputs)
         if op.type == "ReadVariableOp":
             variables[op.inputs[0]] = size
         elif op.type in ("Const", "Placeholder", "_Arg"):
-            total += size
-    return total + sum(variables.values())
+            fed += size
+    return tuple(variables.values()), fed
 
 
 def _sizes(graph: Graph, root) -> dict[TensorId, int]:

@@ -81,12 +81,18 @@ class Vertex:
 
 @dataclasses.dataclass(frozen=True)
 class CostGraph:
-    """Vertices, storages and the bytes that are resident before the step starts."""
+    """Vertices, storages and the bytes that are resident before the step starts.
+
+    Attributes:
+      resident_bytes: variables, fed inputs and constants.
+      variable_bytes: size of each variable.
+    """
 
     vertices: tuple[Vertex, ...]
     storages: tuple[Storage, ...]
     resident_bytes: int = 0
     name: str = ""
+    variable_bytes: tuple[int, ...] = ()
 
     @functools.cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:

@@ -42,6 +42,8 @@ def tensor_bytes(graph: Graph, tensor: TensorId) -> int:
     """
     op = graph.ops[tensor[0]]
     output = op.outputs[tensor[1]]
+    if op.type in SHAPE_ONLY:
+        return output.bytes or 0  # a few integers, however many
     if output.bytes is None:
         raise CostError(
             f"cost: tensor {op.name}:{tensor[1]} of {graph.name!r} has the unknown shape "

@@ -2,8 +2,10 @@
 
 The executor runs whatever is ready. A thread keeps the ready ops that count as inexpensive in a
 first-in first-out queue of its own and gives the others to a pool whose newest entry is taken
-first; on a GPU every kernel counts as inexpensive, so there the order is breadth-first. Both
-are simulated with one thread; fences and pins are control edges like any other.
+first; on a GPU every kernel counts as inexpensive, so there the order is breadth-first. Which of
+several ops that become ready together is taken first depends on the order of edges in the
+optimised graph, which is not known here, so the pool is simulated both ways. All are simulated
+with one thread; fences and pins are control edges like any other.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from tfckpt.plan.fences import Fence, by_data
 from tfckpt.plan.schedule import Pin
 from tfckpt.plan.simulate import Resolved
 
-BREADTH_FIRST, POOL = "breadth_first", "pool"
-ORDERS = (BREADTH_FIRST, POOL)
+BREADTH_FIRST, POOL, POOL_LATE = "breadth_first", "pool", "pool_late"
+ORDERS = (BREADTH_FIRST, POOL, POOL_LATE)
 
 
 def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int],
@@ -30,7 +32,7 @@ def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int]
       released: joins that are not waited for.
       pins: each holds one step back until another has run.
       fences: each holds its gated steps back until its awaited steps have run.
-      policy: `BREADTH_FIRST` or `POOL`.
+      policy: one of `ORDERS`.
 
     Raises:
       PlanError: the edges have a cycle.
@@ -38,10 +40,10 @@ def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int]
     readers, waiting = _edges(graph, resolved, released, pins, fences)
     steps = len(resolved.schedule)
     expensive = [False] * (steps + len(fences))
-    if policy == POOL:
+    if policy != BREADTH_FIRST:
         for position, (vertex, _) in enumerate(resolved.schedule):
             expensive[position] = graph.vertices[vertex].time > 3.0e-6
-    order = _run(readers, waiting, expensive)
+    order = _run(readers, waiting, expensive, reverse=policy == POOL_LATE)
     if len(order) != len(waiting):
         raise PlanError("plan: fences and data edges form a cycle")
     return [position for position in order if position < steps]
@@ -78,7 +80,7 @@ def _edges(graph, resolved, released, pins, fences):
 
 
 def _run(readers: Sequence[Sequence[int]], waiting: list[int],
-         expensive: Sequence[bool]) -> list[int]:
+         expensive: Sequence[bool], reverse: bool) -> list[int]:
     """One worker: its own queue first, then the newest entry of the pool."""
     inline: deque[int] = deque()
     pool: list[int] = []
@@ -109,5 +111,5 @@ def _run(readers: Sequence[Sequence[int]], waiting: list[int],
             waiting[reader] -= 1
             if not waiting[reader]:
                 ready.append(reader)
-        admit(ready)
+        admit(reversed(ready) if reverse else ready)
     return order

@@ -103,12 +103,23 @@ def hasten(evaluator: Evaluator, start: Priced, budget: int, evaluations: int) -
 def _recomputed(evaluator: Evaluator, priced: Priced) -> list[int]:
     """Storages that the schedule recomputes, by time saved for each byte kept."""
     graph = evaluator.graph
-    times: dict[int, float] = {}
-    for v, copy in priced.schedule:
-        if copy:
-            for s in graph.vertices[v].writes:
-                times[s] = times.get(s, 0.0) + graph.vertices[v].time
     residual = frozenset(graph.residuals)
-    # a residual that is kept saves what only leads to it too: count its cheap ancestors' time
-    return sorted((s for s in times if s in residual),
-                  key=lambda s: (-times[s] / max(graph.storages[s].bytes, 1), s))
+    copies: dict[int, int] = {}
+    for v, copy in priced.schedule:
+        copies[v] = max(copies.get(v, 0), copy)
+
+    def saved(s: int) -> float:
+        """Time spent on the storage and on intermediates that only lead to it."""
+        total, pending, seen = 0.0, [graph.storages[s].producer], set()
+        while pending:
+            v = pending.pop()
+            if v in seen or not copies.get(v):
+                continue
+            seen.add(v)
+            total += graph.vertices[v].time * copies[v]
+            pending.extend(graph.storages[r].producer for r in graph.vertices[v].reads
+                           if r not in residual)
+        return total
+
+    found = [s for s in graph.residuals if copies.get(graph.storages[s].producer)]
+    return sorted(found, key=lambda s: (-saved(s) / max(graph.storages[s].bytes, 1), s))

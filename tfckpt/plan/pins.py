@@ -25,7 +25,7 @@ CULPRIT_FRACTION = 0.002
 
 def pin(graph: CostGraph, resolved: Resolved, released: Sequence[int],
         fences: Sequence[Fence], target: int, *, await_updates: bool = True
-        ) -> tuple[tuple[Pin, ...], Timeline]:
+        ) -> tuple[tuple[Pin, ...], Timeline, list[int] | None]:
     """Pins that bring the simulated executors' peaks down to `target` bytes where they can.
 
     Args:
@@ -33,18 +33,19 @@ def pin(graph: CostGraph, resolved: Resolved, released: Sequence[int],
       await_updates: whether update steps may be awaited (never across devices).
 
     Returns:
-      The pins in schedule order, and the worst timeline among the simulated executors with them.
+      The pins in schedule order, the worst timeline among the simulated executors with them, and
+      the order of execution it belongs to.
     """
     holder = _Holder(graph, resolved, released, fences, await_updates)
-    best: tuple[int, tuple[Pin, ...], Timeline] | None = None
+    best = None
     for _ in range(ROUNDS):
-        worst, grew = holder.round(target)
-        if best is None or worst.peak_bytes < best[0]:
-            best = (worst.peak_bytes, holder.before, worst)
+        worst, order, grew = holder.round(target)
+        if best is None or worst.peak_bytes < best[1].peak_bytes:
+            best = (holder.before, worst, order)
         if not grew:
             break
     assert best is not None
-    return best[1], best[2]
+    return best
 
 
 class _Holder:
@@ -72,20 +73,21 @@ class _Holder:
         return tuple(sorted(self.pins.values(),
                             key=lambda p: (self.where[p.held], self.where[p.trigger])))
 
-    def round(self, target: int) -> tuple[Timeline, bool]:
+    def round(self, target: int) -> tuple[Timeline, list[int], bool]:
         """Simulates the executors with the present pins and adds what the worst one needs."""
         self.before = self.ordered()
-        worst = None
+        worst, worst_order = None, []
         grew = False
         for policy in ORDERS:
             order = executor_order(self.graph, self.resolved, self.released, self.before,
                                    self.fences, policy)
             timeline = simulate_order(self.graph, self.resolved, order)
             if worst is None or timeline.peak_bytes > worst.peak_bytes:
-                worst = timeline
+                worst, worst_order = timeline, order
             if timeline.peak_bytes > target * TOLERANCE:
                 grew |= self._add(order, timeline)
-        return worst, grew
+        assert worst is not None
+        return worst, worst_order, grew
 
     def _add(self, order: Sequence[int], timeline: Timeline) -> bool:
         """Pins what is live at this peak and would not be in the plan; whether any was new."""

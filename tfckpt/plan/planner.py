@@ -3,7 +3,7 @@
 `auto` prices every solver's proposals on the joint graph under the free moves, improves the
 most promising ones locally (`tfckpt.plan.improve`), and takes the fastest that fits. A plan's
 peak is the worse of the planned order and the simulated executors' orders, with the fences and
-pins that the rewriter will place.
+pins that the rewriter will place, as an allocator would count it (`tfckpt.plan.allocator`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.plan.allocator import allocated_peak
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.fences import fences
 from tfckpt.plan.improve import descend, hasten
@@ -25,6 +26,14 @@ AUTO = "auto"
 OBJECTIVES = ("time", "memory")
 EVALUATIONS = 260
 """Candidates priced for a graph of up to 1,500 vertices; fewer for larger ones."""
+FINALISTS = 8
+"""Candidates that get pins and an allocator before one is chosen."""
+MARGIN = 0.92
+"""Of a budget, what the search aims at; the rest is for the allocator's slack."""
+ROOM = 1.06
+"""How far above the least peak a faster plan may lie and still count as the least."""
+SEARCH_ROOM = 1.1
+"""The same while searching, before the allocator is asked."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +42,30 @@ class Planned:
 
     Attributes:
       plan: schedule, moves, pins.
-      timeline: of the worse of the simulated orders.
-      peak_bytes: its peak, dynamic bytes.
+      timeline: of the worse of the simulated orders, in requested bytes.
+      peak_bytes: dynamic peak as the allocator counts it.
       time: planned time, in the graph's unit.
-      baseline: timeline of the plain step, likewise the worse of the orders.
+      baseline, baseline_bytes: the same for the plain step.
       front: (peak bytes, time) of the Pareto front of all priced candidates, by falling peak.
     """
 
     plan: Plan
     timeline: Timeline
+    peak_bytes: int
     time: float
     baseline: Timeline
+    baseline_bytes: int
     front: tuple[tuple[int, float], ...]
 
-    @property
-    def peak_bytes(self) -> int:
-        """Planned dynamic peak in bytes."""
-        return self.timeline.peak_bytes
+
+@dataclasses.dataclass(frozen=True)
+class _Finished:
+    """A candidate with pins, its worse timeline and the peak that the allocator would count."""
+
+    plan: Plan
+    timeline: Timeline
+    peak: int
+    priced: Priced
 
 
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
@@ -74,13 +90,18 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
                     in_xla).run(budget)
 
 
-def baseline(graph: CostGraph, *, await_updates: bool = True) -> Timeline:
-    """The plain step under the worse of the planned and the executors' orders."""
+def baseline(graph: CostGraph, *, await_updates: bool = True,
+             in_xla: bool = False) -> tuple[Timeline, int]:
+    """The plain step under the worse of the simulated orders, and the allocator's peak."""
     schedule = plain_schedule(graph)
     resolved = resolve(graph, schedule)
     planned = simulate(graph, schedule)
-    _, executed = pin(graph, resolved, (), (), 1 << 62, await_updates=await_updates)
-    return max(planned, executed, key=lambda t: t.peak_bytes)
+    if in_xla:
+        return planned, planned.peak_bytes
+    _, executed, order = pin(graph, resolved, (), (), 1 << 62, await_updates=await_updates)
+    if planned.peak_bytes >= executed.peak_bytes:
+        executed, order = planned, None
+    return executed, allocated_peak(graph, resolved, order)
 
 
 class _Planner:
@@ -94,9 +115,10 @@ class _Planner:
         self.graph, self.solver, self.objective = graph, solver, objective
         self.free_moves, self.await_updates, self.in_xla = free_moves, await_updates, in_xla
         self.evaluator = Evaluator(graph)
-        self.baseline = baseline(graph, await_updates=await_updates)
+        self.baseline, self.baseline_bytes = baseline(
+            graph, await_updates=await_updates, in_xla=in_xla)
         self.seen: dict[Candidate, Priced] = {}
-        self.finished: dict[Candidate, tuple[Plan, Timeline]] = {}
+        self.finished: dict[Candidate, _Finished] = {}
 
     def run(self, budget: int | None) -> Planned:
         templates = self._templates()
@@ -140,14 +162,14 @@ class _Planner:
         """Descends from the candidates with the least peaks, then spends what is left on time."""
         size = max(len(self.graph.vertices), 1)
         evaluations = max(60, min(EVALUATIONS, EVALUATIONS * 1500 // size))
-        target = 0 if budget is None or self.objective == "memory" else int(budget * 0.97)
+        target = 0 if budget is None or self.objective == "memory" else int(budget * MARGIN)
         order = sorted(starts, key=lambda p: (max(p.peak, target), p.time))
         lowest = []
         for start, share in zip(order, (0.45, 0.2), strict=False):
             lowest.append(self._note(descend(self.evaluator, start, target,
                                              int(evaluations * share))))
         best = min(lowest, key=lambda p: (max(p.peak, target), p.time))
-        room = max(target, int(best.peak * 1.01))
+        room = max(target, int(best.peak * SEARCH_ROOM))
         quick = [self._note(hasten(self.evaluator, best, room, int(evaluations * 0.25)))]
         if budget is not None:
             fitting = [p for p in starts if p.peak <= target]
@@ -164,62 +186,71 @@ class _Planner:
     # Choice.
 
     def _choose(self, priced: list[Priced], budget: int | None) -> Planned:
-        """The first of the candidates, best first, whose worst simulated order fits."""
-        limit = self._limit(priced, budget)
-        tried: list[tuple[Plan, Timeline, Priced]] = []
-        for entry in self._ranked(priced, limit)[:6]:
-            plan, timeline = self._finish(entry)
-            tried.append((plan, timeline, entry))
-            if budget is not None and timeline.peak_bytes <= budget:
-                break
-            if budget is None and len(tried) >= 3:
-                break
-        if budget is None or tried[-1][1].peak_bytes > budget:
-            chosen = min(tried, key=lambda t: (t[1].peak_bytes, t[2].time))
+        """The best candidate as the allocator counts it: the least, or the fastest that fits."""
+        unique = list({p.candidate: p for p in priced}.values())
+        if budget is None:
+            chosen = self._least(unique)
         else:
-            chosen = tried[-1]
-        plan, timeline, entry = chosen
-        if budget is not None and timeline.peak_bytes > budget:
-            least = min(self._finish(p)[1].peak_bytes
-                        for p in sorted(priced, key=lambda p: p.peak)[:2])
-            least = min(least, timeline.peak_bytes)
-            raise InfeasibleBudgetError(
-                f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the least "
-                f"dynamic peak it reaches is {least:,} bytes", least)
-        return Planned(plan, timeline, entry.time, self.baseline, self._front())
+            found = self._fitting(unique, budget)
+            if found is None:
+                least = self._least(unique)
+                if least.peak > budget:
+                    raise InfeasibleBudgetError(
+                        f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the "
+                        f"least dynamic peak it reaches is {least.peak:,} bytes", least.peak)
+                found = least
+            chosen = found
+        return Planned(chosen.plan, chosen.timeline, chosen.peak, chosen.priced.time,
+                       self.baseline, self.baseline_bytes, self._front())
 
-    def _limit(self, priced: list[Priced], budget: int | None) -> int:
-        return min(p.peak for p in priced) if budget is None else budget
+    def _least(self, priced: list[Priced]) -> _Finished:
+        """The least peak; within a few percent of it, the fastest."""
+        order = sorted(priced, key=lambda p: (p.peak, p.time))
+        near = [p for p in order if p.peak <= order[0].peak * 1.2][:FINALISTS]
+        finished = [self._finish(p) for p in near]
+        least = min(f.peak for f in finished)
+        close = [f for f in finished if f.peak <= least * ROOM]
+        if self.objective == "memory":
+            return min(close, key=lambda f: (f.peak, f.priced.time))
+        return min(close, key=lambda f: (f.priced.time, f.peak))
 
-    def _ranked(self, priced: list[Priced], limit: int) -> list[Priced]:
-        """What fits first: by time (or by peak), what does not fit after it, by peak."""
-        slack = int(limit * 1.01)
+    def _fitting(self, priced: list[Priced], budget: int) -> _Finished | None:
+        """The fastest (or, for memory, the least) candidate whose allocated peak fits."""
+        limit = float(budget)
+        for _ in range(2 * FINALISTS):
+            below = [p for p in priced if p.peak <= limit and (
+                p.candidate not in self.finished or self.finished[p.candidate].peak <= budget)]
+            if not below:
+                return None
+            if self.objective == "memory":
+                return self._least(below) if self._least(below).peak <= budget else None
+            finished = self._finish(min(below, key=lambda p: (p.time, p.peak)))
+            if finished.peak <= budget:
+                return finished
+            limit = min(limit, finished.priced.peak * max(0.9, budget / finished.peak))
+        return None
 
-        def rank(p: Priced):
-            if p.peak <= slack and self.objective == "time":
-                return (0, p.time, p.peak)
-            return (0 if p.peak <= slack else 1, p.peak, p.time)
-
-        unique = {p.candidate: p for p in priced}
-        return sorted(unique.values(), key=rank)
-
-    def _finish(self, priced: Priced) -> tuple[Plan, Timeline]:
-        """The plan with its pins, and the timeline of its worse order."""
+    def _finish(self, priced: Priced) -> _Finished:
+        """The plan with its pins, and what its worse order holds."""
         candidate = priced.candidate
         if candidate not in self.finished:
-            moves = candidate.moves
-            check_schedule(self.graph, priced.schedule, moves.released)
-            resolved = resolve(self.graph, priced.schedule)
-            pins, worst = (), priced.timeline
+            moves, graph = candidate.moves, self.graph
+            check_schedule(graph, priced.schedule, moves.released)
+            resolved = resolve(graph, priced.schedule)
+            pins: tuple = ()
+            timeline, peak = priced.timeline, priced.peak
             if not self.in_xla:
-                found = fences(self.graph, resolved, await_updates=self.await_updates)
-                plain = candidate.moves == Moves() and not candidate.thrifty
-                target = priced.peak if self.free_moves or not plain else 1 << 62
-                pins, worst = pin(self.graph, resolved, moves.released, found, target,
-                                  await_updates=self.await_updates)
+                found = fences(graph, resolved, await_updates=self.await_updates)
+                target = priced.peak if self.free_moves else 1 << 62
+                pins, executed, order = pin(graph, resolved, moves.released, found, target,
+                                            await_updates=self.await_updates)
+                if executed.peak_bytes < timeline.peak_bytes:
+                    order = None
+                else:
+                    timeline = executed
+                peak = allocated_peak(graph, resolved, order)
             plan = Plan(priced.schedule, moves, pins, candidate.source or self.solver)
-            self.finished[candidate] = (
-                plan, max(worst, priced.timeline, key=lambda t: t.peak_bytes))
+            self.finished[candidate] = _Finished(plan, timeline, peak, priced)
         return self.finished[candidate]
 
     def _front(self) -> tuple[tuple[int, float], ...]:

@@ -144,7 +144,7 @@ def _bytes(graph, resolved, steps, last, stop=None, held=None):
         vertex = vertices[schedule[position][0]]
         bound, made = reads[position], writes[position]
         dying = [i for i in bound if last[i] == when and not gone[i] and not fetched[i]]
-        taken = _taken(vertex, resolved, dying, made, size) if vertex.reuses and dying else ()
+        taken = taken_buffers(vertex, resolved, dying, made, size).values()
         for i in made:
             current += size[i]
         for i in taken:
@@ -173,15 +173,18 @@ def _bytes(graph, resolved, steps, last, stop=None, held=None):
     return live, peak, at
 
 
-def _taken(vertex, resolved, dying, made, size):
-    """Instances whose buffer a written one takes over: each at most once, first pair first."""
+def taken_buffers(vertex, resolved: Resolved, dying: Sequence[int], made: Sequence[int],
+                  size: Sequence[int]) -> dict[int, int]:
+    """Written instances by the dying instance whose buffer each takes over, first pair first."""
+    if not vertex.reuses or not dying:
+        return {}
     by_storage = {resolved.storage[i]: i for i in dying}
     wanted = {resolved.storage[i]: i for i in made}
-    taken: list[int] = []
+    taken: dict[int, int] = {}
     for written, read in vertex.reuses:
         source, target = by_storage.get(read), wanted.get(written)
         if source is None or target is None or size[source] != size[target]:
             continue
-        taken.append(source)
+        taken[target] = source
         del by_storage[read], wanted[written]
     return taken
