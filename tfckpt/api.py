@@ -22,6 +22,7 @@ from tfckpt.capture.tfgraph import NESTED_CALLS, capture
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import Graph
+from tfckpt.plan.allocator import CPU_SMALLEST
 from tfckpt.plan.planner import AUTO, OBJECTIVES, Planned, baseline, plan_step
 from tfckpt.plan.solvers.candidates import SOLVERS
 from tfckpt.report import Report, make_report
@@ -82,6 +83,7 @@ class Mark:
     options: Options
     records: Records
     name: str
+    jit_compile: bool = False
 
 
 _calls = threading.local()
@@ -146,7 +148,8 @@ class CheckpointedStep:
         self._is_function = tf_adapter.is_tf_function(fn)
         body = fn.python_function if self._is_function else fn
         name = getattr(body, "__name__", "step")
-        mark = Mark(options, self._records, name)
+        mark = Mark(options, self._records, name,
+                    self._is_function and tf_adapter.compiles_with_xla(fn))
 
         @functools.wraps(body)
         def marked(*args, **kwargs):
@@ -234,7 +237,7 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
       CostError, InfeasibleBudgetError: the graph is untouched.
     """
     started = time.perf_counter()
-    graph = _capture(func_graph, mark.options)
+    graph = _capture(func_graph, mark)
     if not graph.has_gradient():
         logging.log_first_n(
             logging.WARNING, "tfckpt: %s computes no gradient; it is left as it is", 1, mark.name)
@@ -262,12 +265,13 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
     return report
 
 
-def _capture(func_graph, options: Options) -> Graph:
-    shapes = None
+def _capture(func_graph, mark: Mark) -> Graph:
+    options, shapes = mark.options, None
     if has_unknown_shapes(func_graph):
         batch = options.batch_size or getattr(_calls, "batch", None)
         shapes = concrete_shapes(func_graph, batch, _argument_shapes(func_graph))
-    return capture(func_graph, shapes=shapes)
+    graph = capture(func_graph, shapes=shapes)
+    return dataclasses.replace(graph, in_xla=True) if mark.jit_compile else graph
 
 
 def _argument_shapes(func_graph) -> dict[str, Sequence[int]]:
@@ -296,14 +300,23 @@ def _single_device(graph: Graph) -> bool:
 
 
 def _plan(graph: Graph, cost, options: Options, single: bool) -> Planned:
-    _, plain = baseline(cost, await_updates=single, in_xla=graph.in_xla)
+    smallest = _smallest_counted(cost, single)
+    _, plain = baseline(cost, await_updates=single, in_xla=graph.in_xla, smallest=smallest)
     budget = options.budget.dynamic(plain, cost.resident_bytes)
     try:
         return plan_step(cost, budget, solver=options.solver, objective=options.objective,
                          free_moves=options.free_moves, await_updates=single,
-                         in_xla=graph.in_xla)
+                         in_xla=graph.in_xla, smallest=smallest)
     except InfeasibleBudgetError as error:
         raise options.budget.explain(error, plain, cost.resident_bytes) from None
+
+
+def _smallest_counted(cost, single: bool) -> int:
+    """Which requests the allocator counts: all on a GPU, and where hardly any would count."""
+    if tf.config.list_logical_devices("GPU"):
+        return 0
+    timeline, counted = baseline(cost, await_updates=single)
+    return CPU_SMALLEST if 2 * counted >= timeline.peak_bytes else 0
 
 
 def _refused(graph: Graph) -> list[str]:

@@ -12,7 +12,7 @@ from tfckpt.graph import BACKWARD, FORWARD, Graph
 from tfckpt.plan.planner import Planned
 from tfckpt.plan.simulate import Timeline
 
-_SCOPES = re.compile(r"^(?:tfckpt/\d+/|gradient_tape/|gradients(?:_\d+)?/|StatefulPartitionedCall/)+")
+_SCOPES = re.compile(r"^(?:gradient_tape/|gradients(?:_\d+)?/|StatefulPartitionedCall/)+")
 _SHOWN = 12
 
 

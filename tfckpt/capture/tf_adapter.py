@@ -37,6 +37,14 @@ def clone_function(fn, python_function: Callable):
     return fn._clone(python_function)
 
 
+def compiles_with_xla(fn) -> bool:
+    """Whether a `tf.function` was made with `jit_compile=True`.
+
+    Its context is entered by calls only: `get_concrete_function` traces outside of it.
+    """
+    return bool(getattr(fn, "_jit_compile", None))
+
+
 def tracing_graph() -> FuncGraph | None:
     """The FuncGraph into which ops are being traced now, or None when executing eagerly."""
     if tf.executing_eagerly():
@@ -120,6 +128,7 @@ def record_executed_graphs(run: Callable[[], object]) -> list:
     ctx = eager_context.context()
     ctx.ensure_initialized()
     ctx.enable_run_metadata()
+    ctx.export_run_metadata()  # drops what was collected before: disabling does not stop it
     try:
         run()
         metadata = ctx.export_run_metadata()

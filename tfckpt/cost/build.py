@@ -132,15 +132,21 @@ def merged_pairs(graph: Graph) -> dict[int, int]:
 
 
 _ADDS = frozenset({"Add", "AddV2", "AddN", "Sub"})
+_PRODUCTS = frozenset({"Mul", "RealDiv"})
+_UNARY = frozenset({"Neg", "Square", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p", "Tanh",
+                    "Sigmoid", "Relu", "Relu6", "Elu", "Abs", "Erf", "Erfc", "Sin", "Cos", "Inv",
+                    "Reciprocal", "Softplus", "Softsign", "Selu"})
 _BIASED = frozenset({"BiasAdd"}) | _ADDS
-_ACTIVATIONS = frozenset({"Relu", "Relu6", "Elu", "Tanh", "Sigmoid", "LeakyRelu", "Gelu", "Mul",
-                          "Erf", "Erfc"}) | _ADDS
+_ACTIVATIONS = _UNARY | _ADDS | {"LeakyRelu", "Gelu", "Mul"}
 _MERGES = {
     "Conv2D": _BIASED, "DepthwiseConv2dNative": _BIASED, "MatMul": _BIASED, "Conv3D": _BIASED,
     "BatchMatMulV2": _BIASED | {"Mul"}, "BiasAdd": _ACTIVATIONS, "Pad": frozenset({"Conv2D"}),
-    "Mul": _ADDS, "Add": _ADDS, "AddV2": _ADDS, "AddN": _ADDS, "Sub": _ADDS,
+    **{op: _ADDS | _PRODUCTS for op in sorted(_ADDS | _PRODUCTS)},
+    **{op: _UNARY for op in sorted(_UNARY)},
 }
 """Op types that Grappler or oneDNN may merge into an only reader of these types."""
+REARRANGED = _ADDS | _PRODUCTS | _UNARY
+"""Op types that Grappler's arithmetic optimizer rearranges."""
 
 
 def _fusible(graph: Graph, i: int, readers: list[list[int]]) -> bool:

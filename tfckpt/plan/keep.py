@@ -16,6 +16,8 @@ from tfckpt.plan.schedule import Schedule, Step
 
 NEAR_STEPS = 40
 """Uses of a copy at most this many planned vertices apart share it in any case."""
+STILL_THERE_STEPS = 12
+"""An original used this few vertices ago is not recomputed: the backward has just begun."""
 
 
 def keep_schedule(graph: CostGraph, keep: frozenset[int], order: Sequence[int],
@@ -44,7 +46,7 @@ class _Builder:
         self.brief = [self.dropped[i] and (i in again or i not in residual)
                       for i in range(len(graph.storages))]
         self.copies = [0] * len(vertices)
-        self.touched = [-1] * len(graph.storages)  # when a copy was last made or read
+        self.touched = [-1] * len(graph.storages)  # when last made or read
         self.steps: list[Step] = []
         self.now = 0
 
@@ -56,6 +58,9 @@ class _Builder:
                 for s in vertices[v].reads:
                     if self.dropped[s]:
                         self._restore(s)
+            else:
+                for s in (*vertices[v].reads, *vertices[v].writes):
+                    self.touched[s] = self.now
             self.steps.append((v, 0))
         return tuple(self.steps)
 
@@ -63,7 +68,10 @@ class _Builder:
         """Whether a copy exists that may be read now."""
         if self.touched[storage] < 0:
             return False
-        return not self.brief[storage] or self.now - self.touched[storage] <= NEAR_STEPS
+        age = self.now - self.touched[storage]
+        if not self.copies[self.graph.storages[storage].producer]:
+            return age <= STILL_THERE_STEPS
+        return not self.brief[storage] or age <= NEAR_STEPS
 
     def _restore(self, storage: int) -> None:
         """Recomputes what is missing, inputs first, without recursion."""

@@ -12,7 +12,7 @@ import dataclasses
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.allocator import allocated_peak
+from tfckpt.plan.allocator import CPU_SMALLEST, allocated_peak
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.fences import fences
 from tfckpt.plan.improve import descend, hasten
@@ -30,10 +30,9 @@ FINALISTS = 8
 """Candidates that get pins and an allocator before one is chosen."""
 MARGIN = 0.92
 """Of a budget, what the search aims at; the rest is for the allocator's slack."""
-ROOM = 1.06
-"""How far above the least peak a faster plan may lie and still count as the least."""
-SEARCH_ROOM = 1.1
-"""The same while searching, before the allocator is asked."""
+ROOM_OF_LEAST, ROOM_OF_PLAIN = 0.06, 0.03
+"""A faster plan counts as the least peak if it lies within either fraction: of the least peak, or
+of the plain one, since nobody buys the last 3 % of a step's memory with several percent of time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +69,8 @@ class _Finished:
 
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
               objective: str = "time", free_moves: bool = True,
-              await_updates: bool = True, in_xla: bool = False) -> Planned:
+              await_updates: bool = True, in_xla: bool = False,
+              smallest: int = CPU_SMALLEST) -> Planned:
     """Plans a step.
 
     Args:
@@ -81,17 +81,18 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
       free_moves: whether defer and release may be used.
       await_updates: see `tfckpt.plan.fences.fences`.
       in_xla: control edges mean nothing to the compiler: no moves, no pins.
+      smallest: the allocator does not count smaller requests (0 on a GPU).
 
     Raises:
       PlanError: unknown solver or objective.
       InfeasibleBudgetError: no plan found fits; names the least peak found.
     """
     return _Planner(graph, solver, objective, free_moves and not in_xla, await_updates,
-                    in_xla).run(budget)
+                    in_xla, smallest).run(budget)
 
 
 def baseline(graph: CostGraph, *, await_updates: bool = True,
-             in_xla: bool = False) -> tuple[Timeline, int]:
+             in_xla: bool = False, smallest: int = CPU_SMALLEST) -> tuple[Timeline, int]:
     """The plain step under the worse of the simulated orders, and the allocator's peak."""
     schedule = plain_schedule(graph)
     resolved = resolve(graph, schedule)
@@ -101,11 +102,11 @@ def baseline(graph: CostGraph, *, await_updates: bool = True,
     _, executed, order = pin(graph, resolved, (), (), 1 << 62, await_updates=await_updates)
     if planned.peak_bytes >= executed.peak_bytes:
         executed, order = planned, None
-    return executed, allocated_peak(graph, resolved, order)
+    return executed, allocated_peak(graph, resolved, order, smallest)
 
 
 class _Planner:
-    def __init__(self, graph, solver, objective, free_moves, await_updates, in_xla):
+    def __init__(self, graph, solver, objective, free_moves, await_updates, in_xla, smallest):
         if solver != AUTO and solver not in SOLVERS:
             raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
                             f"{', '.join([*SOLVERS, AUTO])}")
@@ -116,7 +117,8 @@ class _Planner:
         self.free_moves, self.await_updates, self.in_xla = free_moves, await_updates, in_xla
         self.evaluator = Evaluator(graph)
         self.baseline, self.baseline_bytes = baseline(
-            graph, await_updates=await_updates, in_xla=in_xla)
+            graph, await_updates=await_updates, in_xla=in_xla, smallest=smallest)
+        self.smallest = smallest
         self.seen: dict[Candidate, Priced] = {}
         self.finished: dict[Candidate, _Finished] = {}
 
@@ -169,8 +171,14 @@ class _Planner:
             lowest.append(self._note(descend(self.evaluator, start, target,
                                              int(evaluations * share))))
         best = min(lowest, key=lambda p: (max(p.peak, target), p.time))
-        room = max(target, int(best.peak * SEARCH_ROOM))
-        quick = [self._note(hasten(self.evaluator, best, room, int(evaluations * 0.25)))]
+        lowest_peak = best.peak
+        quick = []
+        for share in (0.35, 0.7, 1.0):  # several, since the allocator's slack cannot be foreseen
+            room = self._room(lowest_peak, self.baseline.peak_bytes) - lowest_peak
+            best = self._note(hasten(self.evaluator, best,
+                                     max(target, lowest_peak + int(share * room)),
+                                     int(evaluations * 0.1)))
+            quick.append(best)
         if budget is not None:
             fitting = [p for p in starts if p.peak <= target]
             if fitting:
@@ -206,13 +214,21 @@ class _Planner:
     def _least(self, priced: list[Priced]) -> _Finished:
         """The least peak; within a few percent of it, the fastest."""
         order = sorted(priced, key=lambda p: (p.peak, p.time))
-        near = [p for p in order if p.peak <= order[0].peak * 1.2][:FINALISTS]
+        near = [p for p in order if p.peak <= 1.1 * self._room(
+            order[0].peak, self.baseline.peak_bytes)]
+        quick = sorted(near, key=lambda p: (p.time, p.peak))[:FINALISTS // 2]
+        near = list({p.candidate: p for p in near[:FINALISTS - 2] + quick}.values())
         finished = [self._finish(p) for p in near]
         least = min(f.peak for f in finished)
-        close = [f for f in finished if f.peak <= least * ROOM]
+        room = self._room(least, self.baseline_bytes)
+        close = [f for f in finished if f.peak <= room]
         if self.objective == "memory":
             return min(close, key=lambda f: (f.peak, f.priced.time))
         return min(close, key=lambda f: (f.priced.time, f.peak))
+
+    @staticmethod
+    def _room(least: int, plain: int) -> int:
+        return int(max(least * (1 + ROOM_OF_LEAST), least + ROOM_OF_PLAIN * plain))
 
     def _fitting(self, priced: list[Priced], budget: int) -> _Finished | None:
         """The fastest (or, for memory, the least) candidate whose allocated peak fits."""
@@ -248,7 +264,7 @@ class _Planner:
                     order = None
                 else:
                     timeline = executed
-                peak = allocated_peak(graph, resolved, order)
+                peak = allocated_peak(graph, resolved, order, self.smallest)
             plan = Plan(priced.schedule, moves, pins, candidate.source or self.solver)
             self.finished[candidate] = _Finished(plan, timeline, peak, priced)
         return self.finished[candidate]

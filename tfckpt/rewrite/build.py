@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
+from tfckpt.cost.build import REARRANGED
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph, TensorId
@@ -15,7 +16,26 @@ from tfckpt.rewrite.guards import DataGuard
 SCOPE = "tfckpt"
 _PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient",
                         "PlaceholderWithDefault"})
+WEIGHT_BYTES = 1 << 16
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+
+def copy_name(name: str, copy: int) -> str:
+    """Name of a copy. It sorts where the original's does.
+
+    Grappler puts the inputs of commutative ops in the order of their names, and which constants
+    it then folds into which operand follows from that: a copy that sorted elsewhere would be
+    multiplied in another order than the original, and round differently. No other character
+    that names may contain sorts before the hyphen.
+    """
+    return f"{name}-{SCOPE}{copy}"
+
+
+def guard_name(tensor: str, number: int) -> str:
+    """Name of a guard, which sorts where the guarded tensor's does; negative for single waits."""
+    op, _, slot = tensor.rpartition(":")
+    kind = "guard" if number > 0 else "wait"
+    return f"{op}-{SCOPE}_{kind}{abs(number)}_{slot}"
 
 
 def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: bool = True) -> Edits:
@@ -52,24 +72,25 @@ class _EditBuilder:
         self.guarded: dict[tuple[int, str], str] = {}
         self.region = 0
         self.waits = 0
+        self.taps: dict[str, None] = {}
         self.fence: Fence | None = None
         self.barrier: str | None = None
         self.data_guard: DataGuard | None = None
 
     def build(self) -> Edits:
         """All edits."""
-        held: dict[Step, list[str]] = {}
+        held: dict[Step, list[Step]] = {}
         for pin in self.plan.pins:
-            held.setdefault(pin.held, []).append(self.name_of(pin.trigger))
+            held.setdefault(pin.held, []).append(pin.trigger)
         for position, step in enumerate(self.plan.schedule):
             if position in self.fences:
                 self._open_region(self.fences[position])
             if step[1]:
-                self._copy(position, step, held.get(step, []))
+                self._copy(position, step, [self._signal(t) for t in held.get(step, ())])
             else:
                 self._original(position, step[0])
                 if step in held and not self.graph.in_xla:
-                    self._pin_original(step, held[step])
+                    self._pin_original(step, [self._signal(t) for t in held[step]])
         self._bypass_joins()
         return Edits(tuple(self.added), tuple(self.rewires), tuple(self.controls),
                      tuple(self.protected), self.graph.in_xla)
@@ -78,7 +99,27 @@ class _EditBuilder:
         """Name of the op that a step runs."""
         index = self.cost.vertices[step[0]].ops[0]
         name = self.graph.ops[index].name
-        return name if not step[1] else f"{SCOPE}/{step[1]}/{name}"
+        return name if not step[1] else copy_name(name, step[1])
+
+    def _signal(self, step: Step) -> str:
+        """The op to wait for in order to wait for a step.
+
+        Grappler leaves sums, products and chains of unary ops as they are when another op waits
+        for one of them, and rearranges them otherwise, which changes their rounding: such an op
+        is waited for through a pass-through of its result.
+        """
+        name = self.name_of(step)
+        op = self.graph.ops[self.cost.vertices[step[0]].ops[0]]
+        if op.type not in REARRANGED or self.graph.in_xla:
+            return name
+        tap = f"{name}-{SCOPE}_tap"
+        if tap not in self.taps:
+            dtype = op.outputs[0].dtype
+            self.taps[tap] = None
+            self.added.append(Create(tap, "Identity", (f"{name}:0",), (), (dtype,),
+                                     {"T": f"dtype:{dtype}", "_grappler_do_not_remove": True},
+                                     op.device))
+        return tap
 
     # Regions: an executor waits at a fence, XLA at a data guard.
 
@@ -86,28 +127,39 @@ class _EditBuilder:
         self.region += 1
         self.fence = fence
         if self.graph.in_xla:
-            trigger, dtype = self._incoming_gradient(fence.position)
-            self.data_guard = DataGuard(f"{SCOPE}/guard_{self.region}", trigger, dtype)
+            triggers = (self._incoming_gradient(fence.position), *self._leaves(fence))
+            self.data_guard = DataGuard(f"{SCOPE}/guard_{self.region}", triggers)
             self.added.extend(self.data_guard.trigger_ops())
             return
-        controls = [self.name_of(self.plan.schedule[p]) for p in fence.awaits]
+        controls = [self._signal(self.plan.schedule[p]) for p in fence.awaits]
         if self.barrier is not None:
             controls.append(self.barrier)
         self.barrier = f"{SCOPE}/fence_{self.region}"
         self.added.append(Create(self.barrier, "NoOp", (), tuple(controls), (), {}))
 
     def _incoming_gradient(self, position: int) -> tuple[str, str]:
-        """The latest float tensor that the backward made before a region, and its dtype."""
+        """The latest float tensor that the step made before a region, and its dtype."""
         for p in range(position - 1, -1, -1):
             vertex, copy = self.plan.schedule[p]
             op = self.graph.ops[self.cost.vertices[vertex].ops[0]]
-            if copy or op.region != BACKWARD or not self.cost.vertices[vertex].reads:
-                continue
+            if copy or not self.cost.vertices[vertex].reads:
+                continue  # before the first gradient, the end of the forward must do
             for slot, tensor in enumerate(op.outputs):
                 if tensor.dtype in _FLOATS and (self.root[self.cost.vertices[vertex].ops[0]][slot]
                                                 != RESIDENT):
                     return f"{op.name}:{slot}", tensor.dtype
         raise RewriteError("rewrite: a region has no incoming gradient to guard it with under XLA")
+
+    def _leaves(self, fence: Fence) -> list[tuple[str, str]]:
+        """Float results of what the fence awaits in the backward, and their dtypes."""
+        found = []
+        for p in fence.awaits:
+            step = self.plan.schedule[p]
+            index = self.cost.vertices[step[0]].ops[0]
+            op = self.graph.ops[index]
+            if op.region == BACKWARD and op.outputs and op.outputs[0].dtype in _FLOATS:
+                found.append((f"{self.name_of(step)}:0", op.outputs[0].dtype))
+        return found
 
     def _guard(self, tensor: str, dtype: str, device: str, triggers: tuple[str, ...]) -> str:
         """The tensor behind the region's guard; each tensor passes it once, unless pinned."""
@@ -116,7 +168,7 @@ class _EditBuilder:
             return self._wait(tensor, dtype, device, (*triggers, self.barrier))
         key = (self.region, tensor)
         if key not in self.guarded:
-            name = f"{SCOPE}/guard_{self.region}/{len(self.guarded)}"
+            name = guard_name(tensor, self.region)
             if self.data_guard is not None:
                 self.added.extend(self.data_guard.pass_through(name, tensor, dtype))
             else:
@@ -166,13 +218,46 @@ class _EditBuilder:
             if dtype in ("resource", "variant", "string") or resident and (
                     self.graph.ops[source].type == "Const"):
                 continue
-            if every and self.root[source][slot] not in self.storage:
+            if every and self.root[source][slot] not in self.storage and not (
+                    self._is_weight((source, slot))):
                 continue
             usable.append(-negative)
         if every and not usable:  # only small or resident inputs: guard the largest of them
             return self._to_guard(op, outside, every=False) if not any(
                 self._is_copy(op, i) for i in range(len(op.inputs))) else []
         return usable if every else usable[:1]
+
+    def _is_weight(self, tensor: TensorId) -> bool:
+        """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
+        op = self.graph.ops[tensor[0]]
+        return (self.root[tensor[0]][tensor[1]] == RESIDENT and op.type not in ("Const", "_Arg")
+                and (op.outputs[tensor[1]].bytes or 0) >= WEIGHT_BYTES
+                and op.outputs[tensor[1]].dtype in _FLOATS)
+
+    def _delay_weights(self, op) -> None:
+        """Under XLA, has a backward op see its weights only when its gradient is there.
+
+        XLA transposes weights for the backward as soon as it can, that is at the start of the
+        step, and holds the transposed ones until they are used.
+        """
+        gradient = next(
+            ((f"{self.graph.ops[s].name}:{slot}", self.graph.ops[s].outputs[slot].dtype)
+             for s, slot in op.inputs if self.graph.ops[s].region == BACKWARD
+             and self.root[s][slot] in self.storage
+             and self.graph.ops[s].outputs[slot].dtype in _FLOATS), None)
+        weights = [i for i, tensor in enumerate(op.inputs) if self._is_weight(tensor)]
+        if gradient is None or not weights:
+            return
+        guard = DataGuard(f"{SCOPE}/late/{op.name}", (gradient,))
+        self.added.extend(guard.trigger_ops())
+        for i in weights:
+            source, slot = op.inputs[i]
+            self.waits += 1
+            name = guard_name(f"{self.graph.ops[source].name}:{slot}", -self.waits)
+            self.added.extend(guard.pass_through(
+                name, f"{self.graph.ops[source].name}:{slot}",
+                self.graph.ops[source].outputs[slot].dtype))
+            self.rewires.append(Rewire(op.name, i, f"{name}:0"))
 
     def _is_copy(self, op, i) -> bool:
         source, slot = op.inputs[i]
@@ -190,6 +275,8 @@ class _EditBuilder:
         op = self.graph.ops[index]
         if op.region == FORWARD:
             return
+        if self.graph.in_xla and op.region == BACKWARD:
+            self._delay_weights(op)
         for i, tensor in enumerate(op.inputs):
             reference, copy = self._read(position, tensor)
             if copy:
@@ -220,7 +307,7 @@ class _EditBuilder:
     def _wait(self, tensor: str, dtype: str, device: str, controls: tuple[str, ...]) -> str:
         """`tensor`, passed on once `controls` have run."""
         self.waits += 1
-        name = f"{SCOPE}/wait_{self.waits}"
+        name = guard_name(tensor, -self.waits)
         self.added.append(Create(name, "Identity", (tensor,), controls, (dtype,),
                                  {"T": f"dtype:{dtype}"}, device))
         return f"{name}:0"
@@ -244,12 +331,12 @@ class _EditBuilder:
         if not copy:
             return f"{op.name}:{tensor[1]}"
         if tensor == self.root[tensor[0]][tensor[1]]:
-            return f"{SCOPE}/{copy}/{op.name}:{tensor[1]}"
+            return f"{copy_name(op.name, copy)}:{tensor[1]}"
         if op.type in _PASSES_ON:
             return self._view(op.inputs[tensor[1]], copy)
         key = (tensor, copy)
         if key not in self.views:
-            name = f"{SCOPE}/{copy}/{op.name}"
+            name = copy_name(op.name, copy)
             inputs = [self._view(op.inputs[0], copy)]
             inputs += [f"{self.graph.ops[s].name}:{slot}" for s, slot in op.inputs[1:]]
             self.added.append(Clone(name, op.name, tuple(inputs)))

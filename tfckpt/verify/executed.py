@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -49,8 +50,13 @@ def executed(fn: Callable, *args, **kwargs) -> Executed:
                                 "tf.function, and traced before?")
     nodes = [node for graph in graphs for node in graph.node]
     ops = collections.Counter(node.op for node in nodes)
-    copies = collections.Counter(node.op for node in nodes if "_tfckpt_copy" in node.attr)
+    # a copy that TensorFlow merged with its neighbours has lost its attribute, not its name
+    copies = collections.Counter(node.op for node in nodes
+                                 if "_tfckpt_copy" in node.attr or _COPY.search(node.name))
     return Executed(dict(sorted(ops.items())), dict(sorted(copies.items())), tuple(nodes))
+
+
+_COPY = re.compile(r"-tfckpt\d+$")
 
 
 def matching(nodes, predicate: Callable[[tf.compat.v1.NodeDef], bool]) -> list[str]:

@@ -1,0 +1,38 @@
+"""What every test process that runs TensorFlow sets before TensorFlow initialises."""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework import config
+
+
+def prepare() -> None:
+    """Makes TensorFlow itself repeatable. Idempotent; must run before the first op does.
+
+    With more than one inter-op thread plain TensorFlow does not reproduce its own numbers: the
+    order in which AddN adds three or more inputs depends on which of them is still needed
+    elsewhere when it starts. The setting belongs to the process, so all tests share it.
+    """
+    if tf.config.threading.get_inter_op_parallelism_threads() != 1:
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.config.experimental.enable_op_determinism()
+
+
+@contextlib.contextmanager
+def without_determinism():
+    """For XLA: Keras refuses to compile a model while op determinism is on."""
+    config.disable_op_determinism()
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_op_determinism()
+
+
+def fresh() -> None:
+    """Forgets Keras' names and sets every seed."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
