@@ -23,7 +23,7 @@ def draw(reports: dict[str, Any], path: str) -> None:
     figure, panels = pyplot.subplots(
         1, len(reports), figsize=(6.4 * len(reports), 4.8), squeeze=False, layout="constrained"
     )
-    figure.suptitle("Memory in use over one training step, as planned by tfckpt", fontsize=14)
+    figure.suptitle("Activations and gradients in memory over one training step, as simulated", fontsize=14)
     for panel, (title, report) in zip(panels[0], reports.items(), strict=True):
         _draw_line(panel, report.timeline_before, "plain", BEFORE_COLOUR)
         _draw_line(panel, report.timeline_after, "tfckpt", AFTER_COLOUR)
@@ -31,9 +31,9 @@ def draw(reports: dict[str, Any], path: str) -> None:
         panel.set_xlabel("operations run since the step began")
         panel.set_ylabel("live memory (MB)")
         panel.set_xlim(left=0)
-        panel.set_ylim(0, 1.15 * report.timeline_before.peak_bytes / MB)
+        panel.set_ylim(0, 1.25 * report.timeline_before.peak_bytes / MB)
         panel.grid(alpha=0.25)
-        panel.legend(loc="upper right", framealpha=0.9)
+        panel.legend(loc="upper center", ncols=2, frameon=False)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -142,7 +143,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
 class CheckpointedStep:
     """A training step whose traces are rewritten. Works as a function and as a method."""
 
-    def __init__(self, fn: Callable, options: Options):
+    def __init__(self, fn: Any, options: Options):
         self._records = Records()
         self._options = options
         self._is_function = tf_adapter.is_tf_function(fn)
@@ -204,11 +205,13 @@ class _BoundStep(functools.partial):
 
     @property
     def report(self) -> Report | None:
-        return self.func.report
+        step: Any = self.func
+        return step.report
 
     @property
     def reports(self) -> dict[str, Report]:
-        return self.func.reports
+        step: Any = self.func
+        return step.reports
 
 
 def _warn_eager(name: str) -> None:
@@ -258,7 +261,7 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
         except RewriteError as error:
             applied, reason = False, str(error)
             warnings.warn(f"tfckpt: {mark.name} trains unchanged: {error}", stacklevel=2)
-    report = make_report(graph, cost, planned, applied=applied, reason=reason,
+    report = make_report(mark.name, graph, cost, planned, applied=applied, reason=reason,
                          fence_count=fence_count, seconds=time.perf_counter() - started,
                          refused=_refused(graph))
     logging.info("%s", report)
@@ -300,23 +303,18 @@ def _single_device(graph: Graph) -> bool:
 
 
 def _plan(graph: Graph, cost, options: Options, single: bool) -> Planned:
-    smallest = _smallest_counted(cost, single)
-    _, plain = baseline(cost, await_updates=single, in_xla=graph.in_xla, smallest=smallest)
-    budget = options.budget.dynamic(plain, cost.resident_bytes)
+    smallest = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
+    plain = baseline(cost, await_updates=single, in_xla=graph.in_xla, smallest=smallest)
+    if 2 * plain[1] < plain[0].peak_bytes:  # hardly any request would be counted
+        smallest = 0
+        plain = baseline(cost, await_updates=single, in_xla=graph.in_xla, smallest=0)
+    budget = options.budget.dynamic(plain[1], cost.resident_bytes)
     try:
         return plan_step(cost, budget, solver=options.solver, objective=options.objective,
                          free_moves=options.free_moves, await_updates=single,
-                         in_xla=graph.in_xla, smallest=smallest)
+                         in_xla=graph.in_xla, smallest=smallest, plain=plain)
     except InfeasibleBudgetError as error:
-        raise options.budget.explain(error, plain, cost.resident_bytes) from None
-
-
-def _smallest_counted(cost, single: bool) -> int:
-    """Which requests the allocator counts: all on a GPU, and where hardly any would count."""
-    if tf.config.list_logical_devices("GPU"):
-        return 0
-    timeline, counted = baseline(cost, await_updates=single)
-    return CPU_SMALLEST if 2 * counted >= timeline.peak_bytes else 0
+        raise options.budget.explain(error, plain[1], cost.resident_bytes) from None
 
 
 def _refused(graph: Graph) -> list[str]:

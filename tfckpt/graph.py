@@ -99,4 +99,5 @@ def check_graph(graph: Graph) -> None:
                 raise CaptureError(f"capture: op {op.name!r} waits for an op that comes after it")
     for source, slot in graph.fetches:
         if not (0 <= source < len(graph.ops) and 0 <= slot < len(graph.ops[source].outputs)):
-            raise CaptureError(f"capture: fetch ({source}, {slot}) of {graph.name!r} does not exist")
+            raise CaptureError(
+                f"capture: fetch ({source}, {slot}) of {graph.name!r} does not exist")

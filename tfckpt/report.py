@@ -115,16 +115,18 @@ class Report:
         return "\n".join(parts)
 
 
-def make_report(graph: Graph, cost: CostGraph, planned: Planned, *, applied: bool, reason: str,
-                fence_count: int, seconds: float, refused: Sequence[str]) -> Report:
+def make_report(name: str, graph: Graph, cost: CostGraph, planned: Planned, *, applied: bool,
+                reason: str, fence_count: int, seconds: float,
+                refused: Sequence[str]) -> Report:
     """The report of a planned step (of the plain step where nothing was applied)."""
     after = planned.timeline if applied else planned.baseline
     time = planned.time if applied else cost.total_time
     plan = planned.plan
     total = max(cost.total_time, 1e-12)
     return Report(
-        name=graph.name, baseline_peak_bytes=planned.baseline_bytes,
-        planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes, resident_bytes=cost.resident_bytes,
+        name=name, baseline_peak_bytes=planned.baseline_bytes,
+        planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes,
+        resident_bytes=cost.resident_bytes,
         overhead=time / total - 1.0,
         recomputed_ops=len(plan.recomputed) if applied else 0,
         kept_bytes=_kept(cost, plan.schedule if applied else None),

@@ -21,14 +21,16 @@ OPTIONS: dict[str, dict] = {
     "min": {"budget": "min"},
     "chen": {"solver": "chen"},
     "approx_dp": {"solver": "approx_dp", "objective": "memory"},
+    "0.5": {"budget": 0.5},
     "0.7": {"budget": 0.7},
     "no-moves": {"budget": "min", "free_moves": False},
 }
 CASES = [
     *((name, "min") for name in MODELS),
-    *((name, how) for name in ("residual", "dense_gelu") for how in OPTIONS if how != "min"),
-    ("transformer", "0.7"), ("unet", "approx_dp"), ("unet", "0.7"), ("shared", "chen"),
-    ("keras_dropout", "chen"), ("stateful_dropout", "chen"), ("conv_relu", "0.7"),
+    ("residual", "chen"), ("residual", "approx_dp"), ("residual", "0.7"), ("residual", "no-moves"),
+    ("dense_gelu", "approx_dp"), ("dense_gelu", "0.7"), ("dense_gelu", "no-moves"),
+    ("transformer", "0.7"), ("unet", "approx_dp"), ("unet", "0.5"), ("conv_relu", "0.5"),
+    ("shared", "approx_dp"), ("keras_dropout", "0.5"), ("stateful_dropout", "0.7"),
 ]
 
 

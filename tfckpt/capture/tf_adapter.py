@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function, transform
-from tensorflow.python.framework import func_graph as func_graph_lib
+from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util, handle_data_util
-
-FuncGraph = func_graph_lib.FuncGraph
 
 
 def install_trace_hook(callback: Callable[[FuncGraph], None]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.storage import (
-    RESIDENT,
     REUSES_INPUT,
     SHAPE_ONLY,
     is_alias,
@@ -42,7 +41,7 @@ def build_cost_graph(graph: Graph) -> CostGraph:
                or any((i, slot) in big for slot in range(len(op.outputs)))]
     partner = merged_pairs(graph)
     partner, anchors, needs = _needs(graph, anchors, partner)
-    members = {anchor: (anchor,) for anchor in anchors}
+    members: dict[int, tuple[int, ...]] = {anchor: (anchor,) for anchor in anchors}
     for merged, anchor in partner.items():
         members[anchor] += (merged,)
     storages, index = _storages(graph, [members[a] for a in anchors], big, root)
@@ -179,8 +178,9 @@ def _vertex(graph, members, reads, index, needs, readers) -> Vertex:
     reuses = tuple((w, r) for w in write for r in read) if op.type in REUSES_INPUT else ()
     is_assign = op.type == "AssignVariableOp"
     return Vertex(
-        name=op.name, region=op.region, time=sum(seconds(graph, graph.ops[i]) for i in members), reads=read, writes=write,
-        after=needs, reuses=reuses, recomputable=op.pure and op.region == FORWARD,
+        name=op.name, region=op.region, reads=read, writes=write, after=needs,
+        time=sum(seconds(graph, graph.ops[i]) for i in members),
+        reuses=reuses, recomputable=op.pure and op.region == FORWARD,
         cheap=not is_expensive(op), donates=read if is_assign else (), ops=tuple(members),
         fusible=_fusible(graph, anchor, readers),
         join=op.type == "IdentityN" and len(op.inputs) > 1, device=op.device)

@@ -47,7 +47,10 @@ def flops(graph: Graph, op: Op) -> float:
 
 def _shape(graph: Graph, op: Op, position: int) -> tuple[int, ...]:
     source, slot = op.inputs[position]
-    shape = graph.ops[source].outputs[slot].shape
+    return _known(graph.ops[source].outputs[slot].shape)
+
+
+def _known(shape: tuple[int | None, ...] | None) -> tuple[int, ...]:
     return tuple(d or 1 for d in shape) if shape is not None else ()
 
 
@@ -61,11 +64,11 @@ def _count(shape) -> float:
 def _convolution(graph: Graph, op: Op) -> float:
     """Spatial size of the convolution's result times the size of its kernel, times two."""
     if op.type.endswith(("BackpropFilter", "BackpropFilterV2")):
-        kernel, result = op.outputs[0].shape or (), _shape(graph, op, 2)
+        kernel, result = _known(op.outputs[0].shape), _shape(graph, op, 2)
     elif "Backprop" in op.type:
         kernel, result = _shape(graph, op, 1), _shape(graph, op, 2)
     else:
-        kernel, result = _shape(graph, op, 1), op.outputs[0].shape or ()
+        kernel, result = _shape(graph, op, 1), _known(op.outputs[0].shape)
     if not kernel or not result:
         return 0.0
     channels = 1.0 if op.type.startswith("Depthwise") else float(kernel[-2] or 1)

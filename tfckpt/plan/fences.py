@@ -3,7 +3,8 @@
 Before each run of copies (a *region*) stands one fence. It awaits the leaves of everything
 scheduled earlier in the backward, that is the steps whose results nothing scheduled earlier
 reads, and gates the region's entry steps, those that read no copy of their own region. Each
-fence also awaits the one before it, so a window of leaves is enough. All edges follow the schedule, hence no fence can close a cycle.
+fence also awaits the one before it, so a window of leaves is enough. All edges follow the
+schedule, hence no fence can close a cycle.
 """
 
 from __future__ import annotations

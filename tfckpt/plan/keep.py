@@ -16,8 +16,9 @@ from tfckpt.plan.schedule import Schedule, Step
 
 NEAR_STEPS = 40
 """Uses of a copy at most this many planned vertices apart share it in any case."""
-STILL_THERE_STEPS = 12
-"""An original used this few vertices ago is not recomputed: the backward has just begun."""
+STILL_THERE_FRACTION = 1 / 120
+"""An original used within this fraction of the step is not recomputed: the backward has just
+begun, and recomputing would cost time and save nothing."""
 
 
 def keep_schedule(graph: CostGraph, keep: frozenset[int], order: Sequence[int],
@@ -45,6 +46,7 @@ class _Builder:
             for i, s in enumerate(graph.storages)]
         self.brief = [self.dropped[i] and (i in again or i not in residual)
                       for i in range(len(graph.storages))]
+        self.still_there = int(len(vertices) * STILL_THERE_FRACTION)
         self.copies = [0] * len(vertices)
         self.touched = [-1] * len(graph.storages)  # when last made or read
         self.steps: list[Step] = []
@@ -70,7 +72,7 @@ class _Builder:
             return False
         age = self.now - self.touched[storage]
         if not self.copies[self.graph.storages[storage].producer]:
-            return age <= STILL_THERE_STEPS
+            return age <= self.still_there
         return not self.brief[storage] or age <= NEAR_STEPS
 
     def _restore(self, storage: int) -> None:

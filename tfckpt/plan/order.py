@@ -51,7 +51,8 @@ def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, .
 
 def _earliest(graph: CostGraph, joins: frozenset[int]) -> tuple[list[float], list[float]]:
     """Earliest start and finish of each vertex with unlimited workers."""
-    start, finish = [], []
+    start: list[float] = []
+    finish: list[float] = []
     for v, vertex in enumerate(graph.vertices):
         begin = max((finish[p] for p in graph.predecessors[v] if p not in joins), default=0.0)
         start.append(begin)
@@ -156,7 +157,7 @@ class _Emitter:
         storages, vertex = self.graph.storages, self.graph.vertices[v]
         total = sum(storages[s].bytes for s in vertex.writes)
         for s in vertex.reads:
-            if self.dropped[s] and not self.touched[s]:
+            if self.dropped is not None and self.dropped[s] and not self.touched[s]:
                 total += storages[s].bytes
             if self.unread[s] == 1:
                 total -= storages[s].bytes

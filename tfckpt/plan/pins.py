@@ -138,8 +138,6 @@ class _Holder:
 
     def _put(self, held: int, trigger: int) -> None:
         schedule = self.resolved.schedule
-        if len(self.graph.vertices[schedule[held][0]].ops) > 1:
-            return  # merged with another op at run time, which must not wait alone
         for p in awaitable(self.graph, self.resolved, trigger):
             if p < held and self.graph.vertices[schedule[p][0]].region in self.regions:
                 self.pins.setdefault((held, p), Pin(schedule[held], schedule[p]))

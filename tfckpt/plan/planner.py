@@ -24,7 +24,7 @@ from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
 
 AUTO = "auto"
 OBJECTIVES = ("time", "memory")
-EVALUATIONS = 260
+EVALUATIONS = 230
 """Candidates priced for a graph of up to 1,500 vertices; fewer for larger ones."""
 FINALISTS = 8
 """Candidates that get pins and an allocator before one is chosen."""
@@ -70,7 +70,8 @@ class _Finished:
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
               objective: str = "time", free_moves: bool = True,
               await_updates: bool = True, in_xla: bool = False,
-              smallest: int = CPU_SMALLEST) -> Planned:
+              smallest: int = CPU_SMALLEST,
+              plain: tuple[Timeline, int] | None = None) -> Planned:
     """Plans a step.
 
     Args:
@@ -82,13 +83,14 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
       await_updates: see `tfckpt.plan.fences.fences`.
       in_xla: control edges mean nothing to the compiler: no moves, no pins.
       smallest: the allocator does not count smaller requests (0 on a GPU).
+      plain: what `baseline` returned for this graph, if it was called already.
 
     Raises:
       PlanError: unknown solver or objective.
       InfeasibleBudgetError: no plan found fits; names the least peak found.
     """
     return _Planner(graph, solver, objective, free_moves and not in_xla, await_updates,
-                    in_xla, smallest).run(budget)
+                    in_xla, smallest, plain).run(budget)
 
 
 def baseline(graph: CostGraph, *, await_updates: bool = True,
@@ -106,7 +108,9 @@ def baseline(graph: CostGraph, *, await_updates: bool = True,
 
 
 class _Planner:
-    def __init__(self, graph, solver, objective, free_moves, await_updates, in_xla, smallest):
+    def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
+                 await_updates: bool, in_xla: bool, smallest: int,
+                 plain: tuple[Timeline, int] | None = None):
         if solver != AUTO and solver not in SOLVERS:
             raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
                             f"{', '.join([*SOLVERS, AUTO])}")
@@ -116,7 +120,7 @@ class _Planner:
         self.graph, self.solver, self.objective = graph, solver, objective
         self.free_moves, self.await_updates, self.in_xla = free_moves, await_updates, in_xla
         self.evaluator = Evaluator(graph)
-        self.baseline, self.baseline_bytes = baseline(
+        self.baseline, self.baseline_bytes = plain or baseline(
             graph, await_updates=await_updates, in_xla=in_xla, smallest=smallest)
         self.smallest = smallest
         self.seen: dict[Candidate, Priced] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -29,17 +30,13 @@ def apply(graph: tf.Graph, edits: Edits) -> None:
         for rewire in edits.rewires:
             op = ops[rewire.op]
             before = op.inputs[rewire.index]
-            undo.append(lambda op=op, i=rewire.index, t=before: tf_adapter.update_input(op, i, t))
+            undo.append(functools.partial(tf_adapter.update_input, op, rewire.index, before))
             tf_adapter.update_input(op, rewire.index, _tensor(ops, rewire.tensor))
         for control in edits.controls:
             op = ops[control.op]
             present = list(op.control_inputs)
-            undo.append(lambda op=op, c=present: tf_adapter.replace_control_inputs(op, c))
+            undo.append(functools.partial(tf_adapter.replace_control_inputs, op, present))
             tf_adapter.add_control_input(op, ops[control.control])
-        for name in edits.protected:
-            tf_adapter.set_attr(ops[name], "_grappler_do_not_remove",
-                                tf.compat.v1.AttrValue(b=True))
-            undo.append(lambda op=ops[name]: tf_adapter.clear_attr(op, "_grappler_do_not_remove"))
     except Exception as error:
         for action in reversed(undo):
             action()
@@ -58,7 +55,7 @@ def _add(graph: tf.Graph, ops: dict[str, tf.Operation], new: Create | Clone,
     if isinstance(new, Clone):
         source = ops[new.source]
         attrs = copy_attrs({k: v for k, v in tf_adapter.node_attrs(source).items()
-                            if k not in CLONE_DROPS}, new.alone, in_xla)
+                            if k not in CLONE_DROPS}, in_xla)
         op = tf_adapter.create_op(graph, source.type, inputs, [t.dtype for t in source.outputs],
                                   new.name, attrs, source.device)
         for made, original in zip(op.outputs, source.outputs, strict=True):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
+import dataclasses
+
 from tfckpt.cost.build import REARRANGED
+from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph, TensorId
 from tfckpt.plan.fences import Fence, fences
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.plan.simulate import Resolved, resolve
-from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire, op_of
 from tfckpt.rewrite.guards import DataGuard
 
 SCOPE = "tfckpt"
@@ -67,7 +69,8 @@ class _EditBuilder:
         self.added: list[Create | Clone] = []
         self.rewires: list[Rewire] = []
         self.controls: list[AddControl] = []
-        self.protected: dict[str, None] = {}
+        self.protected: dict[str, int] = {}
+        self.index = {op.name: i for i, op in enumerate(graph.ops)}
         self.views: dict[tuple[TensorId, int], str] = {}
         self.guarded: dict[tuple[int, str], str] = {}
         self.region = 0
@@ -92,8 +95,55 @@ class _EditBuilder:
                 if step in held and not self.graph.in_xla:
                     self._pin_original(step, [self._signal(t) for t in held[step]])
         self._bypass_joins()
+        if not self.graph.in_xla:
+            self._keep_apart()
         return Edits(tuple(self.added), tuple(self.rewires), tuple(self.controls),
-                     tuple(self.protected), self.graph.in_xla)
+                     self.graph.in_xla)
+
+    def _keep_apart(self) -> None:
+        """Gives a second reader to what had several and is left with one.
+
+        Grappler merges an op into its only reader (a MatMul with bias and activation, a sum of
+        sums), and does not where it has several. An original whose backward readers moved to a
+        copy, and a copy that is read once, would be merged where the plain step's op is not, and
+        round differently. A tap that the next fence awaits is such a reader. (Marking the op
+        itself as not to be removed would also forbid the rewrites that the plain step gets.)
+        """
+        readers: dict[str, int] = {}
+        for tensor in [t for new in self.added for t in new.inputs] + [
+                r.tensor for r in self.rewires]:
+            readers[op_of(tensor)] = readers.get(op_of(tensor), 0) + 1
+        pending = [self._tap(name, self.graph.ops[index])
+                   for name, index in self.protected.items()]
+        made = {op.name: op for op in self.added}
+        ordered: list[Create | Clone] = [made[tap] for tap in pending]
+        early = frozenset(pending)
+        for op in tuple(self.added):  # taps made below are placed at once
+            if op.name in early:
+                continue
+            if isinstance(op, Create) and op.name.startswith(f"{SCOPE}/fence_"):
+                op = dataclasses.replace(op, controls=tuple(dict.fromkeys(
+                    [*op.controls, *pending])))
+                pending = []
+            ordered.append(op)
+            if isinstance(op, Clone) and op.alone and readers.get(op.name, 0) < 2:
+                source = self.graph.ops[self.index[op.source]]
+                tap = f"{op.name}-{SCOPE}_tap"
+                if tap not in self.taps:
+                    self._tap(op.name, source)
+                    ordered.append(self.added[-1])
+                    pending.append(tap)
+        self.added = ordered
+        self._await_at_end(pending)
+
+    def _await_at_end(self, taps: list[str]) -> None:
+        """Has the step's last write wait for taps behind the last fence, so that they exist."""
+        last = next((self.graph.ops[self.cost.vertices[v].ops[0]].name
+                     for v, copy in reversed(self.plan.schedule)
+                     if not copy and not self.graph.ops[self.cost.vertices[v].ops[0]].outputs),
+                    None)
+        if last is not None:
+            self.controls.extend(AddControl(last, tap) for tap in taps)
 
     def name_of(self, step: Step) -> str:
         """Name of the op that a step runs."""
@@ -112,13 +162,15 @@ class _EditBuilder:
         op = self.graph.ops[self.cost.vertices[step[0]].ops[0]]
         if op.type not in REARRANGED or self.graph.in_xla:
             return name
+        return self._tap(name, op)
+
+    def _tap(self, name: str, op) -> str:
+        """A pass-through that reads the first result of the op `name`, made once."""
         tap = f"{name}-{SCOPE}_tap"
         if tap not in self.taps:
             dtype = op.outputs[0].dtype
             self.taps[tap] = None
-            self.added.append(Create(tap, "Identity", (f"{name}:0",), (), (dtype,),
-                                     {"T": f"dtype:{dtype}", "_grappler_do_not_remove": True},
-                                     op.device))
+            self.added.append(_identity(tap, f"{name}:0", (), dtype, op.device))
         return tap
 
     # Regions: an executor waits at a fence, XLA at a data guard.
@@ -173,8 +225,7 @@ class _EditBuilder:
                 self.added.extend(self.data_guard.pass_through(name, tensor, dtype))
             else:
                 assert self.barrier is not None
-                self.added.append(Create(name, "Identity", (tensor,), (self.barrier,), (dtype,),
-                                         {"T": f"dtype:{dtype}"}, device))
+                self.added.append(_identity(name, tensor, (self.barrier,), dtype, device))
             self.guarded[key] = f"{name}:0"
         return self.guarded[key]
 
@@ -283,33 +334,43 @@ class _EditBuilder:
                 self.rewires.append(Rewire(op.name, i, reference))
                 original = self.root[tensor[0]][tensor[1]][0]
                 if self._alone(original):
-                    self.protected[self.graph.ops[original].name] = None
+                    self.protected[self.graph.ops[original].name] = original
 
     def _pin_original(self, step: Step, triggers: list[str]) -> None:
-        """Holds an existing op back at its largest input, or itself where all are constants."""
-        op = self.graph.ops[self.cost.vertices[step[0]].ops[0]]
-        # a gradient is shared with ops that may be merged into this one: hold another input back
-        sizes = [(self.graph.ops[s].region != BACKWARD, self.graph.ops[s].outputs[slot].bytes or 0,
-                  -i) for i, (s, slot) in enumerate(op.inputs)]
-        chosen = self._to_guard(op, sizes, every=False)
-        if not chosen:
-            self.controls.extend(AddControl(op.name, trigger) for trigger in triggers)
+        """Holds an existing op back at an input, or itself where all its inputs are constants.
+
+        Ops that TensorFlow merges are held back together, at the input they share.
+        """
+        ops = [self.graph.ops[i] for i in self.cost.vertices[step[0]].ops]
+        held = self._held_input(ops)
+        if held is None:
+            self.controls.extend(AddControl(ops[0].name, trigger) for trigger in triggers)
             return
-        held = op.inputs[chosen[0]]
-        present = {r.index: r.tensor for r in self.rewires if r.op == op.name}
-        tensor = present.get(chosen[0], self._view(held, 0))
-        guard = self._wait(tensor, self.graph.ops[held[0]].outputs[held[1]].dtype, op.device,
-                           tuple(triggers))
-        for i, source in enumerate(op.inputs):
-            if source == held:
-                self.rewires.append(Rewire(op.name, i, guard))
+        source = self.graph.ops[held[0]]
+        present = {(r.op, r.index): r.tensor for r in self.rewires if r.op == ops[0].name}
+        tensor = present.get((ops[0].name, ops[0].inputs.index(held)), self._view(held, 0))
+        guard = self._wait(tensor, source.outputs[held[1]].dtype, ops[0].device, tuple(triggers))
+        self.rewires.extend(Rewire(op.name, i, guard) for op in ops
+                            for i, read in enumerate(op.inputs) if read == held)
+
+    def _held_input(self, ops) -> TensorId | None:
+        """The input at which ops are held back: the one they share, else the largest.
+
+        A gradient is the last choice, since it is shared with ops that are not held.
+        """
+        for tensor in ops[0].inputs:
+            if len(ops) > 1 and all(tensor in op.inputs for op in ops[1:]):
+                return tensor
+        sizes = [(self.graph.ops[s].region != BACKWARD, self.graph.ops[s].outputs[slot].bytes or 0,
+                  -i) for i, (s, slot) in enumerate(ops[0].inputs)]
+        chosen = self._to_guard(ops[0], sizes, every=False)
+        return ops[0].inputs[chosen[0]] if chosen else None
 
     def _wait(self, tensor: str, dtype: str, device: str, controls: tuple[str, ...]) -> str:
         """`tensor`, passed on once `controls` have run."""
         self.waits += 1
         name = guard_name(tensor, -self.waits)
-        self.added.append(Create(name, "Identity", (tensor,), controls, (dtype,),
-                                 {"T": f"dtype:{dtype}"}, device))
+        self.added.append(_identity(name, tensor, controls, dtype, device))
         return f"{name}:0"
 
     def _instance(self, position: int, tensor: TensorId) -> int | None:
@@ -350,3 +411,10 @@ class _EditBuilder:
                 if source in joins:
                     origin, at = self.graph.ops[source].inputs[slot]
                     self.rewires.append(Rewire(op.name, i, f"{self.graph.ops[origin].name}:{at}"))
+
+
+def _identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
+              device: str) -> Create:
+    """A pass-through that Grappler may not replace by control edges on its readers."""
+    return Create(name, "Identity", (tensor,), controls, (dtype,),
+                  {"T": f"dtype:{dtype}", "_grappler_do_not_remove": True}, device)

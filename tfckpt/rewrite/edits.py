@@ -37,7 +37,7 @@ class Clone:
     """A copy of `source` that reads `inputs` instead and waits only for `controls`.
 
     Attributes:
-      alone: the original has several readers; a copy with one must not be merged into it either.
+      alone: the original has several readers, so that nothing merges it into one of them.
     """
 
     name: str
@@ -71,15 +71,12 @@ class Edits:
     Attributes:
       added: new ops, each after what it reads among the new ones.
       rewires, controls: changes to existing ops.
-      protected: existing ops that Grappler must not fuse away, since their backward readers
-        moved to copies and a fused original would round differently from its copy.
       in_xla: whether the graph is compiled by XLA.
     """
 
     added: tuple[Create | Clone, ...] = ()
     rewires: tuple[Rewire, ...] = ()
     controls: tuple[AddControl, ...] = ()
-    protected: tuple[str, ...] = ()
     in_xla: bool = False
 
     @property

@@ -69,7 +69,7 @@ def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:
     for node in range(len(forward)):
         if not forward.predecessors[node]:
             undirected.add_edge(source, node)
-        if not forward.successors[node] and forward.bytes[node]:
+        if not forward.successors[node] and forward.storages[node]:
             undirected.add_edge(node, target)  # what hands nothing on is no output
         undirected.add_edges_from((node, other) for other in forward.successors[node])
     return tuple(sorted(set(nx.articulation_points(undirected))))

@@ -1,0 +1,289 @@
+"""The decorator: every way to write it, what it reports, and what it leaves alone."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process, training
+from tests.support.models import dense_relu
+
+WIDTH, DEPTH, BATCH = 64, 6, 2048
+
+
+class Net:
+    """A stack of tanh layers whose steps are written by hand."""
+
+    def __init__(self):
+        made = np.random.default_rng(4)
+        self.weights = [tf.Variable(made.standard_normal((WIDTH, WIDTH)).astype(np.float32) * 0.2)
+                        for _ in range(DEPTH)]
+
+    def learn(self, x, rate=0.1):
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in self.weights:
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(tf.square(h - 0.25))
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            weight.assign_sub(rate * gradient)
+        return loss
+
+
+def batch(count=BATCH):
+    return tf.constant(np.random.default_rng(8).standard_normal((count, WIDTH)), tf.float32)
+
+
+def run(step, net, steps=2) -> list[bytes]:
+    losses = [step(batch()).numpy().tobytes() for _ in range(steps)]
+    return losses + [weight.numpy().tobytes() for weight in net.weights]
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    net = Net()
+    return run(tf.function(net.learn), net)
+
+
+def _bare(net):
+    @tfckpt.checkpoint
+    @tf.function
+    def step(x):
+        return net.learn(x)
+
+    return step
+
+
+def _options(net):
+    @tfckpt.checkpoint(budget=0.75, solver="auto", objective="time")
+    @tf.function
+    def step(x):
+        """What it says."""
+        return net.learn(x)
+
+    assert step.__name__ == "step" and step.__doc__ == "What it says."
+    return step
+
+
+def _call(net):
+    return tfckpt.checkpoint(tf.function(net.learn), budget="min")
+
+
+def _under(net):
+    @tf.function
+    @tfckpt.checkpoint(batch_size=BATCH)
+    def step(x):
+        return net.learn(x)
+
+    return step
+
+
+@pytest.mark.parametrize("write", [_bare, _options, _call, _under])
+def test_ways_to_write_it(write, wanted):
+    net = Net()
+    step = write(net)
+    assert run(step, net) == wanted
+    copies = training.copies_in(step.get_concrete_function(batch()).graph)
+    assert copies
+    if write is not _under:  # there TensorFlow's own object is outermost
+        assert step.report.applied and step.report.recomputed_ops > 0
+
+
+def test_report_before_and_after_the_first_trace():
+    net = Net()
+    step = tfckpt.checkpoint(tf.function(net.learn))
+    assert step.report is None and step.reports == {}
+    step(batch())
+    first = step.report
+    assert list(step.reports.values()) == [first]
+    step(batch())
+    assert step.report is first  # not traced again
+
+
+def test_a_new_shape_is_planned_again():
+    net = Net()
+    step = tfckpt.checkpoint(tf.function(net.learn))
+    step(batch())
+    small = step.report
+    step(batch(2 * BATCH))
+    large = step.report
+    assert len(step.reports) == 2 and set(map(id, step.reports.values())) == {id(small), id(large)}
+    assert large.baseline_peak_bytes > 1.5 * small.baseline_peak_bytes
+    assert {str(BATCH) in name or str(2 * BATCH) in name for name in step.reports} == {True}
+
+
+def test_an_argument_in_python_is_a_trace_of_its_own():
+    net = Net()
+    step = tfckpt.checkpoint(tf.function(net.learn))
+    step(batch(), 0.1)
+    step(batch(), 0.2)
+    assert step.report.applied
+
+
+def test_as_a_method_of_any_class():
+    class Trainer(Net):
+        step = tfckpt.checkpoint(tf.function(Net.learn))
+
+    one, other = Trainer(), Trainer()
+    plain = Net()
+    wanted = run(tf.function(plain.learn), plain)
+    assert run(one.step, one) == wanted
+    assert run(other.step, other) == wanted  # each instance trains its own weights
+    assert one.step.report.applied and Trainer.step.report is one.step.report
+
+
+def test_called_inside_another_function(wanted):
+    net = Net()
+    inner = tfckpt.checkpoint(tf.function(net.learn))
+
+    @tf.function
+    def outer(x):
+        return inner(x)
+
+    assert run(outer, net) == wanted
+    assert inner.report.applied and inner.report.recomputed_ops > 0
+    nodes = tfckpt.verify.executed(outer, batch())
+    assert nodes.copy_count > 0
+
+
+def test_inside_a_loop_of_another_function():
+    net, plain = Net(), Net()
+    inner = tfckpt.checkpoint(tf.function(net.learn))
+
+    def loop(step):
+        @tf.function
+        def outer(x):
+            loss = 0.0
+            for _ in tf.range(3):
+                loss = step(x)
+            return loss
+        return outer
+
+    def outcome(step, owner):
+        return [step(batch()).numpy().tobytes()] + [w.numpy().tobytes() for w in owner.weights]
+
+    assert outcome(loop(inner), net) == outcome(loop(tf.function(plain.learn)), plain)
+    assert inner.report.applied
+
+
+def test_eager_execution_says_so():
+    net = Net()
+    step = tfckpt.checkpoint(net.learn)
+    with pytest.warns(UserWarning, match="learn runs eagerly.*tf.function"):
+        loss = step(batch())
+    assert np.isfinite(loss.numpy()) and step.report is None
+
+
+def test_functions_run_eagerly_say_so():
+    net = Net()
+    step = tfckpt.checkpoint(tf.function(net.learn))
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.warns(UserWarning, match="runs eagerly"):
+            step(batch())
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert step.report is None
+    step(batch())
+    assert step.report.applied
+
+
+def test_a_function_without_gradient_is_returned_unchanged_and_logged_once(caplog):
+    @tfckpt.checkpoint
+    @tf.function
+    def forward(x):
+        return tf.reduce_sum(tf.tanh(x) @ tf.ones((WIDTH, WIDTH)))
+
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        for count in (8, 16):  # two traces
+            assert np.isfinite(forward(batch(count)).numpy())
+    said = [r for r in caplog.records if "forward computes no gradient" in r.getMessage()]
+    assert len(said) == 1
+    assert forward.report is None and forward.reports == {}
+    operations = forward.get_concrete_function(batch(8)).graph.get_operations()
+    assert not [op for op in operations if "tfckpt" in op.name]
+
+
+def test_two_functions_without_gradient_are_both_named(caplog):
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        for name in ("first_of_two", "second_of_two"):
+            def body(x):
+                return tf.tanh(x)
+
+            body.__name__ = name
+            tfckpt.checkpoint(tf.function(body))(batch(4))
+    text = " ".join(r.getMessage() for r in caplog.records)
+    assert "first_of_two" in text and "second_of_two" in text
+
+
+def test_an_undecorated_function_is_not_touched():
+    net, other = Net(), Net()
+    step = tfckpt.checkpoint(tf.function(net.learn))
+    step(batch())
+    plain = tf.function(other.learn)
+    operations = plain.get_concrete_function(batch()).graph.get_operations()
+    assert not [op for op in operations if "tfckpt" in op.name]
+
+
+def test_fields_of_the_report():
+    process.fresh()
+    trial = dense_relu(gradients=False)
+    step = tfckpt.checkpoint(tf.function(trial.step))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(*trial.batches[0])
+    report = step.report
+    kept_plain = 6 * 2048 * 48 * 4  # each ReLU's result, at least, is read by the backward
+    assert report.baseline_peak_bytes >= kept_plain
+    assert 0 < report.planned_peak_bytes < report.baseline_peak_bytes
+    assert 0 < report.kept_bytes < kept_plain
+    variables = sum(v.numpy().nbytes for v in trial.variables())
+    fed = sum(t.numpy().nbytes for t in trial.batches[0])
+    assert variables <= report.resident_bytes <= 1.1 * (variables + fed)
+    assert 0 < report.overhead < 1
+    assert report.measured_peak_bytes is None and report.measured_baseline_bytes is None
+    assert report.op_count == len(trial_operations(trial))
+    assert report.plan_seconds > 0 and report.reason == ""
+    text = str(report)
+    for word in ("plain peak", "planned peak", "overhead", "recomputed", "applied", "yes"):
+        assert word in text
+    assert len(text.splitlines()) < 20
+    peaks = [peak for peak, _ in report.front]
+    overheads = [overhead for _, overhead in report.front]
+    assert peaks == sorted(peaks, reverse=True) and overheads == sorted(overheads)
+
+
+def trial_operations(trial):
+    """The plain step's ops, traced a second time without tfckpt."""
+    return tf.function(trial.step).get_concrete_function(*trial.batches[0]).graph.get_operations()
+
+
+def test_explain_says_what_is_live_and_why():
+    process.fresh()
+    trial = dense_relu()
+    step = tfckpt.checkpoint(tf.function(trial.step))
+    step(*trial.batches[0])
+    report = step.report
+    text = report.explain()
+    before, after = text.split("live at the peak after")
+    assert "live at the peak before" in before
+    assert "Relu" in before and "gradient" in before and "dense" in before
+    assert "393.2 kB" in before  # 2,048 x 48 floats
+    assert len(report.held_after) < len(report.held_before)
+    for held in (report.held_before, report.held_after):
+        assert all(h.bytes > 0 and h.op and h.layer and h.why for h in held)
+        assert [h.bytes for h in held] == sorted((h.bytes for h in held), reverse=True)
+
+
+def test_measured_peak_lands_in_the_report():
+    process.fresh()
+    trial = dense_relu()
+    step = tfckpt.checkpoint(tf.function(trial.step))
+    peak = tfckpt.verify.measure_peak(step, *trial.batches[0])
+    assert step.report.measured_peak_bytes == peak > 0
+    assert "not measured" not in str(step.report)

@@ -1,0 +1,224 @@
+"""Every private TensorFlow API that tfckpt uses, on this TensorFlow version."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+
+
+def traced(body, *specs):
+    """The FuncGraph of a traced function."""
+    return tf.function(body).get_concrete_function(*specs).graph
+
+
+VECTOR = tf.TensorSpec((3,), tf.float32)
+
+
+@pytest.fixture
+def hook():
+    """Installs hooks, and takes them away again."""
+    from tensorflow.python.eager.polymorphic_function import transform
+    before = list(transform.FUNC_GRAPH_TRANSFORMS)
+    yield tf_adapter.install_trace_hook
+    transform.FUNC_GRAPH_TRANSFORMS[:] = before
+
+
+def test_hook_is_called_once_per_trace_with_the_complete_graph(hook):
+    seen = []
+
+    def callback(graph):
+        seen.append((graph, [op.type for op in graph.get_operations()], len(graph.outputs)))
+
+    hook(callback)
+    hook(callback)  # idempotent
+    step = tf.function(lambda x: tf.tanh(x) + 1.0)
+    step(tf.zeros(3))
+    step(tf.ones(3))
+    step(tf.zeros(4))
+    assert len(seen) == 2
+    graph, types, outputs = seen[0]
+    assert isinstance(graph, tf_adapter.FuncGraph)
+    assert "Tanh" in types and "Placeholder" in types and outputs == 1
+
+
+def test_edits_in_the_hook_reach_what_runs(hook):
+    def callback(graph):
+        for op in graph.get_operations():
+            if op.type == "AddV2":
+                tf_adapter.update_input(op, 1, op.inputs[0])
+
+    hook(callback)
+    step = tf.function(lambda x: tf.add(x, tf.constant([10.0, 20.0, 30.0])))
+    np.testing.assert_array_equal(step(tf.constant([1.0, 2.0, 3.0])), [2, 4, 6])
+
+
+def test_hook_sees_the_train_step_of_keras(hook):
+    names = []
+    hook(lambda graph: names.append(graph.name))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    assert any("step" in name for name in names)
+
+
+def test_is_tf_function():
+    assert tf_adapter.is_tf_function(tf.function(lambda x: x))
+    assert not tf_adapter.is_tf_function(lambda x: x)
+
+
+def test_clone_keeps_signature_compiler_and_autograph():
+    signature = [tf.TensorSpec((None, 2), tf.float32)]
+
+    def branches(x):
+        if tf.reduce_sum(x) > 0:  # needs autograph
+            return x
+        return -x
+
+    for jit_compile in (False, True):
+        original = tf.function(lambda x: x, input_signature=signature, jit_compile=jit_compile,
+                               autograph=True)
+        clone = tf_adapter.clone_function(original, branches)
+        assert clone.input_signature == tuple(signature)
+        assert tf_adapter.compiles_with_xla(clone) is jit_compile
+        np.testing.assert_array_equal(clone(tf.constant([[-1.0, -2.0]])), [[1, 2]])
+        assert clone.get_concrete_function().structured_input_signature[0][0].shape.as_list() == [
+            None, 2]
+    plain = tf_adapter.clone_function(tf.function(lambda x: x, autograph=False), branches)
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        plain(tf.ones((1, 2)))
+
+
+def test_tracing_graph():
+    assert tf_adapter.tracing_graph() is None
+    seen = []
+    graph = traced(lambda x: seen.append(tf_adapter.tracing_graph()) or x, VECTOR)
+    assert seen == [graph]
+    with tf.Graph().as_default():
+        assert tf_adapter.tracing_graph() is None  # a v1 graph is no FuncGraph
+
+
+def test_in_xla_only_while_tracing_for_xla():
+    seen = []
+
+    def body(x):
+        seen.append(tf_adapter.in_xla(tf_adapter.tracing_graph()))
+        return x + 1.0
+
+    tf.function(body)(tf.ones(3))
+    tf.function(body, jit_compile=True)(tf.ones(3))
+    inner = tf.function(body)
+    tf.function(lambda x: inner(x), jit_compile=True)(tf.ones(3))
+    assert seen == [False, True, True]
+
+
+def test_is_stateful():
+    table = tf.Variable(1.0)
+
+    def body(x):
+        return tf.tanh(x) + table + tf.random.uniform((3,)) + tf.random.stateless_uniform(
+            (3,), seed=[1, 2])
+
+    found = {op.type: tf_adapter.is_stateful(op) for op in traced(body, VECTOR).get_operations()}
+    assert found["RandomUniform"] and found["ReadVariableOp"]
+    assert not found["Tanh"] and not found["StatelessRandomUniformV2"] and not found["AddV2"]
+
+
+def test_handle_shape_of_captured_variables():
+    variable = tf.Variable(tf.zeros((2, 5), tf.float16))
+    graph = traced(lambda x: x * tf.cast(tf.reduce_sum(variable), tf.float32), VECTOR)
+    handles = [t for t in graph.inputs if t.dtype == tf.resource]
+    assert len(handles) == 1
+    shape, dtype = tf_adapter.handle_shape(handles[0])
+    assert shape.as_list() == [2, 5] and dtype == tf.float16
+
+
+def test_handle_shape_of_eager_handles():
+    shape, dtype = tf_adapter.handle_shape(tf.Variable(tf.zeros((2, 5))).handle)
+    assert shape.as_list() == [2, 5] and dtype == tf.float32
+
+
+def test_control_outputs():
+    variable = tf.Variable(0.0)
+    graph = traced(lambda x: variable.assign_add(tf.reduce_sum(x)), VECTOR)
+    types = [op.type for op in tf_adapter.control_outputs(graph)]
+    assert "AssignAddVariableOp" in types and "Sum" not in types
+    assert tf_adapter.control_outputs(tf.Graph()) == []
+
+
+def test_create_op():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.constant([1.0, -2.0])
+    attrs = {"T": tf.compat.v1.AttrValue(type=tf.float32.as_datatype_enum),
+             "_mine": tf.compat.v1.AttrValue(b=True)}
+    with tf.device("/device:CPU:0"):  # must not leak in
+        op = tf_adapter.create_op(graph, "Abs", [x], [tf.float32], "a/b-c_1", attrs, "")
+    assert op.name == "a/b-c_1" and op.device == "" and list(op.inputs) == [x]
+    assert op.node_def.attr["_mine"].b
+    placed = tf_adapter.create_op(graph, "Abs", [x], [tf.float32], "d", dict(attrs), "/device:CPU:0")
+    assert placed.device == "/device:CPU:0"
+    with tf.compat.v1.Session(graph=graph) as session:
+        np.testing.assert_array_equal(session.run(op.outputs[0]), [1, 2])
+
+
+def _small_graph():
+    graph = tf.Graph()
+    with graph.as_default():
+        a, b = tf.constant(1.0, name="a"), tf.constant(2.0, name="b")
+        c = tf.add(a, b, name="c")
+    return graph, a, b, c
+
+
+def test_attributes_set_and_cleared():
+    _, _, _, c = _small_graph()
+    assert "T" in tf_adapter.node_attrs(c.op)
+    tf_adapter.set_attr(c.op, "_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
+    assert tf_adapter.node_attrs(c.op)["_grappler_do_not_remove"].b
+    tf_adapter.clear_attr(c.op, "_grappler_do_not_remove")
+    assert "_grappler_do_not_remove" not in tf_adapter.node_attrs(c.op)
+
+
+def test_update_input_and_back():
+    graph, a, b, c = _small_graph()
+    for tensor, expected in ((b, 4.0), (a, 3.0)):
+        tf_adapter.update_input(c.op, 0, tensor)
+        assert c.op.inputs[0] is tensor
+        with tf.compat.v1.Session(graph=graph) as session:
+            assert session.run(c) == expected
+
+
+def test_control_inputs_added_and_replaced():
+    _, a, b, c = _small_graph()
+    tf_adapter.add_control_input(c.op, a.op)
+    tf_adapter.add_control_input(c.op, b.op)
+    assert set(c.op.control_inputs) == {a.op, b.op}
+    tf_adapter.replace_control_inputs(c.op, [b.op])
+    assert c.op.control_inputs == [b.op]
+    tf_adapter.replace_control_inputs(c.op, [])
+    assert c.op.control_inputs == []
+
+
+def test_record_executed_graphs_of_the_run_alone():
+    @tf.function
+    def large(x):
+        for _ in range(20):
+            x = tf.cumsum(x)
+        return x
+
+    fed = tf.ones(3)  # an argument: a constant would be folded away
+
+    def types(function):
+        fresh = tf.function(lambda: function(fed), autograph=False)
+        graphs = tf_adapter.record_executed_graphs(fresh)
+        return [node.op for graph in graphs for node in graph.node]
+
+    small = tf.function(lambda x: tf.cos(x))
+    assert types(small).count("Cos") == 1
+    large(fed)  # runs in between, unrecorded
+    assert types(small).count("Cos") == 1 and "Cumsum" not in types(small)
+    assert types(large).count("Cumsum") == 20
+    assert tf_adapter.record_executed_graphs(lambda: None) == []

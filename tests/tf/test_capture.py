@@ -1,0 +1,284 @@
+"""Reading graphs: regions, purity, shapes."""
+
+from __future__ import annotations
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfckpt.capture.purity import is_pure
+from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
+from tfckpt.capture.tfgraph import capture
+from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE, check_graph
+
+ROWS = tf.TensorSpec((4, 3), tf.float32)
+
+
+def captured(body, *specs):
+    graph = capture(tf.function(body).get_concrete_function(*(specs or (ROWS,))).graph)
+    check_graph(graph)
+    return graph
+
+
+def region_of(graph):
+    return {op.name: op.region for op in graph.ops}
+
+
+def of_type(graph, op_type):
+    """Regions of the ops of a type, in graph order."""
+    return [op.region for op in graph.ops if op.type == op_type]
+
+
+# Regions.
+
+
+def test_gradient_tape_with_momentum():
+    weight = tf.Variable(tf.ones((3, 2)))
+    velocity = tf.Variable(tf.zeros((3, 2)))
+    counter = tf.Variable(0, dtype=tf.int64)
+
+    def step(x):
+        counter.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(x @ weight), name="loss")
+        gradient = tape.gradient(loss, weight)
+        velocity.assign(tf.multiply(velocity, 0.9, name="decayed") + gradient)
+        weight.assign_sub(0.1 * velocity)
+        return loss
+
+    graph = captured(step)
+    regions = region_of(graph)
+    assert of_type(graph, "Tanh") == [FORWARD] and of_type(graph, "TanhGrad") == [BACKWARD]
+    products = [op.region for op in graph.ops if op.type == "MatMul"]
+    assert products == [FORWARD, BACKWARD]
+    assert regions["decayed"] == UPDATE  # needs no gradient, feeds only the update
+    assert of_type(graph, "AssignVariableOp") == [UPDATE]
+    assert of_type(graph, "AssignSubVariableOp") == [UPDATE]
+    assert of_type(graph, "AssignAddVariableOp") == [OTHER]
+    assert regions["loss"] == OTHER  # its value is returned; the gradient does not read it
+    assert graph.has_gradient()
+
+
+def test_a_returned_gradient_is_backward_to_its_end():
+    weight = tf.Variable(tf.ones((3, 2)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(x @ weight)) + tf.reduce_sum(tf.sin(weight))
+        return tf.multiply(tape.gradient(loss, weight), 0.5, name="scaled")
+
+    graph = captured(step)
+    regions = region_of(graph)
+    assert regions["scaled"] == BACKWARD
+    assert of_type(graph, "AddN") == [BACKWARD]  # accumulation at top level, in no scope
+    assert UPDATE not in regions.values()
+
+
+def test_gradients_of_a_v1_graph():
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (4, 3), "x")
+        weight = tf.compat.v1.get_variable("w", initializer=tf.ones((3, 2)), use_resource=True)
+        loss = tf.reduce_sum(tf.tanh(x @ weight))
+        gradient, = tf.gradients(loss, [weight])
+        second, = tf.gradients(loss, [x])
+        train = weight.assign_sub(gradient, read_value=False)
+    found = capture(graph, fetches=[loss, second])
+    regions = region_of(found)
+    assert any(name.startswith("gradients/") for name in regions)
+    assert any(name.startswith("gradients_1/") for name in regions)
+    assert all(region == BACKWARD for name, region in regions.items()
+               if name.startswith(("gradients/", "gradients_1/")))
+    assert regions["Tanh"] == FORWARD and regions[train.name] == UPDATE
+
+
+def test_ops_of_a_custom_gradient_lie_outside_any_scope():
+    @tf.custom_gradient
+    def clipped(x):
+        def backward(upstream):
+            extra = tf.ones((4, 2)) * 3.0
+            return tf.clip_by_value(upstream * extra, -1.0, 1.0, name="clip")
+
+        return tf.sinh(x), backward
+
+    weight = tf.Variable(tf.ones((3, 2)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(clipped(x @ weight)))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    graph = captured(step)
+    clip = [op for op in graph.ops if op.type in ("ClipByValue", "Minimum", "Maximum")]
+    assert clip and all(op.region == BACKWARD for op in clip)
+    assert of_type(graph, "Sinh") == [FORWARD] and of_type(graph, "Tanh") == [FORWARD]
+    assert of_type(graph, "AssignSubVariableOp") == [UPDATE]
+
+
+def test_statistics_of_batch_normalisation_are_neither_forward_nor_update():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4),
+                              keras.layers.BatchNormalization(), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    traced = tf.function(step).get_concrete_function(ROWS)
+    graph = capture(traced.graph)
+    handles = {t.name.split(":")[0]: source for source, t in
+               ((h, p) for h, p in traced.graph.captures)}
+    moving = {v.path: v.value.handle for v in model.non_trainable_variables}
+    trained = {v.path: v.value.handle for v in model.trainable_variables}
+
+    def writers(variables):
+        names = {name for name, source in handles.items()
+                 if any(source is handle for handle in variables.values())}
+        return [op.region for op in graph.ops if op.type.startswith("Assign")
+                and graph.ops[op.inputs[0][0]].name in names]
+
+    assert writers(moving) == [OTHER, OTHER]
+    assert writers(trained) == [UPDATE] * len(trained)
+    count = collections.Counter(op.region for op in graph.ops)
+    assert count[FORWARD] and count[BACKWARD]
+
+
+def test_no_gradient():
+    graph = captured(lambda x: tf.tanh(x))
+    assert not graph.has_gradient() and set(region_of(graph).values()) == {OTHER}
+
+
+def test_edges_outputs_and_sinks():
+    variable = tf.Variable(1.0)
+
+    def step(x):
+        variable.assign(2.0)
+        top, _ = tf.math.top_k(x, 2)
+        return top, tf.identity(x)
+
+    graph = captured(step)
+    top = next(op for op in graph.ops if op.type == "TopKV2")
+    assert [t.shape for t in top.outputs] == [(4, 2), (4, 2)]
+    assert [t.bytes for t in top.outputs] == [4 * 2 * 4, 4 * 2 * 4]
+    assert len(graph.fetches) == 2
+    assert {graph.ops[i].type for i in graph.sinks} >= {"AssignVariableOp"}
+
+
+# Purity.
+
+
+def _purity(body):
+    return {op.type: op.pure for op in captured(body).ops}
+
+
+@pytest.mark.parametrize("make, op_type", [
+    (lambda x: tf.random.uniform((3,)), "RandomUniform"),
+    (lambda x: tf.random.normal((3,)), "RandomStandardNormal"),
+    (lambda x: tf.random.shuffle(x), "RandomShuffle"),
+    (lambda x: tf.py_function(lambda v: v, [x], tf.float32), "EagerPyFunc"),
+    (lambda x: tf.numpy_function(lambda v: v, [x], tf.float32), "PyFunc"),
+    (lambda x: tf.numpy_function(lambda v: v, [x], tf.float32, stateful=False),
+     "PyFuncStateless"),
+    (lambda x: tf.debugging.check_numerics(x, "bad"), "CheckNumerics"),
+    (lambda x: tf.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.constant(0)])[0],
+     "StatelessWhile"),
+])
+def test_never_twice(make, op_type):
+    assert _purity(make)[op_type] is False
+
+
+def test_never_twice_without_result():
+    def step(x):
+        tf.print("seen", x)
+        tf.raw_ops.Assert(condition=tf.reduce_all(x < 9.0), data=[x], summarize=3)
+        return x
+
+    found = _purity(step)
+    assert found["PrintV2"] is False and found["Assert"] is False
+
+
+def test_variables_are_read_once_and_written_once():
+    variable = tf.Variable(tf.zeros(3))
+
+    def step(x):
+        variable.assign_add(x[0])
+        return variable * 2.0
+
+    found = _purity(step)
+    assert found["ReadVariableOp"] is False and found["AssignAddVariableOp"] is False
+    assert found["Mul"] is True
+
+
+@pytest.mark.parametrize("make, op_type", [
+    (lambda x: tf.random.stateless_uniform((3,), seed=[1, 2]), "StatelessRandomUniformV2"),
+    (lambda x: tf.nn.softmax(x), "Softmax"),
+    (lambda x: x @ tf.transpose(x), "MatMul"),
+    (lambda x: tf.nn.relu(x), "Relu"),
+    (lambda x: tf.concat([x, x], 0), "ConcatV2"),
+    (lambda x: tf.cast(x, tf.int32), "Cast"),
+])
+def test_may_run_twice(make, op_type):
+    assert _purity(make)[op_type] is True
+
+
+def test_resources_and_variants_are_never_copied():
+    assert not is_pure("Identity", False, ("resource",))
+    assert not is_pure("ZerosLike", False, ("variant",))
+    assert is_pure("Identity", False, ("float32",))
+
+
+# Unknown dimensions.
+
+
+def _unknown():
+    weight = tf.Variable(tf.ones((3, 2)))
+    return tf.function(lambda x: tf.tanh(x @ weight)).get_concrete_function(
+        tf.TensorSpec((None, 3), tf.float32, name="x")).graph
+
+
+def test_unknown_shapes_are_seen():
+    assert has_unknown_shapes(_unknown())
+    known = tf.function(lambda x: x + 1.0).get_concrete_function(ROWS).graph
+    assert not has_unknown_shapes(known)
+
+
+@pytest.mark.parametrize("batch, inputs", [(7, {}), (None, {"x": (7, 3)}), (5, {"x": (7, 3)})])
+def test_shapes_are_filled_in(batch, inputs):
+    graph = _unknown()
+    shapes = concrete_shapes(graph, batch, inputs)
+    found = capture(graph, shapes=shapes)
+    tanh = next(op for op in found.ops if op.type == "Tanh")
+    assert tanh.outputs[0].shape == (7, 2) and tanh.outputs[0].bytes == 7 * 2 * 4
+    assert has_unknown_shapes(graph)  # the traced graph itself is not changed
+
+
+def test_an_unknown_dimension_is_never_one():
+    graph = _unknown()
+    found = capture(graph, shapes=concrete_shapes(graph, None, {}))
+    tanh = next(op for op in found.ops if op.type == "Tanh")
+    assert tanh.outputs[0].shape == (None, 2) and tanh.outputs[0].bytes is None
+
+
+def test_while_loops_of_tf1_are_refused_or_read():
+    """A graph with a cycle is refused by name; the functional form is one vertex."""
+    from tfckpt.errors import CaptureError
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.compat.v1.disable_control_flow_v2()
+        try:
+            out = tf.compat.v1.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.constant(0)])
+        finally:
+            tf.compat.v1.enable_control_flow_v2()
+    with pytest.raises(CaptureError, match="cycle"):
+        capture(graph, fetches=[out])
+    assert np.array_equal(of_type(captured(
+        lambda x: tf.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.constant(0)])[0]),
+        "StatelessWhile"), [OTHER])

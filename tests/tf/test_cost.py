@@ -1,0 +1,185 @@
+"""Prices of captured graphs against bytes worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfckpt.capture.shapes import concrete_shapes
+from tfckpt.capture.tfgraph import capture
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.costgraph import check_cost_graph
+from tfckpt.cost.storage import RESIDENT, roots
+from tfckpt.errors import CostError
+from tfckpt.plan.schedule import plain_schedule
+from tfckpt.plan.simulate import simulate
+
+KIB = 1024
+
+
+def traced(body, *specs):
+    return capture(tf.function(body).get_concrete_function(*specs).graph)
+
+
+def root_of(graph, name):
+    """The op that allocates an op's first output; None where it is resident."""
+    index = next(i for i, op in enumerate(graph.ops) if op.name == name)
+    found = roots(graph)[index][0]
+    return None if found == RESIDENT else graph.ops[found[0]].name
+
+
+@pytest.mark.parametrize("passing_on", [
+    tf.identity, lambda t: tf.reshape(t, [-1, 2]), lambda t: tf.expand_dims(t, 0),
+    tf.stop_gradient, lambda t: tf.squeeze(tf.expand_dims(t, 0), 0),
+    lambda t: tf.ensure_shape(t, (8, 4)), lambda t: tf.bitcast(t, tf.int32),
+    lambda t: tf.identity_n([t, t])[0],
+])
+def test_storage_is_shared(passing_on):
+    def body(x):
+        passed = passing_on(tf.tanh(x, name="made"))
+        return tf.identity(passed, name="last")
+
+    graph = traced(body, tf.TensorSpec((8, 4), tf.float32))
+    assert root_of(graph, "last") == "made"
+
+
+@pytest.mark.parametrize("allocating", [
+    tf.transpose, tf.exp, lambda t: tf.concat([t, t], 0), lambda t: t + 1.0,
+    lambda t: tf.cast(t, tf.float64), lambda t: t[:4],
+])
+def test_storage_is_not_shared(allocating):
+    def body(x):
+        allocated = allocating(tf.tanh(x, name="made"))
+        return tf.identity(allocated, name="last")
+
+    graph = traced(body, tf.TensorSpec((8, 4), tf.float32))
+    assert root_of(graph, "last") not in ("made", None)
+
+
+def test_what_is_resident():
+    variable = tf.Variable(tf.ones((8, 4)))
+
+    def body(x):
+        fed = tf.identity(x, name="fed")
+        read = tf.identity(variable, name="read")
+        constant = tf.identity(tf.constant(np.ones((8, 4), np.float32)) * 2.0, name="folded")
+        return fed, read, constant, tf.add(x, variable, name="made")
+
+    graph = traced(body, tf.TensorSpec((8, 4), tf.float32))
+    assert [root_of(graph, n) for n in ("fed", "read", "folded", "made")] == [
+        None, None, None, "made"]
+
+
+# A network of three layers whose peak can be told by hand: x is 512 x 64 floats (128 KiB), every
+# weight 64 x 64 (16 KiB), every activation 128 KiB.
+
+LAYERS, ACTIVATION, WEIGHT = 3, 128 * KIB, 16 * KIB
+
+
+def _network(rows=512):
+    made = np.random.default_rng(0)
+    weights = [tf.Variable(made.standard_normal((64, 64)).astype(np.float32) * 0.1)
+               for _ in range(LAYERS)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in weights:
+                h = tf.exp(h @ weight)
+            loss = tf.reduce_sum(h)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+    return step, tf.TensorSpec((rows, 64), tf.float32)
+
+
+def test_resident_bytes_of_the_network():
+    step, spec = _network()
+    cost = build_cost_graph(traced(step, spec))
+    check_cost_graph(cost)
+    assert cost.variable_bytes == (WEIGHT,) * LAYERS
+    # x and the variables; scalar constants and shapes take some bytes more
+    assert 0 <= cost.resident_bytes - (ACTIVATION + LAYERS * WEIGHT) < 256
+
+
+def test_storages_of_the_network():
+    step, spec = _network()
+    cost = build_cost_graph(traced(step, spec))
+    forward = [s.bytes for s in cost.storages if cost.vertices[s.producer].region == "forward"]
+    # a product and its exponential for each layer; the gradient of exp reads exp's result
+    assert sorted(forward) == [ACTIVATION] * (2 * LAYERS)
+    kept = [cost.storages[s] for s in cost.residuals]
+    assert [s.bytes for s in kept] == [ACTIVATION] * LAYERS
+    assert {cost.vertices[s.producer].recomputable for s in kept} == {True}
+
+
+def test_peak_of_the_network():
+    """Planned order, by hand.
+
+    exp writes into its product's buffer, so after the forward three activations are live:
+    e1, e2, e3 (3 A). The gradient of the sum is broadcast: g3 (4 A). g3 * e3 overwrites g3; e3
+    is free (3 A: e1, e2, g3). Layer 3: its weight gradient (W), then the gradient of e2 next to
+    e1, e2, g3 (4 A + W at most; the weight gradient may be consumed before). So the peak is 4 A
+    and at most the weight gradients on top.
+    """
+    step, spec = _network()
+    cost = build_cost_graph(traced(step, spec))
+    timeline = simulate(cost, plain_schedule(cost))
+    assert 4 * ACTIVATION <= timeline.peak_bytes <= 4 * ACTIVATION + LAYERS * WEIGHT
+
+
+def test_time_of_a_product_counts_its_multiplications():
+    step, spec = _network()
+    cost = build_cost_graph(traced(step, spec))
+    wide = build_cost_graph(traced(*_network(rows=512 * 16)))
+
+    def products(graph):
+        return [v.time for v in graph.vertices if v.name.endswith("matmul")]
+
+    assert len(products(cost)) == 1 and products(wide)[0] > 8 * products(cost)[0]
+
+
+# Unknown dimensions.
+
+
+def _unknown():
+    weight = tf.Variable(tf.ones((64, 64)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.exp(tf.matmul(x, weight, name="product")))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    return tf.function(step).get_concrete_function(
+        tf.TensorSpec((None, 64), tf.float32, name="features")).graph
+
+
+def test_unknown_dimensions_are_refused_by_name():
+    with pytest.raises(CostError) as caught:
+        build_cost_graph(capture(_unknown()))
+    message = str(caught.value)
+    assert message.startswith("cost: tensor product:0")
+    assert "[None, 64]" in message and "batch_size" in message
+
+
+@pytest.mark.parametrize("batch, inputs", [(512, {}), (None, {"features": (512, 64)})])
+def test_a_batch_size_or_real_arguments_resolve_them(batch, inputs):
+    graph = _unknown()
+    cost = build_cost_graph(capture(graph, shapes=concrete_shapes(graph, batch, inputs)))
+    forward = [s.bytes for s in cost.storages if cost.vertices[s.producer].region == "forward"]
+    assert sorted(forward) == [ACTIVATION, ACTIVATION]
+
+
+def test_unknown_rank_is_refused_too():
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.exp(x))
+        return tape.gradient(loss, x)
+
+    graph = tf.function(step).get_concrete_function(tf.TensorSpec(None, tf.float32)).graph
+    with pytest.raises(CostError, match="unknown rank"):
+        build_cost_graph(capture(graph, shapes=concrete_shapes(graph, 8, {})))

@@ -1,0 +1,208 @@
+"""Edits are checked before they are applied, and applied as a whole or not at all."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process, training
+from tests.support.models import MODELS
+from tfckpt import api
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.tfgraph import capture
+from tfckpt.errors import RewriteError
+from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire, check_edits
+from tfckpt.rewrite.guards import DataGuard
+
+# The value and its checker.
+
+
+def chain():
+    """x -> a = tanh(x) -> b = exp(a) -> c = b * a, as TensorFlow graph and as plain data."""
+    def body(x):
+        a = tf.tanh(x, name="a")
+        return tf.multiply(tf.exp(a, name="b"), a, name="c")
+
+    graph = tf.function(body).get_concrete_function(tf.TensorSpec((4,), tf.float32, "x")).graph
+    return graph, capture(graph)
+
+
+def test_what_is_fine_passes():
+    _, graph = chain()
+    check_edits(graph, Edits())
+    check_edits(graph, Edits(
+        added=(Create("wait", "NoOp", (), ("b",), (), {}), Clone("again", "a", ("x:0",), ("wait",))),
+        rewires=(Rewire("c", 1, "again:0"),), controls=(AddControl("c", "wait"),)))
+
+
+@pytest.mark.parametrize("edits, said", [
+    (Edits(rewires=(Rewire("a", 0, "c:0"),)), "cycle"),
+    (Edits(rewires=(Rewire("a", 0, "a:0"),)), "cycle"),
+    (Edits(controls=(AddControl("a", "c"),)), "cycle"),
+    (Edits(added=(Create("wait", "NoOp", (), ("c",), (), {}),),
+           controls=(AddControl("b", "wait"),)), "cycle"),
+    (Edits(added=(Clone("again", "a", ("c:0",)),), rewires=(Rewire("b", 0, "again:0"),)), "cycle"),
+    (Edits(rewires=(Rewire("c", 0, "nobody:0"),)), "nobody"),
+    (Edits(rewires=(Rewire("nobody", 0, "a:0"),)), "nobody"),
+    (Edits(rewires=(Rewire("c", 2, "a:0"),)), "no input 2"),
+    (Edits(rewires=(Rewire("c", -1, "a:0"),)), "no input -1"),
+    (Edits(controls=(AddControl("a", "nobody"),)), "nobody"),
+    (Edits(controls=(AddControl("nobody", "a"),)), "nobody"),
+    (Edits(added=(Clone("again", "nobody", ("x:0",)),)), "nobody"),
+    (Edits(added=(Clone("again", "a", ("nobody:0",)),)), "nobody"),
+    (Edits(added=(Clone("a", "b", ("x:0",)),)), "two ops would be named 'a'"),
+    (Edits(added=(Clone("n", "a", ("x:0",)), Clone("n", "b", ("x:0",)))), "two ops"),
+    (Edits(protected=("nobody",)), "nobody"),
+])
+def test_what_is_wrong_is_refused_by_name(edits, said):
+    _, graph = chain()
+    with pytest.raises(RewriteError, match=said) as caught:
+        check_edits(graph, edits)
+    assert str(caught.value).startswith("rewrite:")
+
+
+def test_a_clone_computes_what_its_source_does():
+    graph, _ = chain()
+    apply(graph, Edits(added=(Clone("again", "a", ("x:0",)),), rewires=(Rewire("c", 1, "again:0"),),
+                       protected=("b",)))
+    again = graph.get_operation_by_name("again")
+    source = graph.get_operation_by_name("a")
+    assert again.type == source.type and again.get_attr("T") == source.get_attr("T")
+    assert again.outputs[0].shape == source.outputs[0].shape
+    assert graph.get_operation_by_name("c").inputs[1] is again.outputs[0]
+    assert graph.get_operation_by_name("b").get_attr("_grappler_do_not_remove")
+
+
+# All or nothing.
+
+
+def snapshot(graph):
+    """All that could be changed in the ops of a graph, by name."""
+    return {op.name: ([t.name for t in op.inputs], sorted(c.name for c in op.control_inputs),
+                      op.node_def.SerializeToString(deterministic=True))
+            for op in graph.get_operations()}
+
+
+def _plain_history(name):
+    process.fresh()
+    made = MODELS[name]()
+    return training.train(tf.function(made.step), made)
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    return _plain_history("dense_relu")
+
+
+@pytest.mark.parametrize("function, nth", [
+    ("create_op", 1), ("create_op", 9), ("update_input", 1), ("update_input", 2),
+    ("update_input", 5), ("add_control_input", 1), ("add_control_input", 12), ("set_attr", 1),
+])
+def test_a_failure_midway_leaves_the_graph_as_it_was(monkeypatch, wanted, function, nth):
+    real, calls, seen = getattr(tf_adapter, function), [], []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == nth:
+            raise RuntimeError(f"made up: {function} {nth}")
+        return real(*args)
+
+    def applied(graph, edits):
+        before = snapshot(graph)
+        monkeypatch.setattr(tf_adapter, function, failing)
+        try:
+            apply(graph, edits)
+        finally:
+            after = snapshot(graph)
+            seen.append((before, {name: after[name] for name in before}))
+
+    monkeypatch.setattr(api, "apply", applied)
+    process.fresh()
+    made = MODELS["dense_relu"]()
+    step = tfckpt.checkpoint(tf.function(made.step))
+    with pytest.warns(UserWarning, match=f"made up: {function} {nth}"):
+        found = training.train(step, made)
+    (before, after), = seen
+    assert after == before
+    assert not step.report.applied
+    training.assert_same_bits(found, wanted)
+
+
+# The data guard: it must change no value.
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
+          "float64": np.float64, "int32": np.int32, "uint8": np.uint8, "bool": np.bool_}
+PAYLOADS = {"float32": np.uint32(0x7FADBEEF), "float64": np.uint64(0x7FF4DEADBEEF0BAD),
+            "float16": np.uint16(0x7D5B), "bfloat16": np.uint16(0x7FAB)}
+
+
+def guarded(triggers: list[np.ndarray], value: np.ndarray) -> np.ndarray:
+    """The value behind a guard on these triggers, through the edits and their applier."""
+    graph = tf.Graph()
+    with graph.as_default():
+        fed = [tf.compat.v1.placeholder(t.dtype, t.shape, f"t{i}") for i, t in enumerate(triggers)]
+        passed = tf.compat.v1.placeholder(value.dtype, value.shape, "value")
+    guard = DataGuard("g", tuple((t.name, t.dtype.name) for t in fed))
+    apply(graph, Edits(added=(*guard.trigger_ops(),
+                              *guard.pass_through("out", "value:0", passed.dtype.name)),
+                       in_xla=True))
+    with tf.compat.v1.Session(graph=graph) as session:
+        return session.run("out:0", dict(zip([*fed, passed], [*triggers, value], strict=True)))
+
+
+def values(dtype) -> list[np.ndarray]:
+    """Ordinary and extraordinary values of a dtype."""
+    if dtype == "bool":
+        return [np.array([True, False, True]), np.zeros((0, 2), np.bool_), np.array(True)]
+    made = DTYPES[dtype]
+    if dtype in ("int32", "uint8"):
+        return [np.array([[0, 1, np.iinfo(made).max, np.iinfo(made).min]], made),
+                np.zeros((3, 0), made), np.array(7, made)]
+    special = np.array([0.0, -0.0, 1.5, -2.25, np.inf, -np.inf, np.nan]).astype(made)
+    return [special, np.zeros((0,), made), np.array(-0.0).astype(made), special.reshape(1, 7)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("trigger_dtype", PAYLOADS)
+def test_the_guard_passes_every_value_unchanged(trigger_dtype, dtype):
+    made = DTYPES[trigger_dtype]
+    triggers = [np.array([x, 1.0]).astype(made) for x in (0.0, -np.inf, np.inf, np.nan, 3.0)]
+    triggers += [np.zeros((0, 3), made), np.array(np.inf).astype(made)]
+    for value in values(dtype):
+        for group in ([triggers[2]], [triggers[5]], triggers):
+            found = guarded(group, value)
+            assert found.dtype == value.dtype and found.shape == value.shape
+            assert found.tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize("trigger_dtype", PAYLOADS)
+def test_the_guard_does_depend_on_every_trigger(trigger_dtype):
+    """Only the payload itself arms the guard: so no compiler may drop the dependence."""
+    payload = PAYLOADS[trigger_dtype]
+    armed = np.array([payload, 0], payload.dtype).view(DTYPES[trigger_dtype])
+    idle = np.ones((2,)).astype(DTYPES[trigger_dtype])
+    value = np.array([1.0, np.nan, -3.0], np.float32)
+    for group in ([armed], [idle, armed], [armed, idle], [idle, idle, armed]):
+        assert guarded(group, value).tobytes() == np.zeros(3, np.float32).tobytes()
+    assert np.isnan(armed[0])
+    assert guarded([idle, np.array([np.nan, 0.0]).astype(DTYPES[trigger_dtype])],
+                   value).tobytes() == value.tobytes()  # an ordinary NaN does not
+
+
+def test_the_guard_under_xla_changes_nothing_either():
+    def body(trigger, value):
+        graph = tf_adapter.tracing_graph()
+        guard = DataGuard("g", ((trigger.name, "float32"),))
+        apply(graph, Edits(added=(*guard.trigger_ops(),
+                                  *guard.pass_through("out", value.name, "float32")), in_xla=True))
+        return graph.get_tensor_by_name("out:0")
+
+    step = tf.function(body, jit_compile=True)
+    value = tf.constant([1.0, -0.0, np.inf, -3.0])
+    for trigger in (0.0, np.inf, np.nan, -np.inf):
+        found = step(tf.constant([trigger, 1.0]), value).numpy()
+        assert found.tobytes() == value.numpy().tobytes()
