@@ -180,10 +180,14 @@ def main() -> None:
         keras.backend.clear_session()
     print()
     print_table(rows)
-    print(f"\nMB: peak above what was allocated when the step began, median of "
-          f"{options.steps - UNMEASURED} steps.")
-    print("Ratios: tfckpt / plain. Loss: of the last step. "
-          "Identical: all losses and all weights, bit for bit.")
+    print(
+        f"\nMB: peak above what was allocated when the step began, median of "
+        f"{options.steps - UNMEASURED} steps."
+    )
+    print(
+        "Ratios: tfckpt / plain. Loss: of the last step. "
+        "Identical: all losses and all weights, bit for bit."
+    )
     if any(row[-1] == "no" for row in rows):
         print(WHY_NOT_IDENTICAL)
     if reports:

@@ -23,7 +23,7 @@ def draw(reports: dict[str, Any], path: str) -> None:
     figure, panels = pyplot.subplots(
         1, len(reports), figsize=(6.4 * len(reports), 4.8), squeeze=False, layout="constrained"
     )
-    figure.suptitle("Activations and gradients in memory over one training step, as simulated", fontsize=14)
+    figure.suptitle("Memory asked for over one training step, as simulated", fontsize=14)
     for panel, (title, report) in zip(panels[0], reports.items(), strict=True):
         _draw_line(panel, report.timeline_before, "plain", BEFORE_COLOUR)
         _draw_line(panel, report.timeline_after, "tfckpt", AFTER_COLOUR)

@@ -54,7 +54,7 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
     """
     if solver != AUTO and solver not in SOLVERS:
         raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
-                        f"{', '.join([*SOLVERS, AUTO])}")
+                        f"{', '.join([AUTO, *SOLVERS])}")
     if objective not in OBJECTIVES:
         raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
                         f"{', '.join(OBJECTIVES)}")
@@ -88,6 +88,7 @@ class Mark:
 
 
 _calls = threading.local()
+_without_gradient: set[str] = set()
 
 
 def mark_tracing_graph(mark: Mark) -> bool:
@@ -217,7 +218,7 @@ class _BoundStep(functools.partial):
 def _warn_eager(name: str) -> None:
     warnings.warn(
         f"tfckpt: {name} runs eagerly, so there is no graph to rewrite and no memory is saved; "
-        "wrap it in tf.function (under Keras: run_eagerly=False)", stacklevel=3)
+        "wrap it in tf.function (under Keras: run_eagerly=False)", stacklevel=4)
 
 
 # The trace hook.
@@ -242,8 +243,9 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
     started = time.perf_counter()
     graph = _capture(func_graph, mark)
     if not graph.has_gradient():
-        logging.log_first_n(
-            logging.WARNING, "tfckpt: %s computes no gradient; it is left as it is", 1, mark.name)
+        if mark.name not in _without_gradient:
+            _without_gradient.add(mark.name)
+            logging.warning("tfckpt: %s computes no gradient; it is left as it is", mark.name)
         return None
     cost = build_cost_graph(graph)
     single = _single_device(graph)

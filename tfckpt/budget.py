@@ -48,7 +48,7 @@ class Budget:
         total = least + resident_bytes
         return InfeasibleBudgetError(
             f"plan: budget={format_bytes(self.device_bytes or 0)} cannot be met; the smallest "
-            f"feasible one found is {total} bytes ({format_bytes(total)}: "
+            f"feasible one found is {total} bytes (about {format_bytes(total)}: "
             f"{format_bytes(resident_bytes)} resident + {format_bytes(least)} dynamic). "
             f'Pass budget={total} or budget="min"', total)
 
@@ -78,6 +78,9 @@ def _parse_text(text: str) -> Budget:
     if text.strip().lower() == "min":
         return Budget()
     match = _QUANTITY.match(text)
+    if match and not match[2] and 0.0 < float(match[1]) <= 1.0 and "." in match[1]:
+        raise PlanError(f"plan: budget={text!r} is text; for a fraction of the plain peak drop the "
+                        f"quotes: budget={match[1]}")
     if not match or match[2].lower() not in _UNITS:
         raise PlanError(f"plan: budget={text!r} cannot be read; {_HELP}")
     size = int(float(match[1]) * _UNITS[match[2].lower()])

@@ -19,5 +19,5 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
-    process.fresh()
+def _seeded():
+    process.seed()

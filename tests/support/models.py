@@ -65,6 +65,11 @@ def _momentum():
     return keras.optimizers.SGD(0.05, momentum=0.9)
 
 
+def _adam():
+    """With a large epsilon: rounding errors in gradients that are zero in truth stay small."""
+    return keras.optimizers.Adam(1e-3, epsilon=1e-2)
+
+
 def _normalised(h, filters, size, strides=1):
     h = layers.Conv2D(filters, size, strides=strides, padding="same")(h)
     return layers.BatchNormalization()(h)
@@ -95,24 +100,21 @@ def transformer(**options) -> Trial:
     made = np.random.default_rng(1)
     batches = [(tf.constant(made.integers(0, 1000, job.x.shape, dtype=np.int32)),
                 tf.constant(made.integers(0, 10, job.y.shape, dtype=np.int32))) for _ in range(3)]
-    # a large epsilon: rounding errors in gradients that are zero in truth stay small
-    return trial(job.model, keras.optimizers.Adam(1e-3, epsilon=1e-2), _crossentropy(), batches,
-                 **options)
+    return trial(job.model, _adam(), _crossentropy(), batches, **options)
 
 
 def unet(**options) -> Trial:
     """The benchmark's U-Net, small, Adam."""
     job = jobs.unet(levels=2, filters=8, size=32, batch=8)
     batches = numbers(tuple(job.x.shape), 4, tuple(job.y.shape))
-    return trial(job.model, keras.optimizers.Adam(1e-3, epsilon=1e-2), _crossentropy(), batches, **options)
+    return trial(job.model, _adam(), _crossentropy(), batches, **options)
 
 
 def dense_gelu(**options) -> Trial:
     """Dense + GELU on 2-D input: TensorFlow fuses the plain chain."""
     model = keras.Sequential([keras.Input((32,)), *(layers.Dense(48, activation="gelu")
                                                     for _ in range(5)), layers.Dense(5)])
-    return trial(model, keras.optimizers.Adam(1e-2, epsilon=1e-2), _crossentropy(), numbers((2048, 32), 5),
-                 **options)
+    return trial(model, _adam(), _crossentropy(), numbers((2048, 32), 5), **options)
 
 
 def dense_relu(**options) -> Trial:

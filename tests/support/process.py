@@ -32,7 +32,12 @@ def without_determinism():
         tf.config.experimental.enable_op_determinism()
 
 
-def fresh() -> None:
-    """Forgets Keras' names and sets every seed."""
-    keras.backend.clear_session()
+def seed() -> None:
+    """Sets every seed: op determinism refuses random ops without one."""
     keras.utils.set_random_seed(3)
+
+
+def fresh() -> None:
+    """Sets every seed and forgets Keras' names, so that a model made twice is named the same."""
+    keras.backend.clear_session()
+    seed()

@@ -159,7 +159,8 @@ def test_create_op():
         op = tf_adapter.create_op(graph, "Abs", [x], [tf.float32], "a/b-c_1", attrs, "")
     assert op.name == "a/b-c_1" and op.device == "" and list(op.inputs) == [x]
     assert op.node_def.attr["_mine"].b
-    placed = tf_adapter.create_op(graph, "Abs", [x], [tf.float32], "d", dict(attrs), "/device:CPU:0")
+    placed = tf_adapter.create_op(graph, "Abs", [x], [tf.float32], "d", dict(attrs),
+                                  "/device:CPU:0")
     assert placed.device == "/device:CPU:0"
     with tf.compat.v1.Session(graph=graph) as session:
         np.testing.assert_array_equal(session.run(op.outputs[0]), [1, 2])

@@ -39,20 +39,19 @@ def test_peak_of_a_chain(square):
 
 
 def test_peak_of_what_is_kept(square):
-    """Five products that are all needed at the end; the concatenation takes five more."""
+    """Five products that leave the step: all are live at its end."""
     def body(x):
-        products, h = [], x
-        for _ in range(5):
-            h = h @ x
-            products.append(h)
-        return tf.reduce_sum(tf.concat(products, 0))
+        products = [x @ x]
+        for _ in range(4):
+            products.append(products[-1] @ x)
+        return products
 
-    assert measure_peak(tf.function(body), square) == pytest.approx(10 * TENSOR, rel=0.1)
+    assert measure_peak(tf.function(body), square) == pytest.approx(5 * TENSOR, rel=0.05)
 
 
-def test_results_count_as_they_live_when_the_step_ends(square):
-    step = tf.function(lambda x: [x @ x, tf.transpose(x) @ x])
-    assert measure_peak(step, square) >= 2 * TENSOR
+def test_median_of_several_calls(square):
+    step = tf.function(lambda x: tf.reduce_sum(x @ x))
+    assert measure_peak(step, square, repeats=3) == pytest.approx(TENSOR, rel=0.05)
 
 
 def test_variables_and_slots_are_put_back():
@@ -134,7 +133,8 @@ def test_executed_counts_ops_after_all_optimisations(square):
 
 
 def test_executed_is_about_this_call_alone(square):
-    small, large = tf.function(tf.cumsum), tf.function(lambda x: tf.cumprod(tf.cumprod(x)))
+    small = tf.function(tf.cumsum)
+    large = tf.function(lambda x: tf.math.cumprod(tf.math.cumprod(x)))
     executed(small, square)
     large(square)
     assert "Cumprod" not in executed(small, square).ops
@@ -145,6 +145,6 @@ def test_nothing_executed_is_an_error():
     tf.config.run_functions_eagerly(True)
     try:
         with pytest.raises(VerificationError, match="tf.function"):
-            executed(lambda x: x + 1, tf.ones(3))
+            executed(lambda: None)
     finally:
         tf.config.run_functions_eagerly(False)

@@ -63,7 +63,10 @@ def is_stateful(op: tf.Operation) -> bool:
 
 def handle_shape(resource: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:
     """Shape and dtype of the variable behind a resource tensor, where TensorFlow knows them."""
-    data = handle_data_util.get_resource_handle_data(resource)
+    if hasattr(resource, "numpy"):  # an eager handle, as a concrete function captures it
+        data = getattr(resource, "_handle_data", None)
+    else:
+        data = handle_data_util.get_resource_handle_data(resource)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     entry = data.shape_and_type[0]

@@ -113,7 +113,7 @@ class _Planner:
                  plain: tuple[Timeline, int] | None = None):
         if solver != AUTO and solver not in SOLVERS:
             raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
-                            f"{', '.join([*SOLVERS, AUTO])}")
+                            f"{', '.join([AUTO, *SOLVERS])}")
         if objective not in OBJECTIVES:
             raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
                             f"{', '.join(OBJECTIVES)}")

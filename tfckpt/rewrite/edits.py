@@ -110,7 +110,9 @@ def check_edits(graph: Graph, edits: Edits) -> None:
             raise RewriteError(f"rewrite: {rewire.op!r} has no input {rewire.index}")
         sources[rewire.op][rewire.index] = op_of(rewire.tensor)
     for control in edits.controls:
-        waits.setdefault(control.op, []).append(control.control)
+        if control.op not in sources:
+            raise RewriteError(f"rewrite: {control.op!r}, which is to wait, does not exist")
+        waits[control.op].append(control.control)
     _check_order({name: set(sources[name]) | set(waits.get(name, ())) for name in sources})
 
 
