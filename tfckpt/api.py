@@ -249,15 +249,21 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
         return None
     cost = build_cost_graph(graph)
     single = _single_device(graph)
-    planned = _plan(graph, cost, mark.options, single)
+    try:
+        planned = _plan(graph, cost, mark.options, single)
+    except InfeasibleBudgetError:
+        raise
+    except PlanError as error:  # ours, not the caller's: options were checked before
+        warnings.warn(f"tfckpt: {mark.name} trains unchanged: {error}", stacklevel=2)
+        return None
     applied, reason = planned.peak_bytes < planned.baseline_bytes, ""
     fence_count = 0
     if not applied:
         reason = "no plan is predicted to lower the peak"
     else:
-        edits = build_edits(graph, cost, planned.plan, await_updates=single)
-        fence_count = sum(1 for op in edits.added if op.name.startswith("tfckpt/fence"))
         try:
+            edits = build_edits(graph, cost, planned.plan, await_updates=single)
+            fence_count = sum(1 for op in edits.added if op.name.startswith("tfckpt/fence"))
             check_edits(graph, edits)
             apply(func_graph, edits)
         except RewriteError as error:
@@ -306,10 +312,10 @@ def _single_device(graph: Graph) -> bool:
 
 def _plan(graph: Graph, cost, options: Options, single: bool) -> Planned:
     smallest = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
-    plain = baseline(cost, await_updates=single, in_xla=graph.in_xla, smallest=smallest)
+    plain = baseline(cost, in_xla=graph.in_xla, smallest=smallest)
     if 2 * plain[1] < plain[0].peak_bytes:  # hardly any request would be counted
         smallest = 0
-        plain = baseline(cost, await_updates=single, in_xla=graph.in_xla, smallest=0)
+        plain = baseline(cost, in_xla=graph.in_xla, smallest=0)
     budget = options.budget.dynamic(plain[1], cost.resident_bytes)
     try:
         return plan_step(cost, budget, solver=options.solver, objective=options.objective,

@@ -88,6 +88,7 @@ def _assert_trains_untouched(trial, step):
 
 @pytest.mark.parametrize("unit", ["fraction", "int", "text"])
 def test_infeasible_budget_names_the_smallest_feasible_one(unit):
+    process.fresh()
     trial = dense_relu()
     budget = {"fraction": 0.01, "int": 400_000, "text": "400kB"}[unit]
     step = tfckpt.checkpoint(tf.function(trial.step), budget=budget)
@@ -146,7 +147,8 @@ def _with_unknown_batch():
 def test_unknown_dimensions_without_batch_size():
     weights, step = _with_unknown_batch()
     wrapped = tfckpt.checkpoint(step)
-    with pytest.raises(tfckpt.CostError, match=r"(?s)tensor matmul:0.*\[None, 32\].*batch_size"):
+    named = r"(?s)tensor (x|matmul):0.*\[None, 32\].*batch_size"
+    with pytest.raises(tfckpt.CostError, match=named):
         wrapped.get_concrete_function()
     before = weights[0].numpy()
     assert np.isfinite(step(tf.ones((8, 32))).numpy())
@@ -179,6 +181,7 @@ def test_a_failure_while_rewriting_trains_unchanged_with_a_warning(monkeypatch):
         real(op, index, tensor)
 
     monkeypatch.setattr(tf_adapter, "update_input", fail_later)
+    process.fresh()
     trial = dense_relu()
     step = tfckpt.checkpoint(tf.function(trial.step))
     with pytest.warns(UserWarning, match="trains unchanged.*made up by the test"):

@@ -25,7 +25,7 @@ NESTED_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
-            shapes: tf.Graph | None = None) -> Graph:
+            shapes: tf.Graph | None = None, name: str = "graph") -> Graph:
     """Reads a TensorFlow graph as plain data.
 
     Args:
@@ -33,6 +33,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
       fetches: tensors that leave the step; default `graph.outputs`.
       shapes: a graph with the same op names whose shapes are fully known, where `graph` itself
         has unknown dimensions (see `concrete_shapes`).
+      name: of a graph that has none of its own.
 
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
@@ -59,8 +60,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     ids = tuple((index[t.op.name], t.value_index) for t in wanted if t is not None)
     must_run = {op.name for op in tf_adapter.control_outputs(graph)}
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
-    result = Graph(graph.name if hasattr(graph, "name") else "graph", ops, ids, sinks,
-                   tf_adapter.in_xla(graph))
+    result = Graph(getattr(graph, "name", name), ops, ids, sinks, tf_adapter.in_xla(graph))
     check_graph(result)
     return result
 

@@ -16,7 +16,7 @@ from tfckpt.cost.storage import (
     SHAPE_ONLY,
     is_alias,
     roots,
-    tensor_bytes,
+    storage_bytes,
 )
 from tfckpt.cost.time import is_expensive, seconds
 from tfckpt.graph import FORWARD, Graph, TensorId
@@ -33,7 +33,7 @@ def build_cost_graph(graph: Graph) -> CostGraph:
       CostError: the bytes of a tensor are unknown; names the tensor and the remedy.
     """
     root = roots(graph)
-    sizes = _sizes(graph, root)
+    sizes = storage_bytes(graph, root)
     big = _big(graph, sizes)
     reads = [_reads(op, root, big) for op in graph.ops]
     anchors = [i for i, op in enumerate(graph.ops)
@@ -65,13 +65,6 @@ def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:
         elif op.type in ("Const", "Placeholder", "_Arg"):
             fed += size
     return tuple(variables.values()), fed
-
-
-def _sizes(graph: Graph, root) -> dict[TensorId, int]:
-    """Bytes of every storage that is allocated during the step."""
-    return {(i, slot): tensor_bytes(graph, (i, slot))
-            for i, op in enumerate(graph.ops) for slot in range(len(op.outputs))
-            if root[i][slot] == (i, slot)}
 
 
 def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:

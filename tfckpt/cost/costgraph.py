@@ -118,7 +118,8 @@ class CostGraph:
         return tuple(
             index for index, storage in enumerate(self.storages)
             if vertices[storage.producer].recomputable and not storage.fetched
-            and any(vertices[reader].region != FORWARD for reader in self.readers[index])
+            and any(vertices[reader].region in (BACKWARD, UPDATE)
+                    for reader in self.readers[index])
         )
 
     @functools.cached_property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfckpt.errors import CostError
 from tfckpt.graph import Graph, Op, TensorId
 
@@ -16,6 +18,8 @@ _RESIDENT = frozenset({
     "Const", "Placeholder", "VarHandleOp", "VariableV2", "ReadVariableOp", "IteratorGetNext",
     "IteratorGetNextSync", "OptionalGetValue", "_Arg", "GuaranteeConst",
 })
+_SOURCES = frozenset({"Placeholder", "IteratorGetNext", "IteratorGetNextSync",
+                      "OptionalGetValue", "_Arg", "PlaceholderWithDefault"})
 SHAPE_ONLY = frozenset({"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"})
 """Read only the shape: they run as soon as their input exists and hold nothing."""
 
@@ -34,23 +38,43 @@ REUSES_INPUT = frozenset({
 """Element-wise kernels that call `forward_input_or_allocate_output`."""
 
 
-def tensor_bytes(graph: Graph, tensor: TensorId) -> int:
-    """Size of a tensor in bytes.
+def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[TensorId, int]:
+    """Bytes of every tensor that allocates memory during the step.
+
+    A size that depends on the data (Where, Unique) is bounded by what the op reads. That is only
+    done where every source of the graph has a known shape; it is never counted as 1.
 
     Raises:
-      CostError: a dimension is unknown; the message names the tensor and the way out.
+      CostError: a source has an unknown dimension; the message names the tensor and the way out.
     """
-    op = graph.ops[tensor[0]]
-    output = op.outputs[tensor[1]]
-    if op.type in SHAPE_ONLY:
-        return output.bytes or 0  # a few integers, however many
-    if output.bytes is None:
-        raise CostError(
-            f"cost: tensor {op.name}:{tensor[1]} of {graph.name!r} has the unknown shape "
-            f"{list(output.shape) if output.shape is not None else '<unknown rank>'}; pass "
-            "batch_size=... (or call the step with tensors of known shape) so that its bytes "
-            "can be counted")
-    return output.bytes
+    result: dict[TensorId, int] = {}
+    bound: dict[TensorId, int] = {}
+    unknown_source = next((i for i, op in enumerate(graph.ops) if op.type in _SOURCES
+                           and any(t.bytes is None for t in op.outputs)), None)
+    for i, op in enumerate(graph.ops):
+        for slot, output in enumerate(op.outputs):
+            size = output.bytes
+            if size is None and op.type in SHAPE_ONLY:
+                size = 0  # a few integers, however many
+            elif size is None and unknown_source is not None:
+                raise _unknown(graph, unknown_source)
+            elif size is None:
+                read = sum(bound.get(t, graph.ops[t[0]].outputs[t[1]].bytes or 0)
+                           for t in op.inputs)
+                size = bound[(i, slot)] = read * (8 if op.type == "Where" else 1)
+            if root[i][slot] == (i, slot):
+                result[(i, slot)] = size or 0
+    return result
+
+
+def _unknown(graph: Graph, index: int) -> CostError:
+    op = graph.ops[index]
+    slot = next(s for s, t in enumerate(op.outputs) if t.bytes is None)
+    shape = op.outputs[slot].shape
+    return CostError(
+        f"cost: tensor {op.name}:{slot} of {graph.name!r} has the unknown shape "
+        f"{list(shape) if shape is not None else '<unknown rank>'}; pass batch_size=... (or call "
+        "the step with tensors of known shape) so that its bytes can be counted")
 
 
 def roots(graph: Graph) -> list[tuple[TensorId, ...]]:

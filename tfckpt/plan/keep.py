@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.cost.costgraph import FORWARD, CostGraph
+from tfckpt.cost.costgraph import BACKWARD, UPDATE, CostGraph
 from tfckpt.plan.schedule import Schedule, Step
 
 NEAR_STEPS = 40
@@ -56,7 +56,7 @@ class _Builder:
         """The whole schedule."""
         vertices = self.graph.vertices
         for self.now, v in enumerate(order):
-            if vertices[v].region != FORWARD:
+            if vertices[v].region in (BACKWARD, UPDATE):
                 for s in vertices[v].reads:
                     if self.dropped[s]:
                         self._restore(s)

@@ -105,7 +105,7 @@ class _Holder:
             made = self.resolved.maker[i]
             if made > turn:  # ran ahead of a step planned before it
                 self._hold(made, turn)
-            elif self.last_read[i] < at and not ran[self.last_read[i]]:
+            elif 0 <= self.last_read[i] < at and not ran[self.last_read[i]]:
                 self._put(at, self.last_read[i])  # a reader lags behind
         return len(self.pins) > count
 

@@ -14,30 +14,12 @@ from tfckpt.plan.schedule import Plan, Step
 from tfckpt.plan.simulate import Resolved, resolve
 from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire, op_of
 from tfckpt.rewrite.guards import DataGuard
+from tfckpt.rewrite.names import SCOPE, copy_name, guard_name, identity, tap_name
 
-SCOPE = "tfckpt"
 _PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient",
                         "PlaceholderWithDefault"})
 WEIGHT_BYTES = 1 << 16
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
-
-
-def copy_name(name: str, copy: int) -> str:
-    """Name of a copy. It sorts where the original's does.
-
-    Grappler puts the inputs of commutative ops in the order of their names, and which constants
-    it then folds into which operand follows from that: a copy that sorted elsewhere would be
-    multiplied in another order than the original, and round differently. No other character
-    that names may contain sorts before the hyphen.
-    """
-    return f"{name}-{SCOPE}{copy}"
-
-
-def guard_name(tensor: str, number: int) -> str:
-    """Name of a guard, which sorts where the guarded tensor's does; negative for single waits."""
-    op, _, slot = tensor.rpartition(":")
-    kind = "guard" if number > 0 else "wait"
-    return f"{op}-{SCOPE}_{kind}{abs(number)}_{slot}"
 
 
 def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: bool = True) -> Edits:
@@ -128,7 +110,7 @@ class _EditBuilder:
             ordered.append(op)
             if isinstance(op, Clone) and op.alone and readers.get(op.name, 0) < 2:
                 source = self.graph.ops[self.index[op.source]]
-                tap = f"{op.name}-{SCOPE}_tap"
+                tap = tap_name(op.name)
                 if tap not in self.taps:
                     self._tap(op.name, source)
                     ordered.append(self.added[-1])
@@ -166,11 +148,11 @@ class _EditBuilder:
 
     def _tap(self, name: str, op) -> str:
         """A pass-through that reads the first result of the op `name`, made once."""
-        tap = f"{name}-{SCOPE}_tap"
+        tap = tap_name(name)
         if tap not in self.taps:
             dtype = op.outputs[0].dtype
             self.taps[tap] = None
-            self.added.append(_identity(tap, f"{name}:0", (), dtype, op.device))
+            self.added.append(identity(tap, f"{name}:0", (), dtype, op.device))
         return tap
 
     # Regions: an executor waits at a fence, XLA at a data guard.
@@ -225,7 +207,7 @@ class _EditBuilder:
                 self.added.extend(self.data_guard.pass_through(name, tensor, dtype))
             else:
                 assert self.barrier is not None
-                self.added.append(_identity(name, tensor, (self.barrier,), dtype, device))
+                self.added.append(identity(name, tensor, (self.barrier,), dtype, device))
             self.guarded[key] = f"{name}:0"
         return self.guarded[key]
 
@@ -370,7 +352,7 @@ class _EditBuilder:
         """`tensor`, passed on once `controls` have run."""
         self.waits += 1
         name = guard_name(tensor, -self.waits)
-        self.added.append(_identity(name, tensor, controls, dtype, device))
+        self.added.append(identity(name, tensor, controls, dtype, device))
         return f"{name}:0"
 
     def _instance(self, position: int, tensor: TensorId) -> int | None:
@@ -405,16 +387,22 @@ class _EditBuilder:
         return self.views[key]
 
     def _bypass_joins(self) -> None:
+        """Has each reader of a released join read its own tensor, through a pass-through.
+
+        The pass-through sorts where the join does: see `copy_name`.
+        """
         joins = {self.cost.vertices[v].ops[0] for v in self.plan.moves.released}
+        passed: dict[TensorId, str] = {}
         for op in self.graph.ops:
-            for i, (source, slot) in enumerate(op.inputs):
-                if source in joins:
-                    origin, at = self.graph.ops[source].inputs[slot]
-                    self.rewires.append(Rewire(op.name, i, f"{self.graph.ops[origin].name}:{at}"))
-
-
-def _identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
-              device: str) -> Create:
-    """A pass-through that Grappler may not replace by control edges on its readers."""
-    return Create(name, "Identity", (tensor,), controls, (dtype,),
-                  {"T": f"dtype:{dtype}", "_grappler_do_not_remove": True}, device)
+            for i, tensor in enumerate(op.inputs):
+                if tensor[0] not in joins:
+                    continue
+                if tensor not in passed:
+                    join = self.graph.ops[tensor[0]]
+                    origin, at = join.inputs[tensor[1]]
+                    name = f"{join.name}-{SCOPE}_slot{tensor[1]}"
+                    self.added.append(identity(
+                        name, f"{self.graph.ops[origin].name}:{at}", (),
+                        join.outputs[tensor[1]].dtype, self.graph.ops[origin].device))
+                    passed[tensor] = f"{name}:0"
+                self.rewires.append(Rewire(op.name, i, passed[tensor]))

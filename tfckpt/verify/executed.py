@@ -57,8 +57,3 @@ def executed(fn: Callable, *args, **kwargs) -> Executed:
 
 
 _COPY = re.compile(r"-tfckpt\d+$")
-
-
-def matching(nodes, predicate: Callable[[tf.compat.v1.NodeDef], bool]) -> list[str]:
-    """Names of the executed nodes that satisfy a predicate, sorted."""
-    return sorted(node.name for node in nodes if predicate(node))

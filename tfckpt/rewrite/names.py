@@ -1,0 +1,37 @@
+"""Names of new ops, and the pass-through that guards and taps are made of."""
+
+from __future__ import annotations
+
+from tfckpt.rewrite.edits import Create
+
+SCOPE = "tfckpt"
+
+
+def copy_name(name: str, copy: int) -> str:
+    """Name of a copy. It sorts where the original's does.
+
+    Grappler puts the inputs of commutative ops in the order of their names, and which constants
+    it then folds into which operand follows from that: a copy that sorted elsewhere would be
+    multiplied in another order than the original, and round differently. No other character
+    that names may contain sorts before the hyphen.
+    """
+    return f"{name}-{SCOPE}{copy}"
+
+
+def guard_name(tensor: str, number: int) -> str:
+    """Name of a guard, which sorts where the guarded tensor's does; negative for single waits."""
+    op, _, slot = tensor.rpartition(":")
+    kind = "guard" if number > 0 else "wait"
+    return f"{op}-{SCOPE}_{kind}{abs(number)}_{slot}"
+
+
+def tap_name(op: str) -> str:
+    """Name of the tap that reads an op's first result."""
+    return f"{op}-{SCOPE}_tap"
+
+
+def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
+              device: str) -> Create:
+    """A pass-through that Grappler may not replace by control edges on its readers."""
+    return Create(name, "Identity", (tensor,), controls, (dtype,),
+                  {"T": f"dtype:{dtype}", "_grappler_do_not_remove": True}, device)
