@@ -29,7 +29,7 @@ CASES = [
     *((name, "min") for name in MODELS),
     ("residual", "chen"), ("residual", "approx_dp"), ("residual", "0.7"), ("residual", "no-moves"),
     ("dense_gelu", "approx_dp"), ("dense_gelu", "0.7"), ("dense_gelu", "no-moves"),
-    ("transformer", "0.7"), ("unet", "approx_dp"), ("unet", "0.5"), ("conv_relu", "0.5"),
+    ("transformer", "0.7"), ("unet", "approx_dp"), ("unet", "0.7"), ("conv_relu", "0.7"),
     ("shared", "approx_dp"), ("keras_dropout", "0.5"), ("stateful_dropout", "0.7"),
 ]
 

@@ -155,7 +155,7 @@ class Decorated(keras.Model):
         self.optimizer.apply(gradients, self.trainable_variables)
         return {"loss": loss}
 
-    train_step = tfckpt.checkpoint(_learn, budget=0.8, batch_size=BATCH)
+    train_step = tfckpt.checkpoint(_learn, budget=0.9, batch_size=BATCH)
 
 
 class Undecorated(Decorated):
@@ -180,4 +180,4 @@ def test_train_step_as_a_decorated_method():
     assert_same_state(model, plain)
     report = model.train_step.report
     assert report.applied and report.recomputed_ops > 0, report.reason
-    assert report.planned_peak_bytes <= 0.8 * report.baseline_peak_bytes
+    assert report.planned_peak_bytes <= 0.9 * report.baseline_peak_bytes

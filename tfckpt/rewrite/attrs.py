@@ -33,6 +33,9 @@ def _value(value: object) -> tf.compat.v1.AttrValue:
     if isinstance(value, tuple) and value[0] == "const":
         return tf.compat.v1.AttrValue(
             tensor=tf.make_tensor_proto(value[2], tf.dtypes.as_dtype(value[1])))
+    if isinstance(value, tuple) and value[0] == "types":
+        types = [tf.dtypes.as_dtype(name).as_datatype_enum for name in value[1:]]
+        return tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(type=types))
     if isinstance(value, str) and value.startswith("dtype:"):
         return tf.compat.v1.AttrValue(type=tf.dtypes.as_dtype(value[6:]).as_datatype_enum)
     raise TypeError(f"no attribute value for {value!r}")

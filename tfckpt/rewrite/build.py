@@ -387,9 +387,10 @@ class _EditBuilder:
         return self.views[key]
 
     def _bypass_joins(self) -> None:
-        """Has each reader of a released join read its own tensor, through a pass-through.
+        """Has each reader of a released join read its own tensor, through a join of its own.
 
-        The pass-through sorts where the join does: see `copy_name`.
+        It is of the same type and sorts where the released one does, so that Grappler treats it
+        alike (see `copy_name`); it reads the tensor twice, since a join of one is no join to it.
         """
         joins = {self.cost.vertices[v].ops[0] for v in self.plan.moves.released}
         passed: dict[TensorId, str] = {}
@@ -401,8 +402,10 @@ class _EditBuilder:
                     join = self.graph.ops[tensor[0]]
                     origin, at = join.inputs[tensor[1]]
                     name = f"{join.name}-{SCOPE}_slot{tensor[1]}"
-                    self.added.append(identity(
-                        name, f"{self.graph.ops[origin].name}:{at}", (),
-                        join.outputs[tensor[1]].dtype, self.graph.ops[origin].device))
+                    dtype = join.outputs[tensor[1]].dtype
+                    self.added.append(Create(
+                        name, join.type, (f"{self.graph.ops[origin].name}:{at}",) * 2, (),
+                        (dtype, dtype), {"T": ("types", dtype, dtype)},
+                        self.graph.ops[origin].device))
                     passed[tensor] = f"{name}:0"
                 self.rewires.append(Rewire(op.name, i, passed[tensor]))

@@ -20,7 +20,8 @@ class Create:
     Attributes:
       dtypes: output dtypes by name, as in `Tensor.dtype`.
       attrs: plain attribute values: bool, int, str (a dtype is written "dtype:float32"), or a
-        constant ("const", dtype name, value) for the `value` of a Const.
+        constant ("const", dtype name, value) for the `value` of a Const, or a list of dtypes
+        ("types", name, name ...).
     """
 
     name: str
