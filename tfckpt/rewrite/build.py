@@ -119,11 +119,19 @@ class _EditBuilder:
         self._await_at_end(pending)
 
     def _await_at_end(self, taps: list[str]) -> None:
-        """Has the step's last write wait for taps behind the last fence, so that they exist."""
-        last = next((self.graph.ops[self.cost.vertices[v].ops[0]].name
-                     for v, copy in reversed(self.plan.schedule)
-                     if not copy and not self.graph.ops[self.cost.vertices[v].ops[0]].outputs),
-                    None)
+        """Has the step's last write wait for taps behind the last fence, so that they exist.
+
+        Only a write scheduled after the last copy will do; an earlier one may be what the copies
+        wait for.
+        """
+        last = None
+        for v, copy in reversed(self.plan.schedule):
+            op = self.graph.ops[self.cost.vertices[v].ops[0]]
+            if copy:
+                break
+            if not op.outputs:
+                last = op.name
+                break
         if last is not None:
             self.controls.extend(AddControl(last, tap) for tap in taps)
 
