@@ -146,7 +146,6 @@ class CheckpointedStep:
 
     def __init__(self, fn: Any, options: Options):
         self._records = Records()
-        self._options = options
         self._is_function = tf_adapter.is_tf_function(fn)
         body = fn.python_function if self._is_function else fn
         name = getattr(body, "__name__", "step")

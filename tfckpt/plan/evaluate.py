@@ -92,10 +92,6 @@ class Evaluator:
         return [vertices[s.producer].recomputable and not s.fetched and i not in keep
                 for i, s in enumerate(self.graph.storages)]
 
-    def choices(self) -> tuple[int, ...]:
-        """Storages that a keep set decides about: recomputable and read by a later region."""
-        return self.graph.residuals
-
     def everything(self) -> frozenset[int]:
         """The keep set that recomputes nothing."""
         return frozenset(i for i, s in enumerate(self.graph.storages)
