@@ -16,8 +16,6 @@ from tfckpt.plan.schedule import check_schedule, plain_schedule
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import approx_dp, chen
 
-pytestmark = pytest.mark.pure
-
 
 def canonical(graph, forward, masks):
     return keep_schedule(graph, kept_storages(forward, masks), range(len(graph.vertices)))

@@ -12,8 +12,6 @@ from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import CostError, PlanError
 from tfckpt.plan.schedule import Plan, check_schedule, plain_schedule
 
-pytestmark = pytest.mark.pure
-
 # Vertices: a, b, c, loss, c/backward, b/backward, a/backward.
 JOINT = with_backward((["a", "b", "c"], [1, 1, 1], [1, 1, 1], [(0, 1), (1, 2)]))
 PLAIN = plain_schedule(JOINT)

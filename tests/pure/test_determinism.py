@@ -7,18 +7,17 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
-pytestmark = pytest.mark.pure
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 SCRIPT = """
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
 from tfckpt.cost.with_backward import from_edges, with_backward
+from tfckpt.plan.division_tree import division_tree
 from tfckpt.plan.forward import forward_view
 from tfckpt.plan.lower_sets import kept_storages
-from tfckpt.plan.solvers import approx_dp, chen, exhaustive
+from tfckpt.plan.reforwarding import segments
+from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp, exhaustive
+from tfckpt.plan.trunk import trunk
 
 graphs = [random_paper_graph(seed, 9) for seed in range(6)] + [residual_network(30)]
 for number, graph in enumerate(graphs):
@@ -33,9 +32,16 @@ for number, graph in enumerate(graphs):
             for budget in (least, 2 * least):
                 masks = approx_dp.lower_sets(view, budget, objective=objective)
                 print(masks, sorted(kept_storages(view, masks)))
+        if limit < 160 or len(view) < 10:
+            for objective in ("time", "memory"):
+                for budget in (exact_dp.smallest_budget(view), least, 2 * least):
+                    print(exact_dp.lower_sets(view, budget, objective=objective))
         if len(view) < 7:
             print(exhaustive.lower_sets(view, least))
-        print(chen.lower_sets(view), chen.lower_sets(view, least // 4))
+        print(chen.lower_sets(view), chen.lower_sets(view, least // 4), chen.manual(view))
+        print(trunk(view), division_tree(view), repr(division_tree(view)))
+        print(acg.solve(view), segments(view, acg.solve(view).vertices))
+        print(acg.solve(view, needs_inputs=range(0, len(view), 3)))
 for seed in range(20):
     print(forward_view(random_joint_graph(seed, 30), 6))
 """

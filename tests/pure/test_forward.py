@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,8 +11,6 @@ from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.plan.forward import forward_view
 from tfckpt.plan.lower_sets import check_lower_sets, kept_storages
 from tfckpt.plan.solvers import approx_dp, chen
-
-pytestmark = pytest.mark.pure
 
 
 def assert_view(graph, view):

@@ -12,8 +12,6 @@ from tfckpt.errors import PlanError
 from tfckpt.plan import lower_sets
 from tfckpt.plan.solvers import exhaustive
 
-pytestmark = pytest.mark.pure
-
 DIAMOND = ([1, 2, 4, 8], [1, 1, 1, 1], [(0, 1), (0, 2), (1, 3), (2, 3)])
 
 

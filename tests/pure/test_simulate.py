@@ -20,8 +20,6 @@ from tfckpt.errors import PlanError
 from tfckpt.plan.schedule import check_schedule, plain_schedule
 from tfckpt.plan.simulate import resolve, simulate, simulate_order
 
-pytestmark = pytest.mark.pure
-
 
 def assert_same(graph, schedule, timeline, order=None):
     """A timeline equals the independent derivation, peak and what is live there included."""

@@ -1,4 +1,4 @@
-"""approx_dp, exhaustive and chen: against brute force, on each other, and by hand."""
+"""approx_dp, exact_dp, exhaustive and chen: against brute force, on each other, and by hand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from tests.support.graphs import paper_graphs, random_paper_graph, residual_netw
 from tfckpt.cost.with_backward import from_edges
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.lower_sets import check_lower_sets, paper_overhead, paper_peak
-from tfckpt.plan.solvers import approx_dp, chen, exhaustive
-
-pytestmark = pytest.mark.pure
+from tfckpt.plan.solvers import approx_dp, chen, exact_dp, exhaustive
 
 OBJECTIVES = ("time", "memory")
 
@@ -52,9 +50,10 @@ def test_approx_dp_is_optimal_over_its_family(graph):
 
 @given(paper_graphs(largest=5))
 @settings(max_examples=60)
-def test_exhaustive_is_optimal_over_all_lower_sets(graph):
+def test_exhaustive_and_exact_dp_are_optimal_over_all_lower_sets(graph):
     prices = paper_model.priced(graph, paper_model.all_lower_sets(graph))
     assert_optimal(exhaustive, graph, prices)
+    assert_optimal(exact_dp, graph, prices)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -76,7 +75,7 @@ def test_approx_dp_is_never_better_than_exhaustive(seed):
         assert exact["time"] <= pruned["time"] <= pruned["memory"] <= exact["memory"]
 
 
-@pytest.mark.parametrize("solver", [approx_dp, exhaustive])
+@pytest.mark.parametrize("solver", [approx_dp, exact_dp, exhaustive])
 def test_chain_by_hand(solver):
     # Four unit nodes. One segment needs 2*4 = 8. The least is 5: {0,1}, V needs 2*2 + 1 = 5
     # for the first segment ((iv) is empty on a chain) and 1 + 2*2 = 5 for the second.
@@ -89,7 +88,7 @@ def test_chain_by_hand(solver):
     assert paper_overhead(forward, (0b0001, 0b0011, 0b0111, 0b1111)) == 1
 
 
-@pytest.mark.parametrize("solver", [approx_dp, exhaustive])
+@pytest.mark.parametrize("solver", [approx_dp, exact_dp, exhaustive])
 def test_single_and_disconnected(solver):
     one = from_edges([7], [3], [])
     assert solver.smallest_budget(one) == 14
@@ -99,7 +98,7 @@ def test_single_and_disconnected(solver):
     check_lower_sets(two, solver.lower_sets(two, 14))
 
 
-@pytest.mark.parametrize("solver", [approx_dp, exhaustive])
+@pytest.mark.parametrize("solver", [approx_dp, exact_dp, exhaustive])
 def test_refusals(solver):
     with pytest.raises(PlanError, match="objective"):
         solver.lower_sets(chain(3), 100, objective="speed")
@@ -116,8 +115,10 @@ def test_budgets_and_bytes_of_any_size():
     huge = from_edges([1 << 50] * 4, [1] * 4, [(0, 1), (1, 2), (2, 3)])
     assert approx_dp.smallest_budget(huge) == 5 << 50
     assert approx_dp.lower_sets(huge, 1 << 90, objective="memory") == (0b1111,)
-    with pytest.raises(PlanError, match="more than"):
-        approx_dp.lower_sets(chain(2, size=1 << 60), 1)
+    assert exact_dp.lower_sets(huge, 1 << 90, objective="memory") == (0b1111,)
+    for solver in (approx_dp, exact_dp):
+        with pytest.raises(PlanError, match="more than"):
+            solver.lower_sets(chain(2, size=1 << 60), 1)
 
 
 @pytest.mark.parametrize("count", [16, 100, 144])

@@ -14,8 +14,6 @@ from tfckpt.errors import CostError
 from tfckpt.plan.schedule import check_schedule, plain_schedule
 from tfckpt.plan.simulate import simulate
 
-pytestmark = pytest.mark.pure
-
 
 def test_chain_of_three_by_hand():
     joint = with_backward((["a", "b", "c"], [1, 2, 4], [5, 6, 7], [(0, 1), (1, 2)]))

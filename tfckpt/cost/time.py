@@ -18,7 +18,7 @@ _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInp
                  "Conv3DBackpropFilterV2")
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 _PER_BYTE = {"Erf": 6.0, "Erfc": 6.0, "Tanh": 3.0, "Exp": 2.0, "Sigmoid": 3.0, "Softmax": 3.0,
-             "StatelessRandomUniformV2": 8.0, "StatelessRandomNormalV2": 16.0, "Pow": 8.0,
+             "StatelessRandomUniformV2": 12.0, "StatelessRandomNormalV2": 20.0, "Pow": 8.0,
              "Transpose": 2.0}
 """How much slower than a plain copy some kernels move a byte."""
 

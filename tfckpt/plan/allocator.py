@@ -22,7 +22,10 @@ MAX_SLACK = 128 << 20
 CPU_SMALLEST = 256 * 1024
 """The CPU allocator passes smaller requests on to malloc and does not count them."""
 _GAP = 1 << 44  # regions are never adjacent
-STEPS = 3
+BEFORE = (0, 2_000_000, 5_000_000, 11_000_000, 17_000_000, 43_000_000)
+"""Bytes of a block that was allocated before the step."""
+MANY_STEPS = 10_000
+"""In longer schedules no single request moves the peak much: one heap is enough."""
 
 
 class BestFit:
@@ -118,36 +121,46 @@ class BestFit:
             self._region *= 2
 
 
-def allocated_peak(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None,
-                   smallest: int = CPU_SMALLEST) -> int:
-    """Mean over `STEPS` consecutive steps of the allocator's peak above each step's start.
+def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None,
+                    smallest: int = CPU_SMALLEST) -> tuple[int, ...]:
+    """The allocator's peak above the step's start, over heaps that began differently.
+
+    Where a request falls depends on everything the process allocated before, and one large
+    request that meets a chunk just below twice its size moves the peak by tens of percent. What
+    came before is not known, so the step is replayed behind blocks of several sizes.
 
     Args:
       order: positions in execution order; None as scheduled.
       smallest: requests below this size are not counted.
 
     Returns:
-      Bytes. Variables are allocated first; a donated buffer replaces a variable's old one.
+      Bytes, ascending. Variables are allocated first; a donated buffer replaces a variable's old
+      one.
     """
-    replay = _Replay(graph, resolved, order, smallest)
-    replay.step()  # the first step meets an empty heap
-    return sum(replay.step() for _ in range(STEPS)) // STEPS
+    peaks = []
+    for block in BEFORE if len(resolved.schedule) <= MANY_STEPS else BEFORE[:1]:
+        replay = _Replay(graph, resolved, order, smallest, block)
+        replay.step()  # the first step meets an empty heap
+        peaks.append(replay.step())
+    return tuple(sorted(peaks))
 
 
 class _Replay:
     """Replays the allocations of one step as often as wanted on the same heap."""
 
-    def __init__(self, graph, resolved, order, smallest):
+    def __init__(self, graph, resolved, order, smallest, block):
         self.graph, self.resolved = graph, resolved
         self.order = list(range(len(resolved.schedule)) if order is None else order)
         self.size = [graph.storages[s].bytes for s in resolved.storage]
         self.fetched = [graph.storages[s].fetched for s in resolved.storage]
-        self.smallest = smallest
+        self.smallest = max(smallest, 1)  # an empty tensor has no chunk
         self.last = [-1] * len(self.size)
         for when, position in enumerate(self.order):
             for instance in resolved.reads[position]:
                 self.last[instance] = when
         self.heap = BestFit()
+        if block:
+            self.heap.allocate(block)
         self.variables: dict[int, list[int]] = {}
         for size in graph.variable_bytes:
             if size >= smallest:

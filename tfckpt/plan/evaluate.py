@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.plan.keep import keep_schedule
-from tfckpt.plan.order import base_order
+from tfckpt.plan.order import base_order, idle
 from tfckpt.plan.schedule import Moves, Schedule
 from tfckpt.plan.simulate import Timeline, simulate
 
@@ -21,6 +22,8 @@ class Candidate:
       moves: free moves.
       thrifty: whether the backward is reordered to hold less.
       source: the solver it comes from.
+      schedule: the schedule itself, where a solver decides more than a keep set can say; `keep`
+        and `again` then mean nothing.
     """
 
     keep: frozenset[int]
@@ -28,6 +31,7 @@ class Candidate:
     moves: Moves = Moves()
     thrifty: bool = False
     source: str = ""
+    schedule: Schedule | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Evaluator:
         self.count = 0
         self._known: dict[Candidate, Priced] = {}
         self._orders: dict[tuple, tuple[int, ...]] = {}
+        self._idle: dict[tuple[int, ...], frozenset[int]] = {}
 
     def price(self, candidate: Candidate) -> Priced:
         """Schedule and timeline of a candidate."""
@@ -69,8 +74,8 @@ class Evaluator:
         if known is not None:
             return known
         self.count += 1
-        order = self._order(candidate)
-        schedule = keep_schedule(self.graph, candidate.keep, order, candidate.again)
+        schedule = candidate.schedule or keep_schedule(
+            self.graph, candidate.keep, self._order(candidate), candidate.again)
         timeline = simulate(self.graph, schedule)
         floor = int(timeline.peak_bytes * 0.97)
         excess = sum(live - floor for live in timeline.live_bytes if live > floor)
@@ -78,9 +83,18 @@ class Evaluator:
         self._known[candidate] = priced
         return priced
 
+    @property
+    def priced(self) -> Iterable[Priced]:
+        """Everything priced so far, in the order in which it was."""
+        return self._known.values()
+
     def _order(self, candidate: Candidate) -> tuple[int, ...]:
         if candidate.thrifty:
-            return base_order(self.graph, candidate.moves, self.dropped(candidate.keep))
+            released = candidate.moves.released
+            if released not in self._idle:
+                self._idle[released] = idle(self.graph, released)
+            return base_order(self.graph, candidate.moves, self.dropped(candidate.keep),
+                              self._idle[released])
         key = (candidate.moves,)
         if key not in self._orders:
             self._orders[key] = base_order(self.graph, candidate.moves)

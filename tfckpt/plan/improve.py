@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import numpy as np
+
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 
 ACTIONABLE_FRACTION = 0.004
-"""Tensors below this fraction of the peak are left alone."""
+"""Tensors below this fraction of the peak, and much smaller than others, are left alone."""
 
 
 def _rank(priced: Priced) -> tuple[int, int, float]:
@@ -44,7 +46,8 @@ def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) 
 def _neighbours(evaluator: Evaluator, priced: Priced) -> Iterator[Candidate]:
     """Candidates that differ by one decision about something live at the peak."""
     graph, candidate = evaluator.graph, priced.candidate
-    least = priced.peak * ACTIONABLE_FRACTION
+    largest = max((live.bytes for live in priced.timeline.live_at_peak), default=0)
+    least = min(priced.peak * ACTIONABLE_FRACTION, largest / 4)
     kept, copied = [], []
     for live in priced.timeline.live_at_peak:
         storage = graph.storages[live.storage]
@@ -77,27 +80,56 @@ def _worth(evaluator: Evaluator, s: int) -> float:
 def hasten(evaluator: Evaluator, start: Priced, budget: int, evaluations: int) -> Priced:
     """Lowers the planned time while the peak stays within `budget`.
 
-    Tries to keep dropped storages, the costliest to recompute first, in groups that are halved
-    when they do not fit.
+    Keeps dropped storages, the costliest to recompute first, wherever the timeline has room for
+    them from their last use in the forward pass until they would be recomputed; prices the
+    outcome, halves the choice if it does not fit, and looks for room again.
     """
     best = start
     limit = evaluator.count + evaluations
-    groups = [_recomputed(evaluator, start)]
-    while groups and evaluator.count < limit:
-        group = groups.pop()
-        wanted = frozenset(group) - best.candidate.keep
-        if not wanted:
-            continue
+    wanted = _with_room(evaluator, start, budget)
+    while wanted and evaluator.count < limit:
+        group = frozenset(wanted)
         priced = evaluator.price(dataclasses.replace(
-            best.candidate, keep=best.candidate.keep | wanted,
-            again=best.candidate.again - wanted))
+            best.candidate, keep=best.candidate.keep | group, again=best.candidate.again - group))
         if priced.peak <= budget and priced.time < best.time:
             best = priced
-        elif len(group) > 1:
-            half = (len(group) + 1) // 2
-            groups.append(group[half:])
-            groups.append(group[:half])
+            wanted = _with_room(evaluator, best, budget)
+        else:
+            wanted = wanted[:len(wanted) // 2]
     return best
+
+
+def _with_room(evaluator: Evaluator, priced: Priced, budget: int) -> list[int]:
+    """Storages that could be kept instead of recomputed, the most worthwhile first."""
+    storages = evaluator.graph.storages
+    live = np.array(priced.timeline.live_bytes, dtype=np.int64)
+    place = {step: position for position, step in enumerate(priced.schedule)}
+    last_use = _last_use_of_originals(evaluator, priced)
+    found = []
+    for s in _recomputed(evaluator, priced):
+        gap = slice(last_use[s] + 1, place[storages[s].producer, 1])
+        size = storages[s].bytes
+        if gap.start >= gap.stop or live[gap].max() + size <= budget:
+            live[gap] += size
+            found.append(s)
+    return found
+
+
+def _last_use_of_originals(evaluator: Evaluator, priced: Priced) -> list[int]:
+    """For each storage the last position that makes or reads its original."""
+    vertices = evaluator.graph.vertices
+    last = [-1] * len(evaluator.graph.storages)
+    remade: set[int] = set()
+    for position, (v, copy) in enumerate(priced.schedule):
+        for s in vertices[v].reads:
+            if s not in remade:
+                last[s] = position
+        if copy:
+            remade.update(vertices[v].writes)
+        else:
+            for s in vertices[v].writes:
+                last[s] = position
+    return last
 
 
 def _recomputed(evaluator: Evaluator, priced: Priced) -> list[int]:

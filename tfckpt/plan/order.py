@@ -44,8 +44,8 @@ def releasable(graph: CostGraph) -> tuple[int, ...]:
 def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Vertices worth deferring, ascending.
 
-    A vertex may wait if it keeps nothing alive by waiting: whatever it reads is read by another
-    vertex later on, or made by a vertex that waits as well.
+    A vertex may wait if whatever it reads is read by another vertex later on, or made by a vertex
+    that waits as well, and if it holds no more by waiting than its result would take.
     """
     joins = frozenset(released)
     start, finish = _earliest(graph, joins)
@@ -58,10 +58,32 @@ def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, .
         if not readers[v] or not vertex.writes or vertex.join:
             continue
         late = min(begin[r] for r in readers[v]) - vertex.time
-        if late - start[v] > slack and _holds_nothing(graph, v, start, begin):
+        if late - start[v] > slack and _pays(graph, v, late, start, begin):
             begin[v] = late
             found.append(v)
     return tuple(reversed(found))
+
+
+def idle(graph: CostGraph, released: tuple[int, ...] = ()) -> frozenset[int]:
+    """Backward vertices that no gradient leads to and that nothing needs for a while.
+
+    They could run as soon as the forward is done (the square in GELU's derivative); a thrifty
+    order runs them when something asks for them.
+    """
+    joins = frozenset(released)
+    start, finish = _earliest(graph, joins)
+    readers = _readers(graph)
+    slack = SLACK_FRACTION * max(finish, default=0.0)
+    begin = list(start)
+    for v in range(len(graph.vertices) - 1, -1, -1):
+        if readers[v]:
+            begin[v] = max(start[v], min(begin[r] for r in readers[v]) - graph.vertices[v].time)
+    found: set[int] = set()
+    for v, vertex in enumerate(graph.vertices):
+        if vertex.region == BACKWARD and begin[v] - start[v] > slack and all(
+                graph.vertices[p].region == FORWARD or p in found for p in graph.predecessors[v]):
+            found.add(v)
+    return frozenset(found)
 
 
 def _earliest(graph: CostGraph, joins: frozenset[int]) -> tuple[list[float], list[float]]:
@@ -85,17 +107,28 @@ def _readers(graph: CostGraph) -> list[list[int]]:
     return readers
 
 
-def _holds_nothing(graph: CostGraph, v: int, start: list[float], begin: list[float]) -> bool:
+def _pays(graph: CostGraph, v: int, late: float, start: list[float],
+          begin: list[float]) -> bool:
+    """Whether waiting until `late` holds no more than it saves.
+
+    An input whose other readers have all run by then is there for this vertex alone: a slice of
+    a gradient that waits holds the whole gradient.
+    """
+    held = 0
     for s in graph.vertices[v].reads:
         producer = graph.storages[s].producer
-        made_late = begin[producer] > start[producer]
-        if not made_late and not any(begin[r] >= begin[v] and r > v for r in graph.readers[s]):
+        if begin[producer] > start[producer]:
+            continue  # made late as well
+        others = [begin[r] for r in graph.readers[s] if r > v]
+        if not any(other >= begin[v] for other in others):
             return False
-    return True
+        if max(others) < late:
+            held += graph.storages[s].bytes
+    return held <= sum(graph.storages[s].bytes for s in graph.vertices[v].writes)
 
 
-def base_order(graph: CostGraph, moves: Moves,
-               dropped: Sequence[bool] | None = None) -> tuple[int, ...]:
+def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = None,
+               waiting: frozenset[int] = frozenset()) -> tuple[int, ...]:
     """Vertices in the planned order of a plan, recomputation left out.
 
     Forward vertices keep the graph's order; deferred vertices stand just before their first
@@ -105,14 +138,16 @@ def base_order(graph: CostGraph, moves: Moves,
     Args:
       dropped: for each storage whether it must be recomputed before its first backward reader;
         given, the backward is ordered thriftily, else it keeps the graph's order.
+      waiting: backward vertices that a thrifty order runs only when asked for (see `idle`).
     """
-    emitter = _Emitter(graph, moves, dropped)
+    emitter = _Emitter(graph, moves, dropped, waiting)
     backward = []
     for v, vertex in enumerate(graph.vertices):
         if v in emitter.late or v in emitter.joins:
             continue
         if dropped is not None and vertex.region == BACKWARD:
-            backward.append(v)
+            if v not in waiting:
+                backward.append(v)
         elif vertex.region == FORWARD or dropped is None:
             emitter.emit(v)
     if backward:
@@ -126,10 +161,11 @@ def base_order(graph: CostGraph, moves: Moves,
 class _Emitter:
     """Emits vertices so that what they need comes first and what they allow comes next."""
 
-    def __init__(self, graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None):
+    def __init__(self, graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None,
+                 waiting: frozenset[int]):
         self.graph = graph
         self.joins = frozenset(moves.released)
-        self.late = frozenset(moves.deferred)
+        self.late = frozenset(moves.deferred) | waiting
         self.readers = _readers(graph)
         self.done = [False] * len(graph.vertices)
         self.order: list[int] = []

@@ -20,7 +20,7 @@ from tfckpt.plan.simulate import Resolved, Timeline, simulate_order
 ROUNDS = 24
 TOLERANCE = 1.005
 CULPRIT_FRACTION = 0.002
-"""Tensors below this fraction of the peak are not worth a pin."""
+"""Tensors below this fraction of the peak, and much smaller than others, are not worth a pin."""
 
 
 def pin(graph: CostGraph, resolved: Resolved, released: Sequence[int],
@@ -97,7 +97,7 @@ class _Holder:
         at = order[timeline.peak_step]
         turn = next((p for p, done in enumerate(ran) if not done), len(ran))
         count = len(self.pins)
-        least = timeline.peak_bytes * CULPRIT_FRACTION
+        least = min(timeline.peak_bytes * CULPRIT_FRACTION, timeline.live_at_peak[0].bytes / 4)
         for live in timeline.live_at_peak:
             if live.bytes < least:
                 break

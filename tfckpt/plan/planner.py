@@ -1,7 +1,6 @@
 """The front door of planning: a graph and a budget in, a priced plan out.
 
-`auto` prices every solver's proposals on the joint graph under the free moves, improves the
-most promising ones locally (`tfckpt.plan.improve`), and takes the fastest that fits. A plan's
+`auto` takes the fastest plan that fits from the pool that `tfckpt.plan.search` makes. A plan's
 peak is the worse of the planned order and the simulated executors' orders, with the fences and
 pins that the rewriter will place, as an allocator would count it (`tfckpt.plan.allocator`).
 """
@@ -9,35 +8,38 @@ pins that the rewriter will place, as an allocator would count it (`tfckpt.plan.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.allocator import CPU_SMALLEST, allocated_peak
+from tfckpt.plan import search
+from tfckpt.plan.allocator import CPU_SMALLEST, allocated_peaks
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.executor import ORDERS, executor_order
 from tfckpt.plan.fences import fences
-from tfckpt.plan.improve import descend, hasten
-from tfckpt.plan.order import deferrable, releasable
+from tfckpt.plan.order import base_order
 from tfckpt.plan.pins import pin
-from tfckpt.plan.schedule import Moves, Plan, check_schedule, plain_schedule
+from tfckpt.plan.schedule import Plan, check_schedule, plain_schedule
 from tfckpt.plan.simulate import Timeline, resolve, simulate, simulate_order
+from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
 
-AUTO = "auto"
+AUTO, OPTIMAL = "auto", "optimal"
+SOLVER_NAMES = (AUTO, *SOLVERS, OPTIMAL)
 OBJECTIVES = ("time", "memory")
-EVALUATIONS = 230
-"""Candidates priced for a graph of up to 1,500 vertices; fewer for larger ones."""
-SPEND_EVALUATIONS = 24
-"""Candidates priced when a plan that fits is made faster."""
 SAFETY = 0.95
 """Of a budget, what a predicted peak may take: predictions are within a few percent."""
-FINALISTS = 8
-"""Candidates that get pins and an allocator before one is chosen."""
-MARGIN = 0.92
-"""Of a budget, what the search aims at; the rest is for the allocator's slack."""
-ROOM_OF_LEAST, ROOM_OF_PLAIN = 0.06, 0.03
-"""A faster plan counts as the least peak if it lies within either fraction: of the least peak, or
-of the plain one, since nobody buys the last 3 % of a step's memory with several percent of time."""
+OPTIMA = 4
+"""Times that `optimal` is asked for less until what the allocator counts fits."""
+FINALISTS = 10
+"""Candidates near the least peak that get pins and an allocator before one is chosen."""
+ROOM = 0.045
+"""The least peak is asked for: how much more, as a fraction of the plain one, a plan may take."""
+WORTH = 0.75
+"""... and only where each percent of the plain peak buys 1 / 0.75 percent of the plain time."""
+MARGIN = 0.002
+"""Of the plain peak and time: plans nearer to each other than this are equal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Planned:
       peak_bytes: dynamic peak as the allocator counts it.
       time: planned time, in the graph's unit.
       baseline, baseline_bytes: the plain step, under the middle one of the orders.
-      front: (peak bytes, time) of the Pareto front of all priced candidates, by falling peak.
+      front: the Pareto front of all priced candidates, by falling peak. Its peaks are requested
+        bytes in the planned order, before pins and the allocator's slack.
     """
 
     plan: Plan
@@ -59,12 +62,15 @@ class Planned:
     time: float
     baseline: Timeline
     baseline_bytes: int
-    front: tuple[tuple[int, float], ...]
+    front: tuple[search.Point, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Finished:
-    """A candidate with pins, its worse timeline and the peak that the allocator would count."""
+    """A candidate with pins, its worse timeline, and the most that the allocator would count.
+
+    Peaks measured lie nearer to the worst of several simulated heaps than to the middle one.
+    """
 
     plan: Plan
     timeline: Timeline
@@ -75,23 +81,24 @@ class _Finished:
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
               objective: str = "time", free_moves: bool = True,
               await_updates: bool = True, in_xla: bool = False,
-              smallest: int = CPU_SMALLEST,
+              smallest: int | None = CPU_SMALLEST,
               plain: tuple[Timeline, int] | None = None) -> Planned:
     """Plans a step.
 
     Args:
       graph: the joint cost graph.
       budget: dynamic bytes that the peak must not pass; None for the least peak.
-      solver: a name in `SOLVERS`, or "auto".
+      solver: one of `SOLVER_NAMES`; "optimal" takes small graphs only.
       objective: "time" takes the fastest plan that fits, "memory" the one with the least peak.
       free_moves: whether defer and release may be used.
       await_updates: see `tfckpt.plan.fences.fences`.
       in_xla: control edges mean nothing to the compiler: no moves, no pins.
-      smallest: the allocator does not count smaller requests (0 on a GPU).
+      smallest: the allocator does not count smaller requests (0 on a GPU); None leaves the
+        allocator out and counts requested bytes.
       plain: what `baseline` returned for this graph, if it was called already.
 
     Raises:
-      PlanError: unknown solver or objective.
+      PlanError: unknown solver or objective; a graph too large for "optimal".
       InfeasibleBudgetError: no plan found fits; names the least peak found.
     """
     return _Planner(graph, solver, objective, free_moves and not in_xla, await_updates,
@@ -99,7 +106,7 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
 
 
 def baseline(graph: CostGraph, *, in_xla: bool = False,
-             smallest: int = CPU_SMALLEST) -> tuple[Timeline, int]:
+             smallest: int | None = CPU_SMALLEST) -> tuple[Timeline, int]:
     """The plain step under the middle one of the simulated executors, and the allocator's peak.
 
     Nothing of ours orders the plain step, so it is not priced by its worst order: a fraction of
@@ -115,16 +122,41 @@ def baseline(graph: CostGraph, *, in_xla: bool = False,
         order = executor_order(graph, resolved, (), (), (), policy)
         found.append((simulate_order(graph, resolved, order), order))
     timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
-    return timeline, allocated_peak(graph, resolved, order, smallest)
+    if smallest is None:
+        return timeline, timeline.peak_bytes
+    peaks = allocated_peaks(graph, resolved, order, smallest)
+    return timeline, peaks[len(peaks) // 2]
+
+
+def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int:
+    """Which of several plans of one step to take: an index, the earliest among equals.
+
+    The plans may be of different graphs of the step; all fit the budget and share one baseline.
+    The rule is that by which a plan of one graph is chosen: time under a budget, and `ROOM` and
+    `WORTH` for the least peak. Plans within `MARGIN` of the best are its equals.
+    """
+    if budget is not None and objective == "time":
+        scores = [p.time / max(p.baseline.time, 1e-12) for p in plans]
+    else:
+        near = min(p.peak_bytes + ROOM * p.baseline_bytes for p in plans)
+        scores = [_cost(p.peak_bytes, p.time, p.baseline_bytes, p.baseline.time, objective)
+                  if p.peak_bytes <= near else math.inf for p in plans]
+    return next(n for n, score in enumerate(scores) if score <= min(scores) + MARGIN)
+
+
+def _cost(peak: int, time: float, plain_peak: int, plain_time: float, objective: str) -> float:
+    """What the least plan is chosen by; bytes alone where the objective is memory."""
+    worth = 0.0 if objective == "memory" else WORTH
+    return peak / max(plain_peak, 1) + worth * time / max(plain_time, 1e-12)
 
 
 class _Planner:
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
-                 await_updates: bool, in_xla: bool, smallest: int,
+                 await_updates: bool, in_xla: bool, smallest: int | None,
                  plain: tuple[Timeline, int] | None = None):
-        if solver != AUTO and solver not in SOLVERS:
+        if solver not in SOLVER_NAMES:
             raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
-                            f"{', '.join([AUTO, *SOLVERS])}")
+                            f"{', '.join(SOLVER_NAMES)}")
         if objective not in OBJECTIVES:
             raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
                             f"{', '.join(OBJECTIVES)}")
@@ -134,150 +166,87 @@ class _Planner:
         self.baseline, self.baseline_bytes = plain or baseline(
             graph, in_xla=in_xla, smallest=smallest)
         self.smallest = smallest
-        self.seen: dict[Candidate, Priced] = {}
         self.finished: dict[Candidate, _Finished] = {}
 
     def run(self, budget: int | None) -> Planned:
-        templates = self._templates()
-        if self.solver == "store_all":
-            return self._choose([self._price(t) for t in templates], budget)
-        template = templates[-1]
-        starts = [self._price(dataclasses.replace(template, keep=keep, source=name))
-                  for name, keep in self._proposals()]
-        starts += [self._price(t) for t in templates]
-        if self.solver != AUTO:
-            return self._choose(starts, budget)
-        improved = starts + self._improve(starts, budget)
-        try:
-            return self._choose(improved, budget)
-        except InfeasibleBudgetError:  # the search stopped at what seemed enough: go all the way
-            return self._choose(improved + self._improve(starts, None), budget)
-
-    # Candidates.
-
-    def _templates(self) -> list[Candidate]:
-        """Everything kept, under each combination of free moves; the most moves last."""
-        keep = self.evaluator.everything()
-        plain = Candidate(keep, source="store_all")
-        if not self.free_moves:
-            return [plain]
-        joins = releasable(self.graph)
-        templates = [plain, dataclasses.replace(plain, moves=Moves(deferrable(self.graph)))]
-        if joins:
-            templates.append(dataclasses.replace(
-                plain, moves=Moves(deferrable(self.graph, joins), joins)))
-        return templates + [dataclasses.replace(t, thrifty=True) for t in templates[1:]]
-
-    def _proposals(self):
-        proposers = CHEAP if self.solver == AUTO else (SOLVERS[self.solver],)
-        for propose in proposers:
-            for keep in propose(self.evaluator, self.objective):
-                yield propose.__name__, keep
-
-    def _price(self, candidate: Candidate) -> Priced:
-        priced = self.evaluator.price(candidate)
-        self.seen[candidate] = priced
-        return priced
-
-    def _improve(self, starts: list[Priced], budget: int | None) -> list[Priced]:
-        """Descends from the candidates with the least peaks, then spends what is left on time."""
-        size = max(len(self.graph.vertices), 1)
-        evaluations = max(60, min(EVALUATIONS, EVALUATIONS * 1500 // size))
-        target = 0 if budget is None or self.objective == "memory" else int(budget * MARGIN)
-        order = sorted(starts, key=lambda p: (max(p.peak, target), p.time))
-        lowest = []
-        for start, share in zip(order, (0.45, 0.2), strict=False):
-            lowest.append(self._note(descend(self.evaluator, start, target,
-                                             int(evaluations * share))))
-        best = min(lowest, key=lambda p: (max(p.peak, target), p.time))
-        lowest_peak = best.peak
-        quick = []
-        for share in (0.35, 0.7, 1.0):  # several, since the allocator's slack cannot be foreseen
-            room = self._room(lowest_peak, self.baseline.peak_bytes) - lowest_peak
-            best = self._note(hasten(self.evaluator, best,
-                                     max(target, lowest_peak + int(share * room)),
-                                     int(evaluations * 0.1)))
-            quick.append(best)
-        if budget is not None:
-            fitting = [p for p in starts if p.peak <= target]
-            if fitting:
-                fastest = min(fitting, key=lambda p: (p.time, p.peak))
-                quick.append(self._note(hasten(self.evaluator, fastest, target,
-                                               int(evaluations * 0.15))))
-        return lowest + quick
-
-    def _note(self, priced: Priced) -> Priced:
-        self.seen[priced.candidate] = priced
-        return priced
-
-    # Choice.
-
-    def _choose(self, priced: list[Priced], budget: int | None) -> Planned:
-        """The best candidate as the allocator counts it: the least, or the fastest that fits."""
-        unique = list({p.candidate: p for p in priced}.values())
-        if budget is None:
-            chosen = self._least(unique)
+        """Makes the pool and chooses from it."""
+        if self.solver == AUTO:
+            pool = search.explore(self.evaluator, CHEAP, self.objective, self.free_moves,
+                                  self.baseline.peak_bytes)
+        elif self.solver == OPTIMAL:
+            pool = self._optima(budget)
         else:
-            usable = int(budget * SAFETY)
-            found = self._fitting(unique, usable)
-            if found is None:
-                found = self._least(unique)
-                if found.peak > usable:
-                    needed = int(found.peak / SAFETY) + 2
-                    raise InfeasibleBudgetError(
-                        f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the "
-                        f"least dynamic peak it can promise is {needed:,} bytes", needed)
-            chosen = found
+            patterns = search.templates(self.evaluator, self.free_moves)
+            named = () if self.solver == "store_all" else (SOLVERS[self.solver],)
+            pool = search.starts(self.evaluator, patterns, named, self.objective)
+        chosen = self._least(pool) if budget is None else self._fitting(pool, budget)
+        front = tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
+                      for p in search.non_dominated(pool))
         return Planned(chosen.plan, chosen.timeline, chosen.peak, chosen.priced.time,
-                       self.baseline, self.baseline_bytes, self._front())
+                       self.baseline, self.baseline_bytes, front)
 
-    def _least(self, priced: list[Priced]) -> _Finished:
-        """The least peak; within a few percent of it, the fastest."""
-        order = sorted(priced, key=lambda p: (p.peak, p.time))
-        near = [p for p in order if p.peak <= 1.1 * self._room(
-            order[0].peak, self.baseline.peak_bytes)]
-        quick = sorted(near, key=lambda p: (p.time, p.peak))[:FINALISTS // 2]
-        near = list({p.candidate: p for p in near[:FINALISTS - 2] + quick}.values())
-        finished = [self._finish(p) for p in near]
+    def _optima(self, budget: int | None) -> list[Priced]:
+        """Proven schedules in the order of the most moves, the last one within the budget.
+
+        The solver counts requested bytes in the planned order, a plan is held to what an
+        allocator counts in the executors' orders: where that is more, the solver gets less.
+        """
+        pattern = [t for t in search.templates(self.evaluator, self.free_moves)
+                   if not t.thrifty][-1]
+        order = base_order(self.graph, pattern.moves)
+        found: list[Priced] = []
+        usable = room = None if budget is None else int(budget * SAFETY)
+        for _ in range(OPTIMA):
+            try:
+                best = optimal.solve(self.graph, room, objective=self.objective, order=order)
+            except InfeasibleBudgetError:
+                best, room = optimal.solve(self.graph, objective="memory", order=order), None
+            found.append(self.evaluator.price(dataclasses.replace(
+                pattern, schedule=best.schedule, source=OPTIMAL)))
+            if usable is None or room is None:
+                break
+            highest = self._finish(found[-1]).peak
+            if highest <= usable:
+                break
+            room = min(room * usable // highest, found[-1].peak - 1)
+        return found
+
+    def _near(self, pool: list[Priced]) -> list[Priced]:
+        """Candidates that may turn out to be the least once the allocator has counted.
+
+        They are spread over the front's lower end, since neighbours share the allocator's luck.
+        """
+        front = search.non_dominated(pool)[::-1]
+        most = 1.1 * (front[0].peak + ROOM * self.baseline.peak_bytes)
+        near = [p for p in front if p.peak <= most]
+        return search.spread(near, search.few(self.graph, FINALISTS))
+
+    def _least(self, pool: list[Priced]) -> _Finished:
+        """The least peak, but for a little memory that buys much time."""
+        finished = [self._finish(p) for p in self._near(pool)]
         least = min(f.peak for f in finished)
-        room = self._room(least, self.baseline_bytes)
-        close = [f for f in finished if f.peak <= room]
-        if self.objective == "memory":
-            return min(close, key=lambda f: (f.peak, f.priced.time))
-        return min(close, key=lambda f: (f.priced.time, f.peak))
+        close = [f for f in finished if f.peak <= least + ROOM * self.baseline_bytes]
+        plain = self.baseline_bytes, self.baseline.time
+        return min(close, key=lambda f: (
+            _cost(f.peak, f.priced.time, *plain, self.objective), f.peak))
 
-    @staticmethod
-    def _room(least: int, plain: int) -> int:
-        return int(max(least * (1 + ROOM_OF_LEAST), least + ROOM_OF_PLAIN * plain))
-
-    def _fitting(self, priced: list[Priced], budget: int) -> _Finished | None:
-        """The fastest (or, for memory, the least) candidate whose allocated peak fits."""
-        limit = float(budget)
-        for _ in range(2 * FINALISTS):
-            below = [p for p in priced if p.peak <= limit and (
-                p.candidate not in self.finished or self.finished[p.candidate].peak <= budget)]
-            if not below:
-                return None
-            if self.objective == "memory":
-                return self._least(below) if self._least(below).peak <= budget else None
-            finished = self._finish(min(below, key=lambda p: (p.time, p.peak)))
-            if finished.peak <= budget:
-                return self._spend(finished, budget) if self.solver == AUTO else finished
-            limit = min(limit, finished.priced.peak * max(0.9, budget / finished.peak))
-        return None
-
-    def _spend(self, fitting: _Finished, budget: int) -> _Finished:
-        """The fastest plan that still fits, from one that fits with room to spare."""
-        best = fitting
-        slack = fitting.peak / max(fitting.priced.peak, 1)
-        for share in (0.92, 1.0):
-            room = int(share * budget / slack)
-            if room > best.priced.peak:
-                faster = self._finish(self._note(hasten(
-                    self.evaluator, best.priced, room, SPEND_EVALUATIONS)))
-                if faster.peak <= budget and faster.priced.time < best.priced.time:
-                    best = faster
-        return best
+    def _fitting(self, pool: list[Priced], budget: int) -> _Finished:
+        """The fastest plan (with objective "memory" the least) whose allocated peak fits."""
+        usable = int(budget * SAFETY)
+        near = self._near(pool)
+        if self.objective == "time":
+            hopeful = {p.candidate: p for p in [*search.non_dominated(pool), *near]}.values()
+            for priced in sorted(hopeful, key=lambda p: (p.time, p.peak)):
+                if priced.peak <= usable and self._finish(priced).peak <= usable:
+                    return self._finish(priced)
+        finished = [self._finish(p) for p in near]
+        fits = [f for f in finished if f.peak <= usable]
+        if fits:
+            return min(fits, key=lambda f: (f.peak, f.priced.time))
+        needed = int(min(f.peak for f in finished) / SAFETY) + 2
+        raise InfeasibleBudgetError(
+            f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the least dynamic "
+            f"peak it can promise is {needed:,} bytes", needed)
 
     def _finish(self, priced: Priced) -> _Finished:
         """The plan with its pins, and what its worse order holds."""
@@ -287,26 +256,17 @@ class _Planner:
             check_schedule(graph, priced.schedule, moves.released)
             resolved = resolve(graph, priced.schedule)
             pins: tuple = ()
-            timeline, peak = priced.timeline, priced.peak
+            timeline = priced.timeline
+            peaks: tuple[int, ...] = (priced.peak,)
             if not self.in_xla:
                 found = fences(graph, resolved, await_updates=self.await_updates)
                 target = priced.peak if self.free_moves else 1 << 62
                 pins, executed, order = pin(graph, resolved, moves.released, found, target,
                                             await_updates=self.await_updates)
-                if executed.peak_bytes < timeline.peak_bytes:
-                    order = None
-                else:
+                if executed.peak_bytes >= timeline.peak_bytes:
                     timeline = executed
-                peak = allocated_peak(graph, resolved, order, self.smallest)
+                peaks = (timeline.peak_bytes,) if self.smallest is None else allocated_peaks(
+                    graph, resolved, order, self.smallest)
             plan = Plan(priced.schedule, moves, pins, candidate.source or self.solver)
-            self.finished[candidate] = _Finished(plan, timeline, peak, priced)
+            self.finished[candidate] = _Finished(plan, timeline, peaks[-1], priced)
         return self.finished[candidate]
-
-    def _front(self) -> tuple[tuple[int, float], ...]:
-        """Non-dominated (peak, time) of everything priced, by falling peak."""
-        points = sorted({(p.peak, p.time) for p in self.seen.values()})
-        front: list[tuple[int, float]] = []
-        for peak, time in points:
-            if not front or time < front[-1][1]:
-                front.append((peak, time))
-        return tuple(reversed(front))

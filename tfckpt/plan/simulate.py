@@ -119,58 +119,48 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
 
 
 def _sweep(graph, resolved, order):
-    """Runs the steps twice: bytes first, then up to the peak again to list what is held."""
+    """Live bytes per step, the instances held at the peak, the peak and its first step."""
     steps = list(range(len(resolved.schedule)) if order is None else order)
     last = [-1] * len(resolved.storage)
     for when, position in enumerate(steps):
         for instance in resolved.reads[position]:
             last[instance] = when
-    live, peak, at = _bytes(graph, resolved, steps, last)
-    held: set[int] = set()
-    _bytes(graph, resolved, steps, last, stop=at, held=held)
+    live, end = _lifetimes(graph, resolved, steps, last)
+    peak = max(live, default=0)
+    at = live.index(peak) if peak else 0
+    held = [i for position in steps[:at + 1] for i in resolved.writes[position] if end[i] >= at]
     return live, sorted(held), peak, at
 
 
-def _bytes(graph, resolved, steps, last, stop=None, held=None):
-    """Live bytes per step; with `held`, tracks the live instances until step `stop`."""
+def _lifetimes(graph, resolved, steps, last):
+    """Live bytes per step, and for each instance the last step through which it is held."""
     storages, vertices = graph.storages, graph.vertices
     size = [storages[s].bytes for s in resolved.storage]
     fetched = [storages[s].fetched for s in resolved.storage]
-    gone = [False] * len(size)
-    current = peak = at = 0
+    forever = len(steps)
+    end = [forever] * len(size)
+    current = 0
     live = []
     schedule, reads, writes = resolved.schedule, resolved.reads, resolved.writes
     for when, position in enumerate(steps):
         vertex = vertices[schedule[position][0]]
         bound, made = reads[position], writes[position]
-        dying = [i for i in bound if last[i] == when and not gone[i] and not fetched[i]]
-        taken = taken_buffers(vertex, resolved, dying, made, size).values()
+        dying = [i for i in bound if last[i] == when and end[i] == forever and not fetched[i]]
         for i in made:
             current += size[i]
-        for i in taken:
-            gone[i] = True
-            current -= size[i]
-        now = current + vertex.workspace
-        live.append(now)
-        if now > peak:
-            peak, at = now, when
-        if held is not None:
-            held.update(made)
-            held.difference_update(taken)
-            if when == stop:
-                return live, peak, at
-        ended = [i for i in dying if not gone[i]]
-        ended += [i for i in made if last[i] < 0 and not fetched[i]]
-        if vertex.donates:
-            ended += [i for i in bound
-                      if resolved.storage[i] in vertex.donates and not gone[i] and i not in ended]
-        for i in ended:
-            if not gone[i]:
-                gone[i] = True
+        if vertex.reuses and dying:
+            for i in taken_buffers(vertex, resolved, dying, made, size).values():
+                end[i] = when - 1
                 current -= size[i]
-        if held is not None:
-            held.difference_update(ended)
-    return live, peak, at
+        live.append(current + vertex.workspace)
+        ended = dying + [i for i in made if last[i] < 0 and not fetched[i]]
+        if vertex.donates:
+            ended += [i for i in bound if resolved.storage[i] in vertex.donates]
+        for i in ended:
+            if end[i] == forever:
+                end[i] = when
+                current -= size[i]
+    return live, end
 
 
 def taken_buffers(vertex, resolved: Resolved, dying: Sequence[int], made: Sequence[int],

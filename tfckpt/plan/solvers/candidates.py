@@ -1,7 +1,8 @@
 """What each solver proposes: keep sets on the joint graph, cheap to enumerate.
 
 A solver searches under its paper's own cost model; what its proposal is worth is what the
-simulator says. `SOLVERS` is the ordered table of all of them; `auto` draws on every one.
+simulator says. `SOLVERS` is the ordered table of all of them; `auto` draws on every one (on
+`lcg` through `acg`, which finds the same on a chain).
 """
 
 from __future__ import annotations
@@ -9,16 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tfckpt.cost.costgraph import FORWARD
-from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.plan.cuts import narrow_cuts
+from tfckpt.plan.division_tree import division_tree
 from tfckpt.plan.evaluate import Evaluator
-from tfckpt.plan.forward import forward_view
+from tfckpt.plan.forward import ForwardGraph, forward_view
 from tfckpt.plan.lower_sets import kept_storages
+from tfckpt.plan.reforwarding import Checkpoints
+from tfckpt.plan.solvers import acg as acg_solver
 from tfckpt.plan.solvers import approx_dp as approx_dp_solver
 from tfckpt.plan.solvers import chen as chen_solver
+from tfckpt.plan.solvers import exact_dp as exact_dp_solver
+from tfckpt.plan.solvers import lcg as lcg_solver
+from tfckpt.plan.trunk import trunk
 
 INNER_BUDGETS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 """Where between the least and the whole of the paper's peak its budget is tried."""
+
+MAX_TERM_SHARES = (1, 2, 4, 8)
+"""Largest segments that `acg` allows, in quarters of the one that its paper's cost favours."""
 
 Proposals = Iterator[frozenset[int]]
 
@@ -60,34 +69,75 @@ def cuts(evaluator: Evaluator, objective: str) -> Proposals:
 
 
 def chen(evaluator: Evaluator, objective: str) -> Proposals:
-    """sqrt(n) segments over articulation points (Kusumoto et al. 2019, appendix B)."""
+    """sqrt(n) segments over articulation points (Kusumoto et al. 2019, appendix B).
+
+    And over splitting vertices alone (Feng and Huang 2018, "manual").
+    """
     forward = forward_view(evaluator.graph)
     if len(forward):
         yield kept_storages(forward, chen_solver.lower_sets(forward))
+        stem = trunk(forward)
+        yield _storages(stem, chen_solver.manual(stem))
+
+
+def lcg(evaluator: Evaluator, objective: str) -> Proposals:
+    """Optimal checkpoints of a chain (Feng and Huang 2018, algorithm 1); refuses other graphs."""
+    forward = trunk(forward_view(evaluator.graph))
+    yield _storages(forward, lcg_solver.solve(forward))
+
+
+def acg(evaluator: Evaluator, objective: str) -> Proposals:
+    """Optimal checkpoints on the division tree (Feng and Huang 2018, algorithm 5).
+
+    Besides those of the least cost, those for smaller segments, which keep more (and so may cost
+    less time), and for larger ones.
+    """
+    forward = trunk(forward_view(evaluator.graph))
+    tree = division_tree(forward)
+    best = acg_solver.solve(forward, tree=tree).max_term
+    for quarters in MAX_TERM_SHARES:
+        yield _storages(forward, acg_solver.solve_under(forward, best * quarters // 4, tree=tree))
+
+
+def _storages(forward: ForwardGraph, found: Checkpoints) -> frozenset[int]:
+    """What keeping a set of checkpoints keeps in the joint graph."""
+    return frozenset(s for vertex in found.vertices for s in forward.storages[vertex])
 
 
 def approx_dp(evaluator: Evaluator, objective: str) -> Proposals:
     """Lower sets L^v by dynamic programming (Kusumoto et al. 2019, section 4.3)."""
+    yield from _at_inner_budgets(approx_dp_solver, evaluator, objective)
+
+
+def exact_dp(evaluator: Evaluator, objective: str) -> Proposals:
+    """All lower sets by dynamic programming (Kusumoto et al. 2019, section 4.2).
+
+    Raises:
+      PlanError: too many lower sets, or too many states at some inner budget.
+    """
+    yield from _at_inner_budgets(exact_dp_solver, evaluator, objective)
+
+
+def _at_inner_budgets(solver, evaluator, objective):
     forward = forward_view(evaluator.graph)
     if not len(forward):
         return
-    least, most = approx_dp_solver.smallest_budget(forward), 2 * sum(forward.bytes)
+    least, most = solver.smallest_budget(forward), 2 * sum(forward.bytes)
     for fraction in INNER_BUDGETS:
         budget = least + int((most - least) * fraction)
-        try:
-            found = approx_dp_solver.lower_sets(forward, budget, objective=objective)
-        except InfeasibleBudgetError:
-            continue
-        yield kept_storages(forward, found)
+        yield kept_storages(forward, solver.lower_sets(forward, budget, objective=objective))
 
 
 SOLVERS: dict[str, Callable[[Evaluator, str], Proposals]] = {
     "store_all": store_all,
     "chen": chen,
+    "lcg": lcg,
+    "acg": acg,
+    "exact_dp": exact_dp,
     "approx_dp": approx_dp,
 }
 """Solvers a user may name besides `auto`, in the order of the design's table."""
 
 CHEAP: tuple[Callable[[Evaluator, str], Proposals], ...] = (
-    store_all, elementwise, cuts, chen, approx_dp)
+    store_all, elementwise, cuts, chen, acg, approx_dp)
 """What `auto` starts from."""

@@ -9,17 +9,22 @@ segments) and algorithm 3 (planning with a budget); Kusumoto et al. 2019, append
 points as the candidate splitting points).
 Limits: a skip connection around everything leaves no point to cut at, and the whole graph is one
 segment; times are not looked at.
+
+`manual` is the variant that Feng and Huang 2018 compare with (table 1, "Chen et al. manual"): the
+splitting vertices alone, as a linear graph.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import networkx as nx
 
 from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import PlanError
 from tfckpt.plan.lower_sets import reach_lower_sets
+from tfckpt.plan.reforwarding import Checkpoints, ends, price, splitting_vertices
 
 
 def lower_sets(forward: ForwardGraph, budget: int | None = None) -> tuple[int, ...]:
@@ -42,10 +47,38 @@ def lower_sets(forward: ForwardGraph, budget: int | None = None) -> tuple[int, .
         raise PlanError(f"plan: chen takes bytes a segment, not {budget}")
     if not len(forward):
         return ()
-    reach = reach_lower_sets(forward)
-    cuts = set(splitting_points(forward))
     enough = math.ceil(math.sqrt(len(forward)))
+    return _segments(forward, set(splitting_points(forward)), enough, budget)[0]
+
+
+def segmentations(forward: ForwardGraph, growth: float = 0.01) -> Iterator[tuple[int, ...]]:
+    """What `lower_sets` returns as its segment budget b grows from 0 until one segment is left.
+
+    Appendix B of Kusumoto et al. 2019 names no b; Chen et al. 2016 search for the best. A
+    caller prices each of these and takes the one it likes: any b gives one of them, or one that
+    a b at most `growth` larger gives.
+
+    Complexity: O(log(M(V)) / growth) times O(n + edges).
+    """
+    if not len(forward):
+        return
+    cuts = set(splitting_points(forward))
+    budget, previous = 0, None
+    while True:
+        found, fullest = _segments(forward, cuts, 0, budget)
+        if found != previous:
+            yield found
+        if len(found) == 1:
+            return
+        previous = found
+        budget = max(fullest, int(budget * (1 + growth)))
+
+
+def _segments(forward, cuts, enough, budget):
+    """The lower sets, and the least b above `budget` that gives others (0 if none does)."""
+    reach = reach_lower_sets(forward)
     chosen = []
+    fullest = 0
     nodes = held = 0
     for node, size in enumerate(forward.bytes):
         nodes += 1
@@ -53,10 +86,11 @@ def lower_sets(forward: ForwardGraph, budget: int | None = None) -> tuple[int, .
         full = nodes >= enough if budget is None else held > budget
         if full and node in cuts:
             chosen.append(reach[node])
+            fullest = min(fullest or held, held)
             nodes = held = 0
     if not chosen or chosen[-1] != forward.everything:
         chosen.append(forward.everything)
-    return tuple(chosen)
+    return tuple(chosen), fullest
 
 
 def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:
@@ -73,3 +107,35 @@ def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:
             undirected.add_edge(node, target)  # what hands nothing on is no output
         undirected.add_edges_from((node, other) for other in forward.successors[node])
     return tuple(sorted(set(nx.articulation_points(undirected))))
+
+
+def manual(forward: ForwardGraph, budget: int | None = None) -> Checkpoints:
+    """Checkpoints on the splitting vertices alone, priced by equation (1) of re-forwarding.
+
+    Args:
+      forward: the graph; any, but one without splitting vertices stays one segment.
+      budget: bytes that a segment may hold before the next splitting vertex ends it, as in
+        `lower_sets`. None stores every sqrt(k)-th of k splitting vertices.
+
+    Raises:
+      PlanError: negative budget.
+
+    Complexity: O(V + E).
+
+    Source: Chen et al. 2016, section 4.1 and algorithm 3; Feng and Huang 2018, section 5 (how
+    graphs that are not linear were put into that algorithm).
+    """
+    if budget is not None and budget < 0:
+        raise PlanError(f"plan: chen takes bytes a segment, not {budget}")
+    points = splitting_vertices(forward)
+    chosen = {end for end in ends(forward) if 0 <= end < len(forward)}
+    if budget is None:
+        chosen.update(points[::math.ceil(math.sqrt(len(points))) or 1])
+        return price(forward, chosen)
+    held, may_end = 0, set(points)
+    for node, size in enumerate(forward.bytes):
+        held += size
+        if held > budget and node in may_end:
+            chosen.add(node)
+            held = 0
+    return price(forward, chosen)

@@ -1,0 +1,303 @@
+"""The networks of Kusumoto et al. 2019, vertex by vertex, at that paper's batch and input sizes.
+
+A vertex is the output of one function call of a Chainer program of 2018: convolution, batch
+normalisation, ReLU, pooling, concatenation, sum, dropout, fully connected layer, the reshape
+before the first of these, and the loss. With this reading the vertex counts are the paper's #V
+(Table 1) for six of the seven networks. `GOOGLENET` has no dropout before its last layer: with
+it, it would have 135 vertices instead of 134; it holds 1 MB.
+
+Costs: bytes of the output in float32 (a concatenation holds a copy, as it does in Chainer; local
+response normalisation holds its scale as well, which counts with its output), 10 units of time
+for a convolution, 1 for anything else (section 3). The input batch is no vertex.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tfckpt.cost.with_backward import ForwardGraph, from_edges
+
+__all__ = ["NETWORKS", "Network"]
+
+FLOAT = 4
+
+RETAINED = {  # kind of function: (its input, its output) are kept for its gradient by Chainer
+    "conv": (True, False), "deconv": (True, False), "fc": (True, False), "bn": (True, False),
+    "relu": (False, True), "pool": (True, True), "lrn": (True, True), "resize": (False, False),
+    "concat": (False, False), "add": (False, False), "scale": (False, False),
+    "crop": (False, False), "reshape": (False, False), "dropout": (False, True),
+    "loss": (True, False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network and what the tables need to know about it.
+
+    Attributes:
+      name: as in the paper's tables.
+      forward: the graph; bytes for the whole batch.
+      retained: for each vertex the vertices whose values its gradient reads.
+      parameter_bytes: trainable parameters.
+      input_bytes: the batch that is fed.
+      batch: samples.
+    """
+
+    name: str
+    forward: ForwardGraph
+    retained: tuple[tuple[int, ...], ...]
+    parameter_bytes: int
+    input_bytes: int
+    batch: int
+
+
+class _Builder:
+    """Adds vertices one by one; each is (channels, side) for one square feature map."""
+
+    def __init__(self, name: str, batch: int, side: int):
+        self.name, self.batch, self.side = name, batch, side
+        self.names: list[str] = []
+        self.kinds: list[str] = []
+        self.shapes: list[tuple[int, int]] = []
+        self.inputs: list[tuple[int, ...]] = []
+        self.parameters = 0
+
+    def add(self, kind: str, inputs: tuple[int, ...], channels: int, side: int) -> int:
+        """Appends a vertex and returns its number; input -1 is the batch that is fed."""
+        self.names.append(f"{kind}{len(self.names)}")
+        self.kinds.append(kind)
+        self.shapes.append((channels, side))
+        self.inputs.append(tuple(i for i in inputs if i >= 0))
+        return len(self.names) - 1
+
+    def shape(self, x: int) -> tuple[int, int]:
+        return self.shapes[x] if x >= 0 else (3, self.side)
+
+    def conv(self, x: int, out: int, kernel: int, stride: int = 1, pad: int | None = None,
+             dilate: int = 1, bias: bool = False) -> int:
+        """A convolution; `pad` keeps the side at stride 1 unless given."""
+        channels, side = self.shape(x)
+        reach = dilate * (kernel - 1)
+        padding = reach // 2 if pad is None else pad
+        self.parameters += kernel * kernel * channels * out + (out if bias else 0)
+        return self.add("conv", (x,), out, (side + 2 * padding - reach - 1) // stride + 1)
+
+    def deconv(self, x: int, out: int) -> int:
+        """Doubles the side with a 2x2 kernel."""
+        channels, side = self.shape(x)
+        self.parameters += 4 * channels * out + out
+        return self.add("deconv", (x,), out, 2 * side)
+
+    def bn(self, x: int) -> int:
+        channels, side = self.shape(x)
+        self.parameters += 2 * channels
+        return self.add("bn", (x,), channels, side)
+
+    def same(self, kind: str, *inputs: int) -> int:
+        """A function whose output has the shape of its first input."""
+        return self.add(kind, inputs, *self.shape(inputs[0]))
+
+    def relu(self, x: int) -> int:
+        return self.same("relu", x)
+
+    def pool(self, x: int, kernel: int, stride: int, pad: int = 0) -> int:
+        """Pooling whose last window may hang over the edge."""
+        channels, side = self.shape(x)
+        return self.add("pool", (x,), channels, -(-(side + 2 * pad - kernel) // stride) + 1)
+
+    def concat(self, *inputs: int) -> int:
+        return self.add("concat", inputs, sum(self.shape(x)[0] for x in inputs),
+                        self.shape(inputs[0])[1])
+
+    def fc(self, x: int, out: int) -> int:
+        """A fully connected layer, after a reshape if its input has spatial dimensions."""
+        channels, side = self.shape(x)
+        size = channels * side * side
+        if self.kinds[x] == "pool" or side > 1:
+            x = self.add("reshape", (x,), size, 1)
+        self.parameters += size * out + out
+        return self.add("fc", (x,), out, 1)
+
+    def conv_relu(self, x: int, *args, **kwargs) -> int:
+        return self.relu(self.conv(x, *args, bias=True, **kwargs))
+
+    def conv_bn(self, x: int, *args, **kwargs) -> int:
+        return self.bn(self.conv(x, *args, **kwargs))
+
+    def conv_bn_relu(self, x: int, *args, **kwargs) -> int:
+        return self.relu(self.conv_bn(x, *args, **kwargs))
+
+    def loss(self, *inputs: int) -> int:
+        """A scalar."""
+        return self.add("loss", inputs, 0, 1)
+
+    def build(self) -> Network:
+        unit = FLOAT * self.batch
+        retained = []
+        for v, kind in enumerate(self.kinds):
+            reads_inputs, reads_output = RETAINED[kind]
+            retained.append((self.inputs[v] if reads_inputs else ()) + ((v,) * reads_output))
+        forward = from_edges(
+            [max(FLOAT, channels * side * side * unit) * (2 if kind == "lrn" else 1)
+             for kind, (channels, side) in zip(self.kinds, self.shapes, strict=True)],
+            [10 if kind in ("conv", "deconv") else 1 for kind in self.kinds],
+            [(x, v) for v, inputs in enumerate(self.inputs) for x in inputs], self.names)
+        return Network(self.name, forward, tuple(retained), FLOAT * self.parameters,
+                       3 * self.side * self.side * unit, self.batch)
+
+
+def _bottleneck(net: _Builder, x: int, width: int, stride: int, dilate: int, project: bool,
+                stride_first: bool) -> int:
+    """The residual block of ResNet50 and deeper: 10 vertices, 12 with a projection."""
+    first, second = (stride, 1) if stride_first else (1, stride)
+    h = net.conv_bn_relu(x, width, 1, stride=first, pad=0)
+    h = net.conv_bn_relu(h, width, 3, stride=second, pad=dilate, dilate=dilate)
+    h = net.conv_bn(h, 4 * width, 1)
+    shortcut = net.conv_bn(x, 4 * width, 1, stride=stride, pad=0) if project else x
+    return net.relu(net.same("add", h, shortcut))
+
+
+def _residual_stages(net: _Builder, x: int, blocks: tuple[int, ...],
+                     dilated: bool) -> list[int]:
+    """The output of each stage; `dilated` keeps the side of the last two (as in PSPNet)."""
+    outputs = []
+    for stage, count in enumerate(blocks):
+        keep = dilated and stage >= 2
+        for block in range(count):
+            stride = 2 if block == 0 and stage > 0 and not keep else 1
+            dilate = 2 ** (stage - 1) if keep else 1
+            x = _bottleneck(net, x, 64 << stage, stride, dilate, block == 0, not dilated)
+        outputs.append(x)
+    return outputs
+
+
+def resnet(name: str, batch: int, blocks: tuple[int, ...]) -> Network:
+    """ResNet of bottleneck blocks at 224x224."""
+    net = _Builder(name, batch, 224)
+    x = net.pool(net.conv_bn_relu(-1, 64, 7, stride=2, pad=3), 3, 2)
+    x = _residual_stages(net, x, blocks, dilated=False)[-1]
+    net.loss(net.fc(net.pool(x, 7, 1), 1000))
+    return net.build()
+
+
+def pspnet(batch: int = 2) -> Network:
+    """PSPNet on a dilated ResNet101 at 713x713, 19 classes, with its auxiliary loss."""
+    net = _Builder("PSPNet", batch, 713)
+    x = net.conv_bn_relu(-1, 64, 3, stride=2, pad=1)
+    x = net.conv_bn_relu(net.conv_bn_relu(x, 64, 3), 128, 3)
+    stages = _residual_stages(net, net.pool(x, 3, 2, pad=1), (3, 4, 23, 3), dilated=True)
+    channels, side = net.shape(stages[3])
+    levels = []
+    for bins in (1, 2, 3, 6):
+        level = net.conv_bn_relu(net.add("pool", (stages[3],), channels, bins), channels // 4, 1)
+        levels.append(net.add("resize", (level,), channels // 4, side))
+    h = net.conv_bn_relu(net.concat(stages[3], *levels), 512, 3)
+    main = net.loss(net.add("resize", (net.conv(net.same("dropout", h), 19, 1),), 19, 713))
+    h = net.conv_bn_relu(stages[2], 512, 3)
+    side_loss = net.loss(net.add("resize", (net.conv(net.same("dropout", h), 19, 1),), 19, 713))
+    net.same("add", net.same("scale", side_loss), main)
+    return net.build()
+
+
+def unet(batch: int = 8) -> Network:
+    """U-Net with unpadded convolutions at 572x572, dropout at the end of the contracting path."""
+    net = _Builder("U-Net", batch, 572)
+    net.parameters -= 2 * 9 * 64  # one input channel, not three
+    x, skipped = -1, []
+    for level in range(5):
+        for _ in range(2):
+            x = net.conv_relu(x, 64 << level, 3, pad=0)
+        if level >= 3:
+            x = net.same("dropout", x)
+        if level < 4:
+            skipped.append(x)
+            x = net.pool(x, 2, 2)
+    for level in reversed(range(4)):
+        x = net.relu(net.deconv(x, 64 << level))
+        channels, side = net.shape(x)
+        x = net.concat(net.add("crop", (skipped[level],), channels, side), x)
+        for _ in range(2):
+            x = net.conv_relu(x, 64 << level, 3, pad=0)
+    net.loss(net.conv(x, 2, 1, bias=True))
+    return net.build()
+
+
+def vgg19(batch: int = 64) -> Network:
+    """VGG19 at 224x224."""
+    net = _Builder("VGG19", batch, 224)
+    x = -1
+    for width, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
+        for _ in range(count):
+            x = net.conv_relu(x, width, 3)
+        x = net.pool(x, 2, 2)
+    for _ in range(2):
+        x = net.same("dropout", net.relu(net.fc(x, 4096)))
+    net.loss(net.fc(x, 1000))
+    return net.build()
+
+
+def densenet161(batch: int = 32) -> Network:
+    """DenseNet161 at 224x224: growth 48, layers with a 1x1 bottleneck of 4 x 48."""
+    net = _Builder("DenseNet161", batch, 224)
+    x = net.pool(net.conv_bn_relu(-1, 96, 7, stride=2, pad=3), 3, 2)
+    for block, layers in enumerate((6, 12, 36, 24)):
+        for _ in range(layers):
+            h = net.conv(net.relu(net.bn(x)), 192, 1)
+            x = net.concat(x, net.conv(net.relu(net.bn(h)), 48, 3))
+        if block < 3:
+            h = net.conv(net.relu(net.bn(x)), net.shape(x)[0] // 2, 1)
+            x = net.pool(h, 2, 2)
+    net.loss(net.fc(net.pool(net.relu(net.bn(x)), 7, 1), 1000))
+    return net.build()
+
+
+def _inception(net: _Builder, x: int, one: int, *sizes: int) -> int:
+    """An Inception module whose four branches share one ReLU after the concatenation."""
+    reduce3, three, reduce5, five, pooled = sizes
+    branches = (
+        net.conv(x, one, 1, bias=True),
+        net.conv(net.conv_relu(x, reduce3, 1), three, 3, bias=True),
+        net.conv(net.conv_relu(x, reduce5, 1), five, 5, bias=True),
+        net.conv(net.pool(x, 3, 1, pad=1), pooled, 1, bias=True),
+    )
+    return net.relu(net.concat(*branches))
+
+
+def _auxiliary(net: _Builder, x: int) -> int:
+    h = net.conv_relu(net.pool(x, 5, 3), 128, 1)
+    return net.loss(net.fc(net.relu(net.fc(h, 1024)), 1000))
+
+
+def googlenet(batch: int = 256) -> Network:
+    """GoogLeNet at 224x224 with both auxiliary losses."""
+    net = _Builder("GoogLeNet", batch, 224)
+    x = net.pool(net.conv_relu(-1, 64, 7, stride=2, pad=3), 3, 2)
+    x = net.conv_relu(net.conv_relu(net.same("lrn", x), 64, 1), 192, 3)
+    x = net.pool(net.same("lrn", x), 3, 2)
+    x = _inception(net, x, 64, 96, 128, 16, 32, 32)
+    x = _inception(net, x, 128, 128, 192, 32, 96, 64)
+    x = _inception(net, net.pool(x, 3, 2), 192, 96, 208, 16, 48, 64)
+    first = _auxiliary(net, x)
+    x = _inception(net, x, 160, 112, 224, 24, 64, 64)
+    x = _inception(net, x, 128, 128, 256, 24, 64, 64)
+    x = _inception(net, x, 112, 144, 288, 32, 64, 64)
+    second = _auxiliary(net, x)
+    x = _inception(net, x, 256, 160, 320, 32, 128, 128)
+    x = _inception(net, net.pool(x, 3, 2), 256, 160, 320, 32, 128, 128)
+    x = _inception(net, x, 384, 192, 384, 48, 128, 128)
+    last = net.loss(net.fc(net.pool(x, 7, 1), 1000))
+    net.same("add", net.same("scale", net.same("add", first, second)), last)
+    return net.build()
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "PSPNet": pspnet,
+    "U-Net": unet,
+    "ResNet50": lambda: resnet("ResNet50", 96, (3, 4, 6, 3)),
+    "ResNet152": lambda: resnet("ResNet152", 48, (3, 8, 36, 3)),
+    "VGG19": vgg19,
+    "DenseNet161": densenet161,
+    "GoogLeNet": googlenet,
+}
+"""The rows of the paper's Table 1, in its order."""

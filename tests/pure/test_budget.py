@@ -1,0 +1,28 @@
+"""What a budget means, in bytes; what is refused is held in `tests/e2e/test_bad_input.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfckpt.budget import parse_budget
+
+BASELINE, RESIDENT = 1_000_000, 30_000
+
+
+@pytest.mark.parametrize(("budget", "device_bytes"), [
+    (123456, 123456), ("123456", 123456), ("100b", 100), ("2GiB", 2 * 1024**3),
+    (" 800 MB ", 800_000_000), ("1.5gib", 1_610_612_736), ("1.5KB", 1500), ("1tb", 10**12),
+    ("3 MiB", 3_145_728), ("7kib", 7168), ("1 TiB", 1024**4), ("2gb", 2 * 10**9),
+])
+def test_bytes_of_the_whole_device_hold_what_is_resident_too(budget, device_bytes):
+    assert parse_budget(budget).dynamic(BASELINE, RESIDENT) == device_bytes - RESIDENT
+
+
+@pytest.mark.parametrize(("budget", "dynamic"), [(1.0, 1_000_000), (0.25, 250_000)])
+def test_a_fraction_is_of_the_plain_dynamic_peak(budget, dynamic):
+    assert parse_budget(budget).dynamic(BASELINE, RESIDENT) == dynamic
+
+
+@pytest.mark.parametrize("budget", ["min", "MIN", " min "])
+def test_the_least_has_no_limit(budget):
+    assert parse_budget(budget).dynamic(BASELINE, RESIDENT) is None

@@ -1,0 +1,275 @@
+"""Local search over schedules themselves, for graphs small enough to price many of them.
+
+A keep set says for each storage whether it stays until the backward; a schedule may also hold
+it for some of its uses and remake it for others. Here a plan is the copies that run before each
+original. Any such choice is valid, since what a copy reads exists from its original on, and what
+it holds follows from liveness. Two moves:
+
+* *split*: what is live at the peak, but not read there, is made again just before its next use,
+  together with those of its inputs that are gone by then;
+* *merge*: a copy is left out, and its readers hold the instance before it.
+
+`Refiner.fit` splits until a budget holds, by bytes saved for each second spent. `Refiner.hasten`
+merges copies and lets `fit` repair what no longer fits, as long as the step becomes faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.plan.schedule import Schedule
+from tfckpt.plan.simulate import Resolved, Timeline, resolve, simulate_order
+
+Rows = tuple[frozenset[int], ...]
+"""For each original the vertices that run again just before it."""
+
+SHARES = (1.0, 0.94, 0.87)
+"""Of a budget, what a first fit aims at before copies are merged again."""
+
+
+LOOK = 0.05
+"""Evaluations that looking up a known schedule counts for: it takes time as well."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Point:
+    """A choice of copies, priced."""
+
+    rows: Rows
+    resolved: Resolved
+    timeline: Timeline
+
+    def excess(self, budget: int) -> int:
+        """Bytes above the budget, summed over the steps."""
+        return sum(live - budget for live in self.timeline.live_bytes if live > budget)
+
+
+class Refiner:
+    """Searches from one order of originals and remembers what it has priced.
+
+    Complexity: each evaluation is linear in the steps and reads of a schedule.
+    """
+
+    def __init__(self, graph: CostGraph, schedule: Schedule):
+        self.graph = graph
+        self.order = tuple(v for v, copy in schedule if not copy)
+        self.place = {v: i for i, v in enumerate(self.order)}
+        self.left = 0.0  # evaluations, handed out by `climb`
+        self.known: dict[Rows, _Point] = {}
+
+    # Points.
+
+    def start(self, schedule: Schedule) -> Rows:
+        """The copies of a schedule over the same originals."""
+        rows: list[frozenset[int]] = []
+        waiting: list[int] = []
+        for v, copy in schedule:
+            if copy:
+                waiting.append(v)
+            else:
+                rows.append(frozenset(waiting))
+                waiting = []
+        return tuple(rows)
+
+    def point(self, rows: Rows) -> _Point:
+        """Prices a choice of copies, less those that nothing reads."""
+        self.left -= LOOK
+        if rows not in self.known:
+            self.left -= 1
+            resolved = resolve(self.graph, self._schedule(rows))
+            useful = self._useful(resolved)
+            if useful != rows:
+                self.known[rows] = self.point(useful)
+            else:
+                self.known[rows] = _Point(
+                    rows, resolved, simulate_order(self.graph, resolved, None))
+        return self.known[rows]
+
+    def _schedule(self, rows: Rows) -> Schedule:
+        count = dict.fromkeys(self.order, 0)
+        steps = []
+        for row, original in zip(rows, self.order, strict=True):
+            for v in sorted(row, key=self.place.__getitem__):
+                count[v] += 1
+                steps.append((v, count[v]))
+            steps.append((original, 0))
+        return tuple(steps)
+
+    def _useful(self, resolved: Resolved) -> Rows:
+        """The copies that an original needs, directly or through other copies."""
+        needed = [False] * len(resolved.schedule)
+        rows: list[set[int]] = []
+        for position in range(len(needed) - 1, -1, -1):
+            v, copy = resolved.schedule[position]
+            if not copy:
+                rows.append(set())
+            elif needed[position]:
+                rows[-1].add(v)
+            else:
+                continue
+            for i in resolved.reads[position]:
+                needed[resolved.maker[i]] = True
+        return tuple(frozenset(row) for row in reversed(rows))
+
+    # Moves.
+
+    def fit(self, rows: Rows, budget: int, most: float = float("inf"),
+            tabu: Sequence[tuple[int, int]] = ()) -> _Point | None:
+        """Splits until the budget holds; None if no split helps or the time passes `most`.
+
+        Args:
+          tabu: (row, vertex) of copies that may not be added.
+        """
+        at = self.point(rows)
+        while (excess := at.excess(budget)) and self.left > 0:
+            best, price = None, (float("inf"), 0)
+            for number, split in enumerate(self._splits(at)):
+                if any(v in split[row] for row, v in tabu):
+                    continue
+                after = self.point(split)
+                saved = excess - after.excess(budget)
+                if saved > 0 and after.timeline.time < most:
+                    cost = (after.timeline.time - at.timeline.time) / saved
+                    if (cost, number) < price:
+                        best, price = after, (cost, number)
+            if best is None:
+                return None
+            at = best
+        return None if at.excess(budget) else at
+
+    def _splits(self, at: _Point) -> list[Rows]:
+        """Every split of one instance that is live at the peak and read later."""
+        graph, resolved = self.graph, at.resolved
+        peak = at.timeline.peak_step
+        here = frozenset(resolved.reads[peak]) | frozenset(resolved.writes[peak])
+        following: dict[int, int] = {}
+        last: dict[int, int] = {}
+        row_of, row = [], 0
+        for position, (_, copy) in enumerate(resolved.schedule):
+            row_of.append(row)
+            row += not copy
+            for i in resolved.reads[position]:
+                last[i] = position
+                if position > peak:
+                    following.setdefault(i, position)
+        found = []
+        for i, use in following.items():
+            storage = graph.storages[resolved.storage[i]]
+            if (resolved.maker[i] < peak and i not in here and not storage.fetched
+                    and graph.vertices[storage.producer].recomputable and storage.bytes):
+                for deep in (True, False):
+                    made = self._closure(resolved, last, storage.producer, peak, use, deep)
+                    rows = list(at.rows)
+                    rows[row_of[use]] |= frozenset(made)
+                    if tuple(rows) not in found:
+                        found.append(tuple(rows))
+        return found
+
+    def _closure(self, resolved: Resolved, last: dict[int, int], vertex: int, peak: int,
+                 use: int, deep: bool) -> list[int]:
+        """A vertex and, if `deep`, those of its inputs that are not live at the peak."""
+        if not deep:
+            return [vertex]
+        latest: dict[int, int] = {}
+        for position in range(use):
+            for i in resolved.writes[position]:
+                latest[resolved.storage[i]] = i
+        made, pending = [], [vertex]
+        while pending:
+            v = pending.pop()
+            if v in made:
+                continue
+            made.append(v)
+            for s in self.graph.vertices[v].reads:
+                i = latest[s]
+                gone = last.get(i, -1) < peak and resolved.maker[i] < peak
+                producer = self.graph.storages[s].producer
+                if gone and self.graph.vertices[producer].recomputable \
+                        and not self.graph.storages[s].fetched:
+                    pending.append(producer)
+        return made
+
+    def hasten(self, at: _Point, budget: int) -> _Point:
+        """Merges copies, the costliest first, as long as that makes the step faster."""
+        improved = True
+        while improved and self.left > 0:
+            improved = False
+            for group in self._groups(at):
+                if self.left <= 0:
+                    break
+                if not all(v in at.rows[row] for row, v in group):
+                    continue
+                rows = list(at.rows)
+                for row, v in group:
+                    rows[row] -= {v}
+                after = self.fit(tuple(rows), budget, at.timeline.time, group)
+                if after is not None and after.timeline.time < at.timeline.time:
+                    at, improved = after, True
+        return at
+
+    def climb(self, schedule: Schedule, rungs: Sequence[float], evaluations: int) -> None:
+        """Lowers the peak, then makes what fits on each rung faster.
+
+        On each rung it starts from the fastest schedule known to fit, and from the one given,
+        split until it fits: the two end in different schedules, and either may be the better.
+        """
+        first = self.point(self.start(schedule))
+        self.left = evaluations // (len(rungs) + 1)
+        least, most = self._lower(first).timeline.peak_bytes, first.timeline.peak_bytes
+        for rung in rungs:
+            self.left = evaluations // (len(rungs) + 1)
+            limit = least + int(rung * (most - least))
+            fitting = [at for at in self.known.values() if at.timeline.peak_bytes <= limit]
+            self.hasten(min(fitting, key=_rank), limit)
+            for share in SHARES:
+                at = self.fit(first.rows, int(share * limit))
+                if at is not None:
+                    self.hasten(at, limit)
+
+    def _lower(self, at: _Point) -> _Point:
+        """Splits in steps of 2 % of the peak as long as that is possible."""
+        while peak := at.timeline.peak_bytes:
+            after = self.fit(at.rows, peak - max(1, peak // 50))
+            if after is None:
+                break
+            at = after
+        return at
+
+    def _groups(self, at: _Point) -> Iterator[list[tuple[int, int]]]:
+        """Copies to leave out together: one, those of a row, those of a vertex, any two."""
+        copies = [(row, v) for row, made in enumerate(at.rows) for v in made]
+        copies.sort(key=lambda c: (-self.graph.vertices[c[1]].time, c[0], self.place[c[1]]))
+        for copy in copies:
+            yield [copy]
+        for kind in (0, 1):
+            for key in dict.fromkeys(copy[kind] for copy in copies):
+                group = [copy for copy in copies if copy[kind] == key]
+                if len(group) > 1:
+                    yield group
+        for first, second in itertools.combinations(copies, 2):
+            yield [first, second]
+
+
+def front(graph: CostGraph, schedule: Schedule, rungs: Sequence[float], evaluations: int
+          ) -> list[Schedule]:
+    """Schedules of which none is both slower and larger than another, found from one.
+
+    Args:
+      schedule: where to start; its originals stay in their order.
+      rungs: where between the least peak found and that of `schedule` a budget is tried.
+      evaluations: schedules priced at most, or a few more.
+    """
+    refiner = Refiner(graph, schedule)
+    refiner.climb(schedule, rungs, evaluations)
+    best: list[_Point] = []
+    for at in sorted(refiner.known.values(), key=_rank):
+        if not best or at.timeline.peak_bytes < best[-1].timeline.peak_bytes:
+            best.append(at)
+    return [at.resolved.schedule for at in best]
+
+
+def _rank(at: _Point) -> tuple[float, int]:
+    return at.timeline.time, at.timeline.peak_bytes

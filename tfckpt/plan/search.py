@@ -1,0 +1,164 @@
+"""The search of `auto`: a pool of priced candidates, the same for every budget.
+
+All solvers' proposals are priced, the most promising are led down to less memory
+(`tfckpt.plan.improve.descend`), and between the least peak found and the plain one several rungs
+are climbed back, each spending its room on time (`hasten`). Since no budget enters, a larger
+budget chooses from the same plans and never gets a slower one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.plan.coarsen import coarsen
+from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
+from tfckpt.plan.improve import descend, hasten
+from tfckpt.plan.order import base_order, deferrable, releasable
+from tfckpt.plan.refine import front
+from tfckpt.plan.schedule import Moves
+
+EVALUATIONS, FEWEST, MOST = 300_000, 60, 1200
+"""Candidates priced: the first divided by the graph's vertices, within the other two."""
+DESCENTS = (0.4, 0.12, 0.08)
+"""Of the evaluations, what leading down the best starts may take."""
+REFINEMENTS, WORTHWHILE, ENOUGH = 16_000_000, 500, 8_000
+"""Schedules priced in `tfckpt.plan.refine`: the first divided by the square of the vertices, so
+that the work is the same for all; none where fewer than the second, at most the third."""
+LARGEST = 2_500
+"""Vertices searched one by one; larger graphs are coarsened to about this size."""
+REFINED = 14
+"""Plans of the coarse graph that are priced on the fine one; fewer where each takes long."""
+RUNGS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.17, 0.21, 0.26, 0.31, 0.37, 0.43,
+         0.5, 0.57, 0.64, 0.71, 0.78, 0.85, 0.92)
+"""Where between the least and the plain peak plans are made faster; dense where `min` chooses."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A plan on the Pareto front: planned peak in bytes, time in the graph's unit, its solver."""
+
+    peak_bytes: int
+    time: float
+    solver: str
+
+
+def explore(evaluator: Evaluator, solvers: Sequence[Callable], objective: str,
+            free_moves: bool, plain_bytes: int) -> list[Priced]:
+    """The pool of `auto`.
+
+    Args:
+      plain_bytes: requested peak of the plain step.
+
+    Graphs of more than `LARGEST` vertices are searched on a coarse graph; the front found there
+    is priced on the fine one.
+    """
+    graph = evaluator.graph
+    patterns = templates(evaluator, free_moves)
+    if len(graph.vertices) <= LARGEST:
+        improve(evaluator, starts(evaluator, patterns, solvers, objective), plain_bytes)
+        refine(evaluator, evaluator.price(patterns[-1]))
+        return list(evaluator.priced)
+    pattern = patterns[-1]
+    coarse = coarsen(graph, base_order(graph, pattern.moves),
+                     -(-2 * len(graph.vertices) // LARGEST))
+    rough = Evaluator(coarse.graph)
+    found = starts(rough, templates(rough, False), solvers, objective)
+    best = non_dominated(improve(rough, found, plain_bytes))
+    for untouched in patterns:
+        evaluator.price(untouched)
+    refined = [evaluator.price(dataclasses.replace(
+        pattern, keep=coarse.fine(p.candidate.keep), again=coarse.fine(p.candidate.again),
+        source=p.candidate.source)) for p in spread(best, few(graph, REFINED))]
+    climb(evaluator, min(p.peak for p in refined), plain_bytes,
+          EVALUATIONS // len(graph.vertices))
+    return list(evaluator.priced)
+
+
+def few(graph: CostGraph, count: int) -> int:
+    """How many plans to look at where `count` suit a graph of 1,500 to 10,000 vertices.
+
+    Up to three times as many in smaller graphs, ever fewer in larger ones.
+    """
+    vertices = max(len(graph.vertices), 1)
+    return max(2, min(count * 10_000 // vertices, max(count, min(3 * count,
+                                                                 count * 1_500 // vertices))))
+
+
+def spread(front: Sequence[Priced], count: int) -> list[Priced]:
+    """At most `count` of the candidates, evenly, both ends among them."""
+    count = min(len(front), count)
+    return [front[i * (len(front) - 1) // max(count - 1, 1)] for i in range(count)]
+
+
+def templates(evaluator: Evaluator, free_moves: bool) -> list[Candidate]:
+    """Everything kept, under each combination of free moves; the most moves last."""
+    plain = Candidate(evaluator.everything(), source="store_all")
+    if not free_moves:
+        return [plain]
+    graph = evaluator.graph
+    joins = releasable(graph)
+    found = [plain, dataclasses.replace(plain, moves=Moves(deferrable(graph)))]
+    if joins:
+        found.append(dataclasses.replace(plain, moves=Moves(deferrable(graph, joins), joins)))
+    return found + [dataclasses.replace(t, thrifty=True) for t in found[1:]]
+
+
+def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Callable],
+           objective: str) -> list[Priced]:
+    """The solvers' proposals, priced under the last pattern's moves, and the patterns."""
+    found = [evaluator.price(dataclasses.replace(patterns[-1], keep=keep, source=solve.__name__))
+             for solve in solvers for keep in solve(evaluator, objective)]
+    return found + [evaluator.price(p) for p in patterns]
+
+
+def improve(evaluator: Evaluator, pool: list[Priced], plain_bytes: int) -> list[Priced]:
+    """Everything priced on the way down from the best starts and back up.
+
+    Args:
+      pool: the priced starts.
+      plain_bytes: requested peak of the plain step.
+    """
+    vertices = max(len(evaluator.graph.vertices), 1)
+    evaluations = max(FEWEST, min(MOST, EVALUATIONS // vertices))
+    order = sorted(pool, key=lambda p: (p.peak, p.time))
+    lowest = min((descend(evaluator, start, 0, int(evaluations * share))
+                  for start, share in zip(order, DESCENTS, strict=False)),
+                 key=lambda p: (p.peak, p.time))
+    climb(evaluator, lowest.peak, plain_bytes, int(evaluations * (1 - sum(DESCENTS))))
+    return list(evaluator.priced)
+
+
+def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int) -> None:
+    """Makes plans faster on every rung between the least and the plain peak, in bytes."""
+    each = evaluations // len(RUNGS)
+    for rung in RUNGS if each else ():
+        limit = lowest + int(rung * max(plain_bytes - lowest, 0))
+        fitting = [p for p in evaluator.priced if p.peak <= limit]
+        hasten(evaluator, min(fitting, key=lambda p: (p.time, p.peak)), limit, each)
+
+
+def refine(evaluator: Evaluator, untouched: Priced) -> None:
+    """Prices the front that a search over schedules finds, where the graph is small enough.
+
+    It starts from a plan that recomputes nothing and from the one of the least peak so far.
+    """
+    graph = evaluator.graph
+    evaluations = min(ENOUGH, REFINEMENTS // max(len(graph.vertices), 1) ** 2)
+    if evaluations < WORTHWHILE:
+        return
+    lowest = min(evaluator.priced, key=lambda p: (p.peak, p.time))
+    for start in (untouched, lowest):
+        for schedule in front(graph, start.schedule, RUNGS, evaluations // 2):
+            evaluator.price(dataclasses.replace(
+                start.candidate, schedule=schedule, source=f"{start.candidate.source}, refined"))
+
+
+def non_dominated(pool: Iterable[Priced]) -> list[Priced]:
+    """The candidates that no other beats in both peak and time, by rising time."""
+    front: list[Priced] = []
+    for priced in sorted(pool, key=lambda p: (p.time, p.peak)):
+        if not front or priced.peak < front[-1].peak:
+            front.append(priced)
+    return front

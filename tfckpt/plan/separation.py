@@ -1,0 +1,121 @@
+"""Finds the independent segments of a graph that series-parallel reduction cannot take apart.
+
+Vertices hang on a pair (i, j) if every path that leaves them passes i or j. In a graph where
+every vertex lies on a path from the first to the last, joined by an extra edge, these sets are
+what removing i and then the articulation point j cuts off; so one depth-first search for each i
+finds all of them.
+
+Source: definition 1 and algorithm 4 of Feng and Huang 2018 ask for these sets; the search with
+low points is Hopcroft and Tarjan 1973.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tfckpt.errors import PlanError
+
+__all__ = ["hanging_segments"]
+
+LARGEST = 10_000_000
+"""Vertices times edges between two splitting vertices, after reduction: a few seconds."""
+
+Hanging = tuple[int, int, int, int]
+"""(vertices inside, vertex before, vertex after, one vertex inside)."""
+
+
+def hanging_segments(after: Mapping[int, Mapping[int, object]]) -> list[Hanging]:
+    """All connected independent segments within each stretch between splitting vertices.
+
+    Args:
+      after: for each vertex its successors, all of them higher. The lowest vertex leads to all,
+        all lead to the highest.
+
+    Returns:
+      Segments by size, so that a segment comes after those inside it. Some are listed twice.
+
+    Raises:
+      PlanError: a stretch is longer than `LARGEST`.
+
+    Complexity: O(v e) for a stretch of v vertices and e edges.
+    """
+    found: list[Hanging] = []
+    for stretch in _stretches(after):
+        edges = sum(len(after[vertex]) for vertex in stretch[:-1])
+        if len(stretch) * edges > LARGEST:
+            raise PlanError(
+                f"plan: the {len(stretch)} vertices and {edges} edges that reduction leaves after "
+                f"vertex {stretch[0]} are too many to take apart (their product may be "
+                f"{LARGEST}); use auto or approx_dp")
+        if len(stretch) > 2:
+            found.extend(_hanging_in(after, stretch))
+    return sorted(found)
+
+
+def _stretches(after) -> Iterator[list[int]]:
+    """Vertices from one splitting vertex of the graph to the next, both included."""
+    stretch: list[int] = []
+    furthest = 0
+    for vertex in sorted(after):
+        stretch.append(vertex)
+        if len(stretch) > 1 and furthest <= vertex:
+            yield stretch
+            stretch = [vertex]
+        furthest = max((furthest, *after[vertex]))
+
+
+def _hanging_in(after, stretch):
+    """Segments of one stretch: for each vertex removed, what hangs on an articulation point."""
+    place = {vertex: i for i, vertex in enumerate(stretch)}
+    last = len(stretch) - 1
+    beside: list[list[int]] = [[] for _ in stretch]
+    beside[0].append(last)  # first, so that the search from 0 goes to the end at once
+    beside[last].append(0)
+    for i, vertex in enumerate(stretch[:-1]):
+        for other in sorted(after[vertex]):
+            if (i, place[other]) != (0, last):
+                beside[i].append(place[other])
+                beside[place[other]].append(i)
+    for removed in range(last + 1):
+        root, end = (last, -1) if removed == 0 else (0, last if removed != last else -1)
+        for point, child, size in _articulations(beside, removed, root, end):
+            first, second = sorted((removed, point))
+            yield size, stretch[first], stretch[second], stretch[child]
+
+
+def _articulations(beside, removed, root, end):
+    """(articulation point, first vertex beyond it, vertices beyond it), `end` never beyond.
+
+    `beside` lists, for each vertex, its neighbours; the search starts at `root`.
+    """
+    count = len(beside)
+    number = [0] * count
+    low = [0] * count
+    size = [1] * count
+    parent = [-1] * count
+    tried = [0] * count
+    number[root] = low[root] = clock = 1
+    number[removed] = count + 1  # never lower than anything
+    stack = [root]
+    while stack:
+        vertex = stack[-1]
+        if tried[vertex] < len(beside[vertex]):
+            other = beside[vertex][tried[vertex]]
+            tried[vertex] += 1
+            if not number[other]:
+                clock += 1
+                number[other] = low[other] = clock
+                parent[other] = vertex
+                stack.append(other)
+            elif number[other] < low[vertex]:
+                low[vertex] = number[other]
+            continue
+        stack.pop()
+        above = parent[vertex]
+        if above >= 0:
+            size[above] += size[vertex]
+            if low[vertex] >= number[above]:
+                if vertex != end:
+                    yield above, vertex, size[vertex]
+            elif low[vertex] < low[above]:
+                low[above] = low[vertex]
