@@ -1,0 +1,88 @@
+"""Derivatives kept and tensors recomputed in one step: the planner on a graph with alternatives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.forward_ad import COMPOSED, worst
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.tfgraph import capture
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.storage import roots
+from tfckpt.fad.alternatives import find_alternatives
+from tfckpt.fad.transform import take
+from tfckpt.plan.planner import plan_step
+from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.rewrite.build import build_edits
+from tfckpt.rewrite.edits import check_edits
+from tfckpt.rewrite.graph_diff import graph_edits, join_edits
+from tfckpt.verify.memory import measure_peak
+
+ROWS, WIDTH, LAYERS = 2048, 256, 8
+UNIT = ROWS * WIDTH * 4
+_MARK = "_planned_test_mark"
+
+
+def step_of(activation):
+    made = np.random.default_rng(0)
+    weights = [tf.Variable(made.standard_normal((WIDTH, WIDTH)) / 16, dtype=tf.float32)
+               for _ in range(LAYERS)]
+    x = tf.constant(made.standard_normal((ROWS, WIDTH)), tf.float32)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = activation(tf.matmul(h, w))
+            loss = tf.reduce_sum(tf.square(tf.reverse(h, [0])))
+        return loss, tape.gradient(loss, weights)
+
+    return step, x
+
+
+def rewritten(body, fad: bool, recompute: bool):
+    found: dict = {}
+
+    def hook(func_graph):
+        if getattr(func_graph, _MARK, None) is not found:
+            return
+        delattr(func_graph, _MARK)
+        graph = capture(func_graph)
+        offers = find_alternatives(graph, roots(graph)).alternatives if fad else ()
+        after = take(graph, [a for a in offers if a.saves > 0])
+        edits = graph_edits(graph, after)
+        if recompute:
+            cost = build_cost_graph(after)
+            found["planned"] = plan_step(cost)
+            more = build_edits(after, cost, found["planned"].plan)
+            check_edits(after, more)
+            edits = join_edits(edits, more)
+        check_edits(graph, edits)
+        apply(func_graph, edits)
+
+    def marked(x):
+        setattr(tf_adapter.tracing_graph(), _MARK, found)
+        return body(x)
+
+    tf_adapter.install_trace_hook(hook)
+    return tf.function(marked, autograph=False), found
+
+
+@pytest.mark.parametrize("name, factor", [("mish", 1.15), ("gelu_tanh", 1.15)])
+def test_both_together(name, factor):
+    """Less than either alone where a region is long; a planner has to weigh a short one."""
+    step, x = step_of(COMPOSED[name])
+    wanted = tf.function(step, autograph=False)(x)
+    peaks = {}
+    for fad, recompute in ((False, False), (True, False), (False, True), (True, True)):
+        function, found = rewritten(step, fad, recompute)
+        assert worst(function(x), wanted) <= 1e-6
+        peaks[fad, recompute] = measure_peak(function, x, repeats=3) / UNIT
+        planned = found.get("planned")
+        print(name, fad, recompute, f"{peaks[fad, recompute]:.2f}",
+              planned and f"{planned.peak_bytes / UNIT:.2f} time {planned.time:.5f} "
+                          f"of {planned.baseline.time:.5f}")
+    assert peaks[True, False] < peaks[False, False]
+    assert peaks[True, True] <= factor * min(peaks[True, False], peaks[False, True])

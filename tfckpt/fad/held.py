@@ -1,0 +1,80 @@
+"""Bytes that the backward holds of a region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tfckpt.fad.liveness import Liveness
+from tfckpt.fad.regions import Constants, Region
+from tfckpt.graph import BACKWARD, UPDATE, Graph, TensorId
+
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1}
+_SHAPE_ONLY = frozenset({"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"})
+_NEUTRAL = {"Mul": 1.0, "RealDiv": 1.0, "AddV2": 0.0, "Add": 0.0, "Sub": 0.0}
+"""Constant operands with which an op returns its other operand; TensorFlow leaves it out."""
+
+
+def elements(graph: Graph, tensor: TensorId) -> int:
+    """Number of elements of a float tensor of known shape."""
+    output = graph.ops[tensor[0]].outputs[tensor[1]]
+    return (output.bytes or 0) // DTYPE_BYTES[output.dtype]
+
+
+class Held:
+    """What the backward reads of x and of the tensors of a region.
+
+    Args:
+      root: for each output of each op the tensor that allocates its memory; resident memory has a
+        negative op index and is not counted.
+    """
+
+    def __init__(self, graph: Graph, region: Region, live: Liveness,
+                 root: Sequence[tuple[TensorId, ...]], known: Constants):
+        self.graph, self.live, self.root = graph, live, root
+        x = root[region.source[0]][region.source[1]]
+        self.storage: dict[TensorId, TensorId] = {x: x}
+        for i in region.ops:
+            for slot, _ in enumerate(graph.ops[i].outputs):
+                tensor = root[i][slot]
+                same = self._unchanged(i, known)
+                self.storage[tensor] = self.storage.get(same, same) if same else (
+                    self.storage.get(tensor, tensor))
+        self.readers = {t: tuple(self._readers(t)) for t in self.storage if t[0] >= 0}
+
+    def _unchanged(self, i: int, known: Constants) -> TensorId | None:
+        """The storage that an op copies unchanged, if it does."""
+        op = self.graph.ops[i]
+        if op.type not in _NEUTRAL:
+            return None
+        for n, (source, slot) in enumerate(op.inputs):
+            other = op.inputs[1 - n][0]
+            if known.get(other) == _NEUTRAL[op.type] and (n == 0 or op.type in (
+                    "Mul", "Add", "AddV2")):
+                return self.root[source][slot]
+        return None
+
+    def bytes(self, removed: Sequence[int] = (), read: Sequence[TensorId] = ()) -> int:
+        """Bytes held once these ops are removed and these tensors are read by the backward."""
+        gone = frozenset(removed)
+        held = {self.storage[t] for t, readers in self.readers.items()
+                if any(r not in gone for r in readers)}
+        roots = (self.root[op][slot] for op, slot in read)
+        held |= {self.storage.get(t, t) for t in roots}
+        return sum(self.graph.ops[op].outputs[slot].bytes or 0 for op, slot in sorted(held)
+                   if op >= 0)
+
+    def _readers(self, tensor: TensorId) -> Iterator[int]:
+        """Live ops of the backward and the update that read a storage, through its views."""
+        graph = self.graph
+        stack, seen = [tensor[0]], {tensor[0]}
+        while stack:
+            for r in self.live.readers[stack.pop()]:
+                op = graph.ops[r]
+                if r in seen or not any(self.root[s][slot] == tensor for s, slot in op.inputs):
+                    continue
+                seen.add(r)
+                if self.live.alive[r] and op.region in (BACKWARD, UPDATE) and (
+                        op.type not in _SHAPE_ONLY):
+                    yield r
+                if tensor in self.root[r]:
+                    stack.append(r)

@@ -1,0 +1,261 @@
+"""Straight-line programs over element-wise ops: the form in which derivatives are written down.
+
+A `Program` is a tuple of nodes, each reading earlier ones, so that sharing costs nothing and
+nothing here recurses. A node is a TensorFlow op by name, or one of three leaves and one form:
+
+  tensor   a tensor of the captured graph
+  number   a scalar constant
+  two      `on` where a mask holds and `off` elsewhere: a derivative that takes two values
+
+`Builder` interns nodes and simplifies as it goes: multiplying by one costs no op, and products,
+selections and disjoint sums of two-valued terms stay two-valued, so that the derivative of a
+piecewise linear function is found to need one boolean per element.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tfckpt.graph import TensorId
+
+TENSOR, NUMBER, TWO = "tensor", "number", "two"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """One instruction.
+
+    Attributes:
+      type: TensorFlow op type, or `TENSOR`, `NUMBER`, `TWO`.
+      args: nodes read, all earlier in the program.
+      dtype: of the result.
+      attrs: of the op, as pairs; `("tensor", id)`, `("value", v)`, `("on", a), ("off", b)`.
+    """
+
+    type: str
+    args: tuple[int, ...]
+    dtype: str
+    attrs: tuple[tuple[str, object], ...] = ()
+
+    def attr(self, name: str):
+        """The value of an attribute that is there."""
+        return dict(self.attrs)[name]
+
+
+Program = tuple[Node, ...]
+
+
+class Builder:
+    """Appends nodes to a program; equal nodes are made once."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._known: dict[Node, int] = {}
+
+    def program(self) -> Program:
+        """What was built so far."""
+        return tuple(self.nodes)
+
+    def node(self, kind: str, args: tuple[Term, ...] = (), dtype: str = "",
+             attrs: Mapping[str, object] | None = None) -> Term:
+        """A node as it is, without simplification."""
+        entry = Node(kind, tuple(a.index for a in args), dtype or args[-1].dtype,
+                     tuple(sorted((attrs or {}).items())))
+        if entry not in self._known:
+            self._known[entry] = len(self.nodes)
+            self.nodes.append(entry)
+        return Term(self, self._known[entry])
+
+    def tensor(self, tensor: TensorId, dtype: str) -> Term:
+        """A tensor of the graph."""
+        return self.node(TENSOR, (), dtype, {"tensor": tensor})
+
+    def number(self, value: float, dtype: str) -> Term:
+        """A scalar constant."""
+        return self.node(NUMBER, (), dtype, {"value": float(value)})
+
+    def two(self, mask: Term, on: float, off: float, dtype: str) -> Term:
+        """`on` where the mask holds, else `off`; a number where they are equal."""
+        if on == off:
+            return self.number(on, dtype)
+        if on == 0.0:  # the form that products and sums know
+            mask, on, off = mask.test("LogicalNot"), off, on
+        return self.node(TWO, (mask,), dtype, {"on": float(on), "off": float(off)})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Term:
+    """A node of a builder, with arithmetic. Numbers take the dtype of the other operand."""
+
+    builder: Builder
+    index: int
+
+    @property
+    def node(self) -> Node:
+        """The instruction itself."""
+        return self.builder.nodes[self.index]
+
+    @property
+    def dtype(self) -> str:
+        """Of the result."""
+        return self.node.dtype
+
+    @property
+    def number(self) -> float | None:
+        """The value, where the term is a number."""
+        return self.node.attr("value") if self.node.type == NUMBER else None
+
+    @property
+    def two(self) -> tuple[Term, float, float] | None:
+        """Mask and the two values, where the term has this form."""
+        node = self.node
+        if node.type != TWO:
+            return None
+        return Term(self.builder, node.args[0]), node.attr("on"), node.attr("off")
+
+    def op(self, kind: str, *others: Term | float, dtype: str = "", **attrs) -> Term:
+        """An op applied to this term and others, without simplification."""
+        terms = tuple(self._term(o) for o in others)
+        return self.builder.node(kind, (self, *terms), dtype or self.dtype, attrs)
+
+    def test(self, kind: str, *others: Term | float) -> Term:
+        """A comparison or a logical op: a mask."""
+        return self.op(kind, *others, dtype="bool")
+
+    def _term(self, other: Term | float) -> Term:
+        return other if isinstance(other, Term) else self.builder.number(other, self.dtype)
+
+    def __mul__(self, other: Term | float) -> Term:
+        other = self._term(other)
+        for a, b in ((self, other), (other, self)):
+            if a.number is not None:
+                return b._scaled(a.number)
+        first, second = self.two, other.two
+        if first and second:
+            both = _both(first, second, self)
+            return both if both is not None else self.op("Mul", other)
+        for two, term in ((first, other), (second, self)):
+            if two:
+                return select(two[0], term * two[1], term * two[2])
+        return self.op("Mul", other)
+
+    __rmul__ = __mul__
+
+    def _scaled(self, factor: float) -> Term:
+        if factor == 1.0:
+            return self
+        if self.number is not None:
+            return self.builder.number(self.number * factor, self.dtype)
+        if self.two:
+            mask, on, off = self.two
+            return self.builder.two(mask, on * factor, off * factor, self.dtype)
+        if factor == -1.0:
+            node = self.node
+            return Term(self.builder, node.args[0]) if node.type == "Neg" else self.op("Neg")
+        return self.op("Mul", factor) if factor else self.builder.number(0.0, self.dtype)
+
+    def __neg__(self) -> Term:
+        return self._scaled(-1.0)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        other = self._term(other)
+        if other.number is not None and (self.number is not None or self.two):
+            return self._scaled(1.0 / other.number) if other.number else self.op("RealDiv", other)
+        if self.number is not None and self.number == 1.0:
+            return other.op("Reciprocal")
+        return self.op("RealDiv", other)
+
+    def __rtruediv__(self, other: float) -> Term:
+        return self._term(other) / self
+
+    def __add__(self, other: Term | float) -> Term:
+        other = self._term(other)
+        if self.number == 0.0:
+            return other
+        if other.number == 0.0:
+            return self
+        if self.number is not None and other.number is not None:
+            return self.builder.number(self.number + other.number, self.dtype)
+        for a, b in ((self, other), (other, self)):
+            if a.two and b.number is not None:
+                mask, on, off = a.two
+                return self.builder.two(mask, on + b.number, off + b.number, self.dtype)
+        if self.two and other.two:
+            either = _either(self.two, other.two, self)
+            if either is not None:
+                return either
+        return self.op("AddV2", other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Term | float) -> Term:
+        other = self._term(other)
+        if self.number is None and not self.two and other.number is None and not other.two:
+            return self.op("Sub", other)
+        if self.number is not None and other.number is None and not other.two and self.number:
+            return self.op("Sub", other)
+        return self + (-other)
+
+    def __rsub__(self, other: float) -> Term:
+        return self._term(other) - self
+
+
+def select(mask: Term, on: Term, off: Term) -> Term:
+    """`on` where the mask holds, else `off`: two-valued where both are, on compatible masks."""
+    builder = mask.builder
+    if on.index == off.index:
+        return on
+    if on.number is not None and off.number is not None:
+        return builder.two(mask, on.number, off.number, on.dtype)
+    if on.two and off.number is not None:
+        inner, a, b = on.two
+        if b == off.number:
+            return builder.two(both(mask, inner), a, b, on.dtype)
+    if off.two and on.number is not None:
+        inner, a, b = off.two
+        if b == on.number:
+            return builder.two(both(mask.test("LogicalNot"), inner), a, b, on.dtype)
+    return builder.node("SelectV2", (mask, on, off), on.dtype)
+
+
+def both(a: Term, b: Term) -> Term:
+    """Where both masks hold."""
+    return a if a.index == b.index else a.test("LogicalAnd", b)
+
+
+def _both(first, second, term: Term) -> Term | None:
+    """Product of two-valued terms that vanish where their masks do not hold."""
+    if first[2] or second[2]:
+        return None
+    return term.builder.two(both(first[0], second[0]), first[1] * second[1], 0.0, term.dtype)
+
+
+def _either(first, second, term: Term) -> Term | None:
+    """Sum of two-valued terms that never hold together and share their value."""
+    if first[2] or second[2] or first[1] != second[1]:
+        return None
+    if not _disjoint(first[0], second[0]):
+        return None
+    return term.builder.two(first[0].test("LogicalOr", second[0]), first[1], 0.0, term.dtype)
+
+
+def _disjoint(a: Term, b: Term) -> bool:
+    """Whether one mask demands what the other forbids, read off their conjunctions."""
+    first, second = _literals(a), _literals(b)
+    return any((index, not holds) in second for index, holds in first)
+
+
+def _literals(mask: Term) -> frozenset[tuple[int, bool]]:
+    """The conjuncts of a mask as (node, whether it must hold)."""
+    nodes, found, stack = mask.builder.nodes, [], [mask.index]
+    while stack:
+        index = stack.pop()
+        node = nodes[index]
+        if node.type == "LogicalAnd":
+            stack.extend(node.args)
+        elif node.type == "LogicalNot":
+            found.append((node.args[0], False))
+        else:
+            found.append((index, True))
+    return frozenset(found)

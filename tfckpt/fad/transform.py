@@ -1,0 +1,291 @@
+"""The step with alternatives taken: a `Graph` again, so that every later stage reads it as usual.
+
+The ops of a derivative stand right behind what they read, in the forward; the product with the
+gradients stands where the sink stood. Derivatives are pure forward ops: a planner may keep them or
+recompute them like any other.
+
+An executor runs what is ready, in no order of ours: left alone it computes a derivative of several
+ops late, and holds everything that it reads until then (six layers of composed GELU: the peak did
+not fall at all). So what the forward reads of a region passes an Identity that waits for the
+derivatives. XLA, which ignores control edges, orders for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+
+from tfckpt.errors import CostError
+from tfckpt.fad.alternatives import Alternative, Kept
+from tfckpt.fad.held import DTYPE_BYTES
+from tfckpt.fad.liveness import Liveness
+from tfckpt.fad.program import NUMBER, TENSOR, TWO, Node
+from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
+
+_MARK = "-tfckpt_fad"
+
+Name = str
+"""A tensor as "op:slot"."""
+
+
+@dataclasses.dataclass
+class _New:
+    """An op to be added: its inputs by name, and the op behind which it stands."""
+
+    op: Op
+    inputs: tuple[Name, ...]
+    behind: int
+    controls: tuple[str, ...] = ()
+
+
+def take(graph: Graph, alternatives: Sequence[Alternative]) -> Graph:
+    """The graph with these alternatives taken. O(edges log ops).
+
+    Raises:
+      CostError: two alternatives replace or need what the other removes.
+    """
+    if not alternatives:
+        return graph
+    added: list[_New] = []
+    replaced: dict[Name, Name] = {}
+    delayed: dict[tuple[int, int], Name] = {}
+    removed: set[int] = set()
+    for alternative in alternatives:
+        writer = _Writer(graph, alternative)
+        replaced[_name(graph, alternative.sink)] = writer.write()
+        if not graph.in_xla:
+            delayed.update(writer.delay())
+        added.extend(writer.added)
+        removed.update(alternative.removed)
+    _drop_dead_readers(graph, replaced, removed)
+    return _rebuilt(graph, added, replaced, delayed, frozenset(removed))
+
+
+def _drop_dead_readers(graph: Graph, replaced: dict[Name, Name], removed: set[int]) -> None:
+    """Removes what never ran and reads what is removed (gradients of constants, for one)."""
+    alive = Liveness(graph).alive
+    for i, op in enumerate(graph.ops):
+        if not alive[i] and (any(s in removed and _name(graph, (s, slot)) not in replaced
+                                 for s, slot in op.inputs)):
+            removed.add(i)
+
+
+class _Writer:
+    """Writes one alternative's ops."""
+
+    def __init__(self, graph: Graph, alternative: Alternative):
+        self.graph, self.alternative = graph, alternative
+        source = graph.ops[alternative.region.source[0]]
+        x = source.outputs[alternative.region.source[1]]
+        self.shape, self.device, self.dtype = x.shape, source.device, x.dtype
+        self.sink = graph.ops[alternative.sink[0]]
+        self.forward = graph.ops[max(k.of for k in alternative.kept)[0]].name
+        self.added: list[_New] = []
+        self.written: dict[int, tuple[Name, int]] = {}
+        self.numbers: dict[tuple[float, str, bool], Name] = {}
+
+    def write(self) -> Name:
+        """Adds every op; returns the name of what replaces the sink."""
+        parts = [_name(self.graph, t) for t in self.alternative.addends]
+        parts += [self._product(kept) for kept in self.alternative.kept]
+        return parts[0] if len(parts) == 1 else self._sum(parts, self.dtype)
+
+    def delay(self) -> dict[tuple[int, int], Name]:
+        """For each forward reader (op, input) of the region what it reads instead."""
+        graph, inside = self.graph, frozenset(self.alternative.region.ops)
+        made = {new.op.name for new in self.added}
+        waits = tuple(dict.fromkeys(
+            name.rpartition(":")[0] for kept in self.alternative.kept
+            for name, _ in [self.written.get(kept.node, ("", 0))]
+            if name.rpartition(":")[0] in made))
+        if not waits:
+            return {}
+        readers = graph.consumers()
+        result: dict[tuple[int, int], Name] = {}
+        for tensor in self.alternative.outputs:
+            reading = [(r, n) for r in readers[tensor[0]] for n, t in enumerate(graph.ops[r].inputs)
+                       if t == tensor and r not in inside
+                       and graph.ops[r].region not in (BACKWARD, UPDATE)]
+            if reading:
+                output = graph.ops[tensor[0]].outputs[tensor[1]]
+                behind = max(self.written[k.node][1] for k in self.alternative.kept
+                             if k.node in self.written)
+                name = self._add(graph.ops[tensor[0]].name, "Identity",
+                                 (_name(graph, tensor),), output.dtype, self.shape,
+                                 {"T": f"dtype:{output.dtype}", "_grappler_do_not_remove": True},
+                                 FORWARD, behind, waits)
+                result.update({entry: name for entry in reading})
+        return result
+
+    def _product(self, kept: Kept) -> Name:
+        """g * D, in the dtype in which D is kept, then in x's."""
+        node = self.alternative.program[kept.node]
+        gradients = [_name(self.graph, g) for g in kept.gradients]
+        dtype = self.graph.ops[kept.of[0]].outputs[kept.of[1]].dtype
+        g = gradients[0] if len(gradients) == 1 else self._sum(gradients, dtype)
+        if kept.two_valued:
+            mask = self._node(kept.node)[0]
+            assert kept.on is not None and kept.off is not None
+            on, off = (self._times(g, value, dtype) for value in (kept.on, kept.off))
+            product = self._backward("SelectV2", (mask, on, off), dtype, {"T": f"dtype:{dtype}"})
+            return self._cast(product, dtype, self.dtype)
+        g = self._cast(g, dtype, node.dtype)
+        if node.type == NUMBER:
+            product = self._times(g, node.attr("value"), node.dtype)
+        else:
+            product = self._backward("Mul", (g, self._node(kept.node)[0]), node.dtype,
+                                     {"T": f"dtype:{node.dtype}"})
+        return self._cast(product, node.dtype, self.dtype)
+
+    def _times(self, g: Name, value: float, dtype: str) -> Name:
+        if value == 1.0:
+            return g
+        constant = self._constant(value, dtype, backward=True)
+        if value == 0.0:
+            return constant
+        return self._backward("Mul", (g, constant), dtype, {"T": f"dtype:{dtype}"})
+
+    def _sum(self, parts: list[Name], dtype: str) -> Name:
+        if len(parts) == 1:
+            return parts[0]
+        return self._backward("AddN", tuple(parts), dtype,
+                              {"N": len(parts), "T": f"dtype:{dtype}"})
+
+    def _cast(self, tensor: Name, old: str, new: str) -> Name:
+        if old == new:
+            return tensor
+        return self._backward("Cast", (tensor,), new, {
+            "SrcT": f"dtype:{old}", "DstT": f"dtype:{new}", "Truncate": False})
+
+    def _node(self, index: int) -> tuple[Name, int]:
+        """The tensor of a program node, and the op behind which it can stand.
+
+        All earlier nodes are written first, in order.
+        """
+        for i in range(index + 1):
+            if i not in self.written:
+                self.written[i] = self._write(self.alternative.program[i])
+        return self.written[index]
+
+    def _write(self, node: Node) -> tuple[Name, int]:
+        if node.type == TENSOR:
+            tensor = node.attr("tensor")
+            return _name(self.graph, tensor), tensor[0]
+        if node.type == NUMBER:
+            return self._constant(node.attr("value"), node.dtype), -1
+        args = [self.written[a] for a in node.args]
+        behind = max(position for _, position in args)
+        inputs = tuple(name for name, _ in args)
+        kind = node.type
+        if kind == TWO:
+            kind = "SelectV2"
+            inputs += tuple(self._constant(node.attr(v), node.dtype) for v in ("on", "off"))
+        return self._add(self.forward, kind, inputs, node.dtype, self.shape,
+                         self._attrs(node, kind), FORWARD, behind), behind
+
+    def _attrs(self, node: Node, kind: str) -> dict[str, object]:
+        if kind in ("LogicalAnd", "LogicalOr", "LogicalNot"):
+            return {}
+        if kind == "Cast":
+            return dict(node.attrs)
+        attrs = {} if node.type == TWO else dict(node.attrs)
+        operand = node if node.dtype != "bool" else self.alternative.program[node.args[0]]
+        if kind in ("Equal", "NotEqual"):
+            attrs["incompatible_shape_error"] = True
+        return {**attrs, "T": f"dtype:{operand.dtype}"}
+
+    def _constant(self, value: float, dtype: str, backward: bool = False) -> Name:
+        key = (value, dtype, backward)
+        if key not in self.numbers:
+            near = self.sink.name if backward else self.forward
+            self.numbers[key] = self._add(
+                near, "Const", (), dtype, (),
+                {"dtype": f"dtype:{dtype}", "value": ("const", dtype, value)},
+                BACKWARD if backward else FORWARD, -1)
+        return self.numbers[key]
+
+    def _backward(self, kind: str, inputs: tuple[Name, ...], dtype: str,
+                  attrs: dict[str, object]) -> Name:
+        return self._add(self.sink.name, kind, inputs, dtype, self.shape, attrs, BACKWARD,
+                         self.alternative.sink[0])
+
+    def _add(self, near: str, kind: str, inputs, dtype: str, shape, attrs, region: str,
+             behind: int, controls: tuple[str, ...] = ()) -> Name:
+        letter = "g" if region == BACKWARD else "d"
+        name = f"{near}{_MARK}_{letter}{len(self.added)}"
+        count = DTYPE_BYTES[dtype]
+        for dimension in shape or ():
+            count *= dimension or 0
+        device = self.device if region == FORWARD else self.sink.device
+        op = Op(name, kind, (), (), (Tensor(dtype, shape, count),), region, kind != "Const",
+                device, attrs)
+        self.added.append(_New(op, inputs, behind, controls))
+        return f"{name}:0"
+
+
+def _name(graph: Graph, tensor) -> Name:
+    return f"{graph.ops[tensor[0]].name}:{tensor[1]}"
+
+
+def _rebuilt(graph: Graph, added: list[_New], replaced: dict[Name, Name],
+             delayed: dict[tuple[int, int], Name], removed: frozenset[int]) -> Graph:
+    """Old and new ops in a topological order close to the old one, with indices made anew."""
+    entries: list[tuple[tuple[int, int], Op, list[Name], list[str]]] = []
+    for i, op in enumerate(graph.ops):
+        if i not in removed:
+            inputs = [delayed.get((i, n)) or _final(replaced, _name(graph, t))
+                      for n, t in enumerate(op.inputs)]
+            controls = [graph.ops[c].name for c in op.controls if c not in removed]
+            entries.append(((i, 0), op, inputs, controls))
+    for n, new in enumerate(added):
+        inputs = [_final(replaced, t) for t in new.inputs]
+        entries.append(((new.behind, n + 1), new.op, inputs, list(new.controls)))
+    entries.sort(key=lambda entry: entry[0])
+    order = _sorted(entries)
+    index = {entries[e][1].name: n for n, e in enumerate(order)}
+    ops = []
+    for e in order:
+        _, op, inputs, controls = entries[e]
+        ops.append(dataclasses.replace(
+            op, inputs=tuple((index[t.rpartition(":")[0]], int(t.rpartition(":")[2]))
+                             for t in inputs),
+            controls=tuple(index[c] for c in controls)))
+    fetches = tuple((index[graph.ops[i].name], slot) for i, slot in graph.fetches)
+    result = dataclasses.replace(graph, ops=tuple(ops), fetches=fetches,
+                                 sinks=tuple(index[graph.ops[i].name] for i in graph.sinks))
+    check_graph(result)
+    return result
+
+
+def _final(replaced: dict[Name, Name], tensor: Name) -> Name:
+    while tensor in replaced:
+        tensor = replaced[tensor]
+    return tensor
+
+
+def _sorted(entries) -> list[int]:
+    """Topological order of the entries that follows their keys where it can."""
+    number = {entry[1].name: n for n, entry in enumerate(entries)}
+    waiting: list[int] = []
+    readers: list[list[int]] = [[] for _ in entries]
+    for n, (_, op, inputs, controls) in enumerate(entries):
+        sources = {t.rpartition(":")[0] for t in inputs} | set(controls)
+        for source in sorted(sources):
+            if source not in number:
+                raise CostError(f"cost: {op.name!r} reads {source!r}, which another forward-AD "
+                                "alternative removes")
+            readers[number[source]].append(n)
+        waiting.append(len(sources))
+    ready = [n for n, count in enumerate(waiting) if not count]
+    order: list[int] = []
+    while ready:
+        n = heapq.heappop(ready)
+        order.append(n)
+        for reader in readers[n]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) != len(entries):
+        raise CostError("cost: forward-AD alternatives close a cycle")
+    return order

@@ -1,0 +1,282 @@
+"""Nested forward AD where there is no graph to rewrite: eager code, and one function by hand.
+
+`eager_fad` follows the state machine of Guo et al., section IV, on TensorFlow's op callbacks. A
+pair of an op and its input is one of NN, NY (a fad op on a tensor of an nfad one: a sequence
+begins), YY (it goes on) and YN (it ends). For every fad op the tape's own entry, which holds the
+op's inputs and outputs, is replaced by one that multiplies by the derivative with respect to the
+sequence's source. The tape drops an entry when its output is dropped unread; so what stays of a
+sequence is the derivative of what is read elsewhere, as in the paper's scheme of reference counts.
+
+What eager TensorFlow makes impossible (`tests/e2e/test_eager_fad.py` has the experiments): a
+callback cannot replace an op's result, so a derivative is computed for every op of a sequence, not
+for the last alone; ops inside of a custom gradient (Keras' silu) or a `tf.function` are not
+recorded one by one and are left alone; an op on a tensor that Python still names keeps that tensor
+whatever the tape holds; and dispatch by type never sees plain tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.tfgraph import capture
+from tfckpt.errors import CaptureError
+from tfckpt.fad.derivative import Derivatives
+from tfckpt.fad.program import NUMBER, TENSOR, TWO, Builder, Program, Term
+from tfckpt.fad.regions import FLOATS, constants, find_regions
+from tfckpt.fad.rules import At, cast, has_rule, rule_for
+from tfckpt.graph import Graph
+
+# One function by hand.
+
+
+def nested_forward_ad(fn: Callable) -> Callable:
+    """Wraps an element-wise function of one tensor so that a tape keeps only its derivative.
+
+    Args:
+      fn: takes one float tensor and returns one or more tensors of its shape, each element of
+        which depends on one element of the input alone. It may use Python numbers and constants.
+
+    Returns:
+      A function with the same results and gradients, for eager code and inside of a
+      `tf.function`. Where the gradient of `fn` overflows, this one may be finite. It can be
+      differentiated once: a gradient of its gradient raises `LookupError`.
+
+    Raises:
+      CaptureError: when called, if `fn` is not element-wise in one tensor; names the op.
+    """
+    @tf.function(autograph=False)
+    def pair(x):
+        outputs = fn(x)
+        graph = tf_adapter.tracing_graph()
+        derivatives = _derivatives(graph, x, tf.nest.flatten(outputs), fn)
+        return outputs, derivatives
+
+    @tf.custom_gradient
+    def wrapped(x):
+        outputs, derivatives = pair(x)
+
+        def gradient(*upstream):
+            parts = [cast_to(g, d.dtype) * d for g, d in zip(upstream, derivatives, strict=True)]
+            # the derivative is a constant to any outer tape: better no gradient than a wrong one
+            return tf.raw_ops.PreventGradient(
+                input=tf.add_n(parts), message="nested_forward_ad has no second derivative")
+
+        return outputs, gradient
+
+    def call(x):
+        return wrapped(tf.convert_to_tensor(x))
+
+    call.__name__ = getattr(fn, "__name__", "nested_forward_ad")
+    call.__doc__ = fn.__doc__
+    return call
+
+
+def cast_to(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The tensor in a dtype; itself if it has it."""
+    return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
+
+
+def _derivatives(func_graph, x: tf.Tensor, outputs, fn: Callable) -> list[tf.Tensor]:
+    """dy/dx for each output, as ops of the graph being traced."""
+    name = getattr(fn, "__name__", "the function")
+    if func_graph is None or x.shape.rank is None or not outputs:
+        raise CaptureError(f"capture: {name} must return tensors for a tensor of known rank")
+    graph = _known_shapes(capture(func_graph, fetches=outputs))
+    index = {op.name: i for i, op in enumerate(graph.ops)}
+    source = (index[x.op.name], x.value_index)
+    known = constants(graph)
+    region = next((r for r in find_regions(graph, known) if r.source == source), None)
+    inside = frozenset(region.ops) if region else frozenset()
+    for output in outputs:
+        _check_inside(graph, index[output.op.name], inside, source, name)
+    assert region is not None
+    derivatives = Derivatives(graph, region, known)
+    result = []
+    for output in outputs:
+        term = derivatives.of((index[output.op.name], output.value_index))
+        if term is None:
+            result.append(tf.zeros_like(x))
+            continue
+        tensors = {t: func_graph.get_operation_by_name(graph.ops[t[0]].name).outputs[t[1]]
+                   for t in (n.attr("tensor") for n in derivatives.builder.program()
+                             if n.type == TENSOR)}
+        result.append(tf.broadcast_to(run(derivatives.builder.program(), term.index, tensors),
+                                      tf.shape(x)))
+    return result
+
+
+def _known_shapes(graph: Graph) -> Graph:
+    """The graph with 3 for every unknown dimension: regions compare shapes, and nothing else."""
+    def fixed(tensor):
+        if tensor.shape is None or None not in tensor.shape:
+            return tensor
+        shape = tuple(3 if d is None else d for d in tensor.shape)
+        return dataclasses.replace(tensor, shape=shape, bytes=0)
+
+    return dataclasses.replace(graph, ops=tuple(
+        dataclasses.replace(op, outputs=tuple(map(fixed, op.outputs))) for op in graph.ops))
+
+
+def _check_inside(graph: Graph, output: int, inside: frozenset[int], source, name: str) -> None:
+    """Raises unless an output lies in the region; names the first op on the way that does not."""
+    if output in inside:
+        return
+    stack, seen, outside = [output], {output}, [output]
+    while stack:
+        for s, _ in graph.ops[stack.pop()].inputs:
+            if s not in seen and s not in inside and s != source[0]:
+                seen.add(s)
+                stack.append(s)
+                outside.append(s)
+    first = graph.ops[min((i for i in outside if graph.ops[i].inputs), default=output)]
+    raise CaptureError(
+        f"capture: {name} is not element-wise in one tensor: {first.name!r} ({first.type}) reads "
+        "something besides x and constants, changes the shape, or has no tangent rule; pass only "
+        "the element-wise part of it to nested_forward_ad, or leave it as it is")
+
+
+def run(program: Program, index: int, tensors) -> tf.Tensor:
+    """Executes a program's nodes up to one with TensorFlow's ops."""
+    values: list = []
+    for node in program[:index + 1]:
+        args = [values[a] for a in node.args]
+        if node.type == TENSOR:
+            values.append(tensors[node.attr("tensor")])
+        elif node.type == NUMBER:
+            values.append(tf.constant(node.attr("value"), node.dtype))
+        elif node.type == TWO:
+            on, off = (tf.constant(node.attr(v), node.dtype) for v in ("on", "off"))
+            values.append(tf.raw_ops.SelectV2(condition=args[0], t=on, e=off))
+        elif node.type == "Cast":
+            values.append(tf.cast(args[0], node.dtype))
+        else:
+            function = getattr(tf.raw_ops, node.type)
+            names = [n for n in inspect.signature(function).parameters if n != "name"]
+            values.append(function(**dict(zip(names, args, strict=False)), **dict(node.attrs)))
+    return values[index]
+
+
+# Eager code.
+
+
+@dataclasses.dataclass
+class _Fad:
+    """A fad tensor: its source and its derivative (a number at the beginning of a sequence)."""
+
+    source: weakref.ref
+    tangent: tf.Tensor
+
+
+@contextlib.contextmanager
+def eager_fad() -> Iterator[Sequences]:
+    """Has gradient tapes keep only derivatives of the element-wise sequences that run in it.
+
+    Enter it inside of the tape's block, or around it. Yields counts of what was found. Under a
+    persistent tape or several tapes it changes nothing, since the derivatives it keeps have no
+    derivatives themselves. Inside of a `tf.function` it does nothing: decorate the step with
+    `tfckpt.checkpoint` instead.
+    """
+    sequences = Sequences()
+    tf_adapter.add_op_callback(sequences.on_op)
+    try:
+        yield sequences
+    finally:
+        tf_adapter.remove_op_callback(sequences.on_op)
+
+class Sequences:
+    """The state machine; `counts` holds how often each state was seen."""
+
+    def __init__(self) -> None:
+        self.counts = {"NN": 0, "NY": 0, "YY": 0, "YN": 0}
+        self._fad: dict[int, _Fad] = {}
+        self._busy = False
+
+    def on_op(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        """Called by TensorFlow after an op ran and the tape recorded it."""
+        if self._busy or graph is not None:
+            return None
+        self._busy = True
+        try:
+            if not tf_adapter.is_recording_stopped() and tf_adapter.gradient_order(inputs) < 2:
+                moving = [tf_adapter.gradient_order([t]) > 0 for t in inputs]
+                with tf_adapter.stop_recording():
+                    entry = self._step(op_type, inputs, moving, attrs, outputs)
+                source = entry.source() if entry is not None else None
+                if entry is not None and source is not None:
+                    tf_adapter.replace_record(outputs[0], source, _multiplier(entry.tangent))
+        finally:
+            self._busy = False
+        return None
+
+    def _step(self, op_type, inputs, moving, attrs, outputs) -> _Fad | None:
+        entries = [self._fad.get(id(t)) for t in inputs]
+        named = dict(zip(attrs[::2], attrs[1::2], strict=True)) if attrs else {}
+        source, tangents = self._source(op_type, inputs, moving, entries, outputs)
+        was = "Y" if any(entries) else "N"
+        if source is None:
+            self.counts[was + "N"] += 1
+            return None
+        self.counts[was + "Y"] += 1
+        tangent = _tangent(op_type, inputs, named, outputs[0], tangents)
+        return None if tangent is None else self._note(
+            outputs[0], _Fad(weakref.ref(source), tangent))
+
+    def _source(self, op_type: str, inputs, moving, entries, outputs):
+        """The one tensor that all moving inputs come from, and a tangent for each that moves."""
+        if not has_rule(op_type) or len(outputs) != 1 or op_type == "IdentityN" or (
+                outputs[0].dtype.name not in FLOATS):
+            return None, []
+        found = None
+        tangents: list = []
+        for tensor, moves, entry in zip(inputs, moving, entries, strict=True):
+            if entry is None and (tensor.dtype.name not in FLOATS or not moves):
+                tangents.append(None)  # a constant, or a mask
+                continue
+            source = tensor if entry is None else entry.source()
+            if source is None or (found is not None and found is not source):
+                return None, []
+            found = source
+            tangents.append(1.0 if entry is None else entry.tangent)
+        if found is None or found.shape != outputs[0].shape or found.dtype != outputs[0].dtype:
+            return None, []
+        return found, tangents
+
+    def _note(self, output, entry: _Fad) -> _Fad:
+        key = id(output)
+        self._fad[key] = entry
+        weakref.finalize(output, self._fad.pop, key, None)
+        return entry
+
+
+def _multiplier(tangent):
+    def backward(g):
+        return [g * tangent]
+    return backward
+
+
+def _tangent(op_type: str, inputs, attrs, y, tangents) -> tf.Tensor | None:
+    """The op's tangent by the rules; None where it does not move."""
+    builder = Builder()
+    terms = [builder.tensor((0, n), t.dtype.name) for n, t in enumerate(inputs)]
+    tensors = {(0, n): t for n, t in enumerate(inputs)} | {(1, 0): y}
+    total: Term | None = None
+    for position, tangent in enumerate(tangents):
+        if tangent is None:
+            continue
+        t = builder.number(1.0, y.dtype.name)
+        if not isinstance(tangent, float):
+            tensors[(2, position)] = tangent
+            t = builder.tensor((2, position), y.dtype.name)
+        part = cast(rule_for(op_type, position)(
+            At(terms, builder.tensor((1, 0), y.dtype.name), t, attrs)), y.dtype.name)
+        total = part if total is None else total + part
+    if total is None:
+        return None
+    return tf.broadcast_to(run(builder.program(), total.index, tensors), y.shape)

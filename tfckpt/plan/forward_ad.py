@@ -1,0 +1,198 @@
+"""Keep, recompute, or keep the derivative: the step is planned with and without forward AD.
+
+A graph in which alternatives were taken (`tfckpt.fad.transform.take`) is a step like any other:
+its derivatives are pure forward ops that a plan may keep or recompute. So one decision means to
+plan several such graphs against the same plain step, and to take the best plan of all. Nothing of
+forward AD is taken where recomputation alone does as well, since that keeps every bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.cost.storage import roots
+from tfckpt.errors import CostError, InfeasibleBudgetError
+from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
+from tfckpt.fad.transform import take
+from tfckpt.graph import Graph
+from tfckpt.plan.planner import AUTO, Planned, best_of
+
+FAD = (AUTO, True, False)
+"""What `fad` may be."""
+WORTHWHILE = 0.04
+"""Of the plain peak, what all regions together must save before `auto` plans with them."""
+HALVES, SEARCHED = 3, 3_000
+"""How often the regions taken are halved: at most, and times the vertices of the graph."""
+NOTICED = 0.001
+"""Of the plain peak, what one region must save before `auto` looks at it."""
+
+Planner = Callable[[CostGraph], Planned]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardAdRegion:
+    """What became of one element-wise region.
+
+    Attributes:
+      source: name of the op that makes the region's input.
+      ops: names of its ops.
+      saved_bytes: what the backward holds less with its derivatives; negative where more, None
+        where its backward was not understood.
+      taken: whether its derivatives are kept.
+      why: the reason.
+    """
+
+    source: str
+    ops: tuple[str, ...]
+    saved_bytes: int | None
+    taken: bool
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """A plan, and the graph that it is a plan of.
+
+    Attributes:
+      graph, cost: the step with the chosen alternatives taken; the captured ones where none are.
+      planned: its plan, against the plain step.
+      regions: what became of each region, in the order of the graph; empty where forward AD was
+        switched off.
+    """
+
+    graph: Graph
+    cost: CostGraph
+    planned: Planned
+    regions: tuple[ForwardAdRegion, ...] = ()
+
+
+def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
+           budget: int | None = None, objective: str = "time",
+           plain_bytes: int = 0) -> Decision:
+    """Plans a step with the derivatives that are worth keeping.
+
+    Args:
+      graph: the captured step.
+      cost: its cost graph.
+      plan: plans any cost graph of this step, against the plain step's baseline.
+      fad: False keeps no derivative, True every one that saves bytes, "auto" weighs them.
+      budget, objective: what `plan` plans for; see `plan_step`.
+      plain_bytes: dynamic peak of the plain step.
+
+    Raises:
+      InfeasibleBudgetError: no plan fits; the smallest budget of those tried is named.
+
+    "auto" plans the step without forward AD, with all regions that save enough, and with the last
+    half, quarter and eighth of them, fewer of these in large graphs. A budget that is met with
+    nothing recomputed ends the search, as it leaves nothing to gain.
+    """
+    if fad is False:
+        return Decision(graph, cost, plan(cost))
+    offers = find_alternatives(graph, roots(graph))
+    least = 1 if fad is True else max(1, int(NOTICED * plain_bytes))
+    reasons = {a.region.source: _too_little(a, least) for a in offers.alternatives
+               if a.saves < least}
+    useful, conflicts = _compatible(graph, [a for a in offers.alternatives if a.saves >= least])
+    reasons.update(conflicts)
+    if fad is True:
+        found = _with(graph, cost, useful, plan)
+        return _told(graph, offers, found, useful, reasons, "")
+    if sum(a.saves for a in useful) < WORTHWHILE * plain_bytes:
+        why = f"all such regions together save less than {WORTHWHILE:.0%} of the plain peak"
+        return _told(graph, offers, Decision(graph, cost, plan(cost)), (), reasons, why)
+    return _weighed(graph, cost, plan, offers, useful, reasons, budget, objective)
+
+
+def _weighed(graph: Graph, cost: CostGraph, plan: Planner, offers: Offers,
+             useful: Sequence[Alternative], reasons: dict, budget: int | None,
+             objective: str) -> Decision:
+    """The best of the plans without, with all, and with part of the alternatives."""
+    tried: dict[int, Decision] = {}  # by how many of the last regions are taken
+    refusals: list[InfeasibleBudgetError] = []
+    for count in _suffixes(len(useful), len(cost.vertices)):
+        try:
+            tried[count] = _with(graph, cost, useful[len(useful) - count:], plan)
+        except InfeasibleBudgetError as error:
+            refusals.append(error)
+            continue
+        if budget is not None and not tried[count].planned.plan.recomputed:
+            break  # nothing is left that fewer derivatives could save
+    if not tried:
+        raise min(refusals, key=lambda error: error.smallest_bytes)
+    counts = list(tried)
+    best = counts[best_of([tried[n].planned for n in counts], budget, objective)]
+    why = ("without it the plan is better" if best else
+           "recomputation alone gives as good a plan" if len(tried) > 1 else
+           "the budget is met without it")
+    return _told(graph, offers, tried[best], useful[len(useful) - best:], reasons, why)
+
+
+def _suffixes(count: int, vertices: int) -> list[int]:
+    """How many of the last regions to take: none, all, half, a quarter ..., as planning allows.
+
+    What the last layers keep is freed first in the backward, so that their derivatives cost
+    little; what the first keep is held longest and is worth recomputing.
+    """
+    halves = min(HALVES, SEARCHED // max(vertices, 1))
+    found = [0, count, *(count >> n for n in range(1, halves + 1))]
+    return sorted(set(found), key=found.index)
+
+
+def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
+          plan: Planner) -> Decision:
+    if not alternatives:
+        return Decision(graph, cost, plan(cost))
+    after = take(graph, alternatives)
+    priced = build_cost_graph(after)
+    return Decision(after, priced, plan(priced))
+
+
+def _compatible(graph: Graph, alternatives: Sequence[Alternative]
+                ) -> tuple[list[Alternative], dict]:
+    """The alternatives that can be taken together, and why the others cannot.
+
+    All of them but where one removes what another reads; then one after the other.
+    """
+    try:
+        take(graph, alternatives)
+        return list(alternatives), {}
+    except CostError:
+        pass
+    found: list[Alternative] = []
+    reasons = {}
+    for alternative in alternatives:
+        try:
+            take(graph, [*found, alternative])
+            found.append(alternative)
+        except CostError as error:
+            reasons[alternative.region.source] = f"cannot be taken with the others: {error}"
+    return found, reasons
+
+
+def _too_little(alternative: Alternative, least: int) -> str:
+    if alternative.saves <= 0:
+        return "keeping the derivative saves nothing"
+    return f"saves less than {least:,} bytes"
+
+
+def _told(graph: Graph, offers: Offers, decision: Decision, chosen: Sequence[Alternative],
+          reasons: dict, otherwise: str) -> Decision:
+    """The decision with a line for each region."""
+    taken = {a.region.source for a in chosen}
+    lines = {}
+    for a in offers.alternatives:
+        source = a.region.source
+        why = ("only its derivative is kept" if source in taken
+               else reasons.get(source, otherwise))
+        lines[source] = _line(graph, a.region, a.saves, source in taken, why)
+    for r in offers.refusals:
+        lines[r.region.source] = _line(graph, r.region, None, False, r.reason)
+    return dataclasses.replace(decision, regions=tuple(lines[s] for s in sorted(lines)))
+
+
+def _line(graph: Graph, region, saved: int | None, taken: bool, why: str) -> ForwardAdRegion:
+    return ForwardAdRegion(graph.ops[region.source[0]].name,
+                           tuple(graph.ops[i].name for i in region.ops), saved, taken, why)
