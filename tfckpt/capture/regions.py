@@ -24,6 +24,11 @@ from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE
 _GRADIENT_SCOPE = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?)/")
 
 
+def is_gradient_scope(name: str) -> bool:
+    """Whether an op's name says that it computes a gradient (rule 1)."""
+    return bool(_GRADIENT_SCOPE.search(name))
+
+
 def regions(
     names: Sequence[str],
     inputs: Sequence[Sequence[int]],
@@ -39,7 +44,7 @@ def regions(
       writes: for each op whether it writes a resource or is a collective.
     """
     count = len(names)
-    scoped = [bool(_GRADIENT_SCOPE.search(name)) for name in names]
+    scoped = [is_gradient_scope(name) for name in names]
     downstream = list(scoped)  # rules 1, 2
     for op in range(count):
         if not downstream[op]:

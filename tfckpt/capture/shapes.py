@@ -23,15 +23,18 @@ def has_unknown_shapes(graph: tf.Graph) -> bool:
 
 
 def concrete_shapes(graph: tf.Graph, batch_size: int | None,
-                    inputs: Mapping[str, Sequence[int]]) -> tf.Graph:
+                    inputs: Mapping[str, Sequence[int]], library=None) -> tf.Graph:
     """A scratch graph with the same op names and as many shapes known as can be.
 
     Args:
       graph: FuncGraph or imported graph.
       batch_size: what an unknown leading dimension of a source stands for, or None.
       inputs: full shapes of placeholders by name, from the call's real arguments.
+      library: the functions that the graph calls, where it does not hold them itself.
     """
     definition = graph.as_graph_def()
+    if library is not None:
+        definition.library.CopyFrom(library)
     placeholders = {op.name: op for op in graph.get_operations() if op.type == "Placeholder"}
     for node in definition.node:
         if node.name in placeholders:

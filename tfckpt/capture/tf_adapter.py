@@ -8,9 +8,17 @@ version that moved one of them says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import polymorphic_function, transform
+from tensorflow.python.framework import (
+    function_def_to_graph,
+    op_callbacks,
+    op_def_registry,
+)
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util, handle_data_util
 
@@ -56,6 +64,31 @@ def in_xla(graph: tf.Graph) -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
+def op_definition(op_type: str) -> Any:
+    """The registered OpDef of an op type; None where TensorFlow knows no such op."""
+    return op_def_registry.get(op_type)
+
+
+def function_graph(function: Any, graph_def: tf.compat.v1.GraphDef) -> FuncGraph:
+    """The body of a FunctionDef as a FuncGraph; op names are those of its nodes.
+
+    Its arguments are placeholders, its outputs and control outputs those of the function.
+
+    Args:
+      function: a FunctionDef.
+      graph_def: holds the library with the functions that it calls, and the version it was
+        written for.
+
+    Raises:
+      ValueError: an op type or a called function is unknown, or the definition is malformed.
+    """
+    around = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
+    outer = tf.Graph()
+    with outer.as_default():
+        tf.graph_util.import_graph_def(around, name="")
+        return function_def_to_graph.function_def_to_graph(function)
+
+
 def is_stateful(op: tf.Operation) -> bool:
     """What the op's registration says about state."""
     return bool(op._is_stateful)
@@ -71,6 +104,11 @@ def handle_shape(resource: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:
         return None
     entry = data.shape_and_type[0]
     return tf.TensorShape(entry.shape), tf.dtypes.as_dtype(entry.dtype)
+
+
+def is_reference(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is a TF1 reference variable, which changes in place."""
+    return bool(tensor.dtype._is_ref_dtype)
 
 
 def control_outputs(graph: tf.Graph) -> list[tf.Operation]:
@@ -93,16 +131,6 @@ def create_op(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor],
 def node_attrs(op: tf.Operation) -> dict:
     """The op's NodeDef attributes by name, as AttrValue protos."""
     return dict(op.node_def.attr)
-
-
-def set_attr(op: tf.Operation, name: str, value: tf.compat.v1.AttrValue) -> None:
-    """Sets one NodeDef attribute of a live op."""
-    op._set_attr(name, value)
-
-
-def clear_attr(op: tf.Operation, name: str) -> None:
-    """Removes one NodeDef attribute of a live op."""
-    op._clear_attr(name)
 
 
 def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
@@ -139,3 +167,40 @@ def record_executed_graphs(run: Callable[[], object]) -> list:
     largest = max(metadata.function_graphs, default=None,
                   key=lambda f: sum(len(p.node) for p in f.partition_graphs))
     return list(largest.partition_graphs) if largest is not None else []
+
+
+# Eager tapes (`tfckpt.forward_ad`).
+
+
+def add_op_callback(callback: Callable) -> None:
+    """Has a callable called after each op that this thread runs or creates."""
+    op_callbacks.add_op_callback(callback)
+
+
+def remove_op_callback(callback: Callable) -> None:
+    """Undoes `add_op_callback`."""
+    op_callbacks.remove_op_callback(callback)
+
+
+def stop_recording():
+    """A context in which no tape of this thread records."""
+    return record.stop_recording()
+
+
+def is_recording_stopped() -> bool:
+    """Whether the tapes of this thread are stopped."""
+    return bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
+
+
+def gradient_order(tensors: Sequence[tf.Tensor]) -> int:
+    """Whether tapes follow these eager tensors: 0 none, 1 one tape, 2 several or a persistent one.
+
+    With 2, gradients of gradients may be asked for.
+    """
+    return int(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(list(tensors)))
+
+
+def replace_record(output: tf.Tensor, source: tf.Tensor, backward: Callable) -> None:
+    """Has every tape forget how an eager tensor was made, and take `backward` for its gradient."""
+    pywrap_tfe.TFE_Py_TapeSetDeleteTrace(output._id)
+    record.record_operation("tfckpt_fad", [output], [source], backward)

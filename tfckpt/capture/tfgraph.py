@@ -19,7 +19,11 @@ _ATTRS: Mapping[str, tuple[str, ...]] = {
     "BatchMatMulV3": ("adj_x", "adj_y"),
     "Einsum": ("equation",),
     "Conv2D": ("data_format",),
+    "LeakyRelu": ("alpha",),
+    "LeakyReluGrad": ("alpha",),
 }
+_LARGEST_COMPARED = 1024
+"""Elements of a constant that are compared to find whether they are all equal."""
 
 NESTED_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
@@ -44,16 +48,13 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     controls = [[index[c.name] for c in op.control_inputs] for op in operations]
     stateful = [tf_adapter.is_stateful(op) for op in operations]
     outputs = [_outputs(op, shapes) for op in operations]
-    writes = [
-        is_write(op.type, any(t.dtype == tf.resource for t in op.inputs), stateful[i])
-        for i, op in enumerate(operations)
-    ]
+    writes = [_writes(op, stateful[i]) for i, op in enumerate(operations)]
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes)
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
-           is_pure(op.type, stateful[i], tuple(t.dtype for t in outputs[i])), op.device,
-           {key: op.get_attr(key) for key in _ATTRS.get(op.type, ())})
+           not writes[i] and is_pure(op.type, stateful[i], tuple(t.dtype for t in outputs[i])),
+           op.device, _attrs(op))
         for i, op in enumerate(operations)
     )
     wanted = graph.outputs if fetches is None else fetches
@@ -65,13 +66,47 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     return result
 
 
+def _writes(op: tf.Operation, stateful: bool) -> bool:
+    """Whether an op writes a variable. What writes a reference is not registered as stateful."""
+    if any(tf_adapter.is_reference(t) for t in op.inputs):
+        return is_write(op.type, True, True)
+    return is_write(op.type, any(t.dtype == tf.resource for t in op.inputs), stateful)
+
+
+def _attrs(op: tf.Operation) -> dict[str, object]:
+    """What later stages read of an op; of a constant the value, if all its elements share it."""
+    if op.type == "Const" and (op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_bool):
+        value = _common_value(op.get_attr("value"))
+        return {} if value is None else {"value": value}
+    return {key: op.get_attr(key) for key in _ATTRS.get(op.type, ())}
+
+
+def _common_value(proto) -> float | None:
+    count = 1
+    for dimension in proto.tensor_shape.dim:
+        count *= dimension.size
+    repeated = len(proto.tensor_content) == 0  # the last value given stands for the rest
+    if not count or (count > _LARGEST_COMPARED and not repeated):
+        return None
+    if repeated and count > _LARGEST_COMPARED:
+        proto = type(proto)(dtype=proto.dtype, float_val=proto.float_val,
+                            half_val=proto.half_val, double_val=proto.double_val,
+                            bool_val=proto.bool_val)
+        given = max(len(proto.float_val), len(proto.half_val), len(proto.double_val),
+                    len(proto.bool_val))
+        if given > 1:
+            return None
+    values = tf.make_ndarray(proto).astype(float).ravel()
+    return float(values[0]) if len(values) and (values == values[0]).all() else None
+
+
 def _outputs(op: tf.Operation, shapes: tf.Graph | None) -> tuple[Tensor, ...]:
     tensors = op.outputs if shapes is None else shapes.get_operation_by_name(op.name).outputs
     return tuple(_tensor(t) for t in tensors)
 
 
 def _tensor(tensor: tf.Tensor) -> Tensor:
-    dtype = tensor.dtype
+    dtype = tensor.dtype.base_dtype
     shape = tuple(tensor.shape.as_list()) if tensor.shape.rank is not None else None
     if dtype in (tf.resource, tf.variant, tf.string):
         return Tensor(dtype.name, shape, 0)

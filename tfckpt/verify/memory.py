@@ -31,7 +31,7 @@ def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = Non
     Raises:
       VerificationError: the allocator keeps no statistics; names the environment variable.
     """
-    name = device or ("GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0")
+    name = device or default_device()
     saved = _snapshot(fn, args, kwargs)
     try:
         fn(*args, **kwargs)
@@ -45,14 +45,28 @@ def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = Non
     return peak
 
 
+def default_device() -> str:
+    """The device whose memory counts: the first GPU, or the CPU where there is none."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
 def _measure_once(fn, args, kwargs, device: str) -> int:
-    before = _info(device, reset=True)["current"]
+    before = memory_info(device, reset=True)["current"]
     result = fn(*args, **kwargs)
     tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
-    return int(_info(device)["peak"] - before)
+    return int(memory_info(device)["peak"] - before)
 
 
-def _info(device: str, reset: bool = False) -> dict[str, int]:
+def memory_info(device: str, reset: bool = False) -> dict[str, int]:
+    """Bytes allocated on a device now (`current`) and at most since the last reset (`peak`).
+
+    Args:
+      device: such as "GPU:0".
+      reset: has the peak start again from what is allocated now.
+
+    Raises:
+      VerificationError: the allocator keeps no statistics; names the environment variable.
+    """
     try:
         if reset:
             tf.config.experimental.reset_memory_stats(device)

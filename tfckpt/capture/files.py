@@ -1,0 +1,140 @@
+"""Reads graphs from files: SavedModel directories, GraphDef and MetaGraphDef, binary or text."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf import message, text_format
+from tensorflow.core.protobuf import saved_model_pb2
+
+from tfckpt.errors import CaptureError
+
+SAVED_MODEL, META_GRAPH, GRAPH_DEF = "SavedModel", "MetaGraphDef", "GraphDef"
+_FILES = ("saved_model.pb", "saved_model.pbtxt")
+_OP_TYPE = re.compile(r"^[A-Za-z_>][A-Za-z0-9_>.-]*$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A graph as it stands in a file.
+
+    Attributes:
+      source: where it came from, for messages.
+      kind: `SAVED_MODEL`, `META_GRAPH` or `GRAPH_DEF`.
+      text: whether it was written as text.
+      proto: SavedModel, MetaGraphDef or GraphDef message.
+    """
+
+    source: str
+    kind: str
+    text: bool
+    proto: Any
+
+    def graph_defs(self) -> list[Any]:
+        """The GraphDefs inside, in order: one, or one for each meta graph."""
+        if self.kind == SAVED_MODEL:
+            return [meta.graph_def for meta in self.proto.meta_graphs]
+        return [self.proto.graph_def if self.kind == META_GRAPH else self.proto]
+
+    def meta_graphs(self) -> list[Any]:
+        """The MetaGraphDefs inside, in the order of `graph_defs`; None for a bare GraphDef."""
+        if self.kind == SAVED_MODEL:
+            return list(self.proto.meta_graphs)
+        return [self.proto if self.kind == META_GRAPH else None]
+
+    def copy(self) -> Document:
+        """A document whose message can be changed."""
+        proto = type(self.proto)()
+        proto.CopyFrom(self.proto)
+        return dataclasses.replace(self, proto=proto)
+
+    def serialized(self) -> bytes:
+        """The message as it is written to a file of this kind."""
+        if self.text:
+            return text_format.MessageToString(self.proto).encode()
+        return self.proto.SerializeToString(deterministic=True)
+
+
+def saved_model_file(directory: pathlib.Path) -> pathlib.Path | None:
+    """The file of a SavedModel directory that holds its graphs; None where there is none."""
+    return next((directory / name for name in _FILES if (directory / name).is_file()), None)
+
+
+def read_path(path: str) -> Document:
+    """Reads a file or a SavedModel directory.
+
+    Raises:
+      CaptureError: it does not exist, cannot be read, or holds no graph.
+    """
+    where = pathlib.Path(path)
+    try:
+        if where.is_dir():
+            inside = saved_model_file(where)
+            if inside is None:
+                raise CaptureError(f"capture: {path!r} is a directory without "
+                                   f"{' or '.join(_FILES)}; name a SavedModel or a file")
+            return read_bytes(inside.read_bytes(), path, saved_model=True)
+        return read_bytes(where.read_bytes(), path)
+    except OSError as error:
+        raise CaptureError(f"capture: {path!r} cannot be read: {error.strerror}; check the path "
+                           "and its permissions") from error
+
+
+def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Document:
+    """Reads what a file holds.
+
+    Args:
+      data: the file's bytes.
+      source: its name, for messages.
+      saved_model: it is the main file of a SavedModel directory.
+
+    Raises:
+      CaptureError: the bytes are none of the kinds, or hold no graph.
+    """
+    if not data:
+        raise CaptureError(f"capture: {source!r} is empty; was it written to the end?")
+    text = _as_text(data)
+    kinds = ([(SAVED_MODEL, saved_model_pb2.SavedModel)] if saved_model else
+             [(GRAPH_DEF, tf.compat.v1.GraphDef), (META_GRAPH, tf.compat.v1.MetaGraphDef)])
+    complaint = ""
+    for kind, message_type in kinds:
+        proto = message_type()
+        try:
+            if text is None:
+                proto.ParseFromString(data)
+            else:
+                text_format.Parse(text, proto)
+        except (message.DecodeError, text_format.ParseError, RecursionError, ValueError) as error:
+            complaint = complaint or str(error)
+            continue
+        document = Document(source, kind, text is not None, proto)
+        if _plausible(document):
+            return document
+        complaint = "it holds no ops"
+    names = "saved_model.pb" if saved_model else f"{GRAPH_DEF} or {META_GRAPH}"
+    if text is not None:
+        raise CaptureError(f"capture: {source!r} is text, but no {names} in text format "
+                           f"({complaint})")
+    raise CaptureError(f"capture: {source!r} is no {names}, or is truncated or corrupt"
+                       f"{f' ({complaint})' if complaint else ''}; write it again")
+
+
+def _as_text(data: bytes) -> str | None:
+    """The bytes as text, where they are printable text."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text if all(c.isprintable() or c in "\t\r\n" for c in text) else None
+
+
+def _plausible(document: Document) -> bool:
+    """Whether a message holds ops: other messages may parse as one by accident."""
+    nodes = [node for definition in document.graph_defs()
+             for body in [definition.node, *(f.node_def for f in definition.library.function)]
+             for node in body]
+    return bool(nodes) and all(node.name and _OP_TYPE.match(node.op) for node in nodes)

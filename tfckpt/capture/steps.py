@@ -1,0 +1,185 @@
+"""Finds the training steps inside a document: functions that train, and graphs that do.
+
+A SavedModel holds its functions in the library of each meta graph. A step is a function that
+computes a gradient itself, however it is called (a signature calls it through a wrapper, which
+stays as it is). A TF1 graph holds everything at its top level, initialisers and savers too; its
+step is what the gradients need, what follows from them, and what follows from the forward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.files import Document
+from tfckpt.capture.regions import is_gradient_scope
+from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
+from tfckpt.capture.tfgraph import capture
+from tfckpt.errors import CaptureError, TfckptError
+from tfckpt.graph import BACKWARD, FORWARD, Graph
+
+_GENERATED = re.compile(r"^__(?:inference|forward|backward)_(.*?)(?:_\d+)+$")
+_STATE = frozenset({"VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "Const"})
+_COPY_ATTR = "_tfckpt_copy"
+_UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A training step in a document.
+
+    Attributes:
+      name: as a person would call it.
+      graph: the captured step.
+      meta: index in `Document.graph_defs()`.
+      function: name of its FunctionDef; empty for the graph itself.
+    """
+
+    name: str
+    graph: Graph
+    meta: int
+    function: str = ""
+
+
+def training_steps(document: Document, *, batch_size: int | None = None,
+                   fetches: Sequence[str] = (), rewritten: bool = False) -> list[Step]:
+    """The training steps of a document, in the order in which they stand in it.
+
+    Args:
+      document: what was read.
+      batch_size: what an unknown leading dimension stands for.
+      fetches: what a session runs of a step at the top level of a graph: tensors ("op:0") and
+        ops ("op"). Without them the step is found by `training_part`, and every tensor that
+        nothing reads or waits for leaves it.
+      rewritten: whether a graph that tfckpt rewrote before is welcome.
+
+    Raises:
+      CaptureError: TensorFlow refuses the graph, it trains nothing, or it was rewritten before.
+    """
+    found: list[Step] = []
+    for meta, definition in enumerate(document.graph_defs()):
+        if not rewritten:
+            _refuse_rewritten(document.source, definition)
+        try:
+            if any(is_gradient_scope(node.name) for node in definition.node):
+                found += _main_step(document, meta, definition, batch_size, fetches)
+            for function in definition.library.function:
+                if any(is_gradient_scope(node.name) for node in function.node_def):
+                    found += _function_step(meta, definition, function, batch_size)
+        except TfckptError:
+            raise
+        except Exception as error:  # whatever TensorFlow makes of a file that anyone may have made
+            raise _refusal(document.source, error) from error
+    if not found:
+        raise CaptureError(
+            f"capture: {document.source!r} computes no gradient for which it keeps anything: it "
+            "is an inference graph, or its gradient lies in a nested function; save the function "
+            "that trains")
+    return found
+
+
+def _refusal(source: str, error: Exception) -> CaptureError:
+    unknown = _UNKNOWN_OP.search(str(error))
+    if unknown:
+        return CaptureError(f"capture: {source!r} uses the op {unknown[1]!r}, which is not "
+                            "registered; load its library first (tf.load_op_library, or "
+                            "--op_library on the command line)")
+    return CaptureError(f"capture: TensorFlow does not accept {source!r}: "
+                        f"{type(error).__name__}: {error}")
+
+
+def _refuse_rewritten(source: str, definition) -> None:
+    bodies = [definition.node, *(f.node_def for f in definition.library.function)]
+    if any(_COPY_ATTR in node.attr for body in bodies for node in body):
+        raise CaptureError(f"capture: {source!r} was rewritten by tfckpt before; start from the "
+                           "original")
+
+
+def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
+    live = tf_adapter.function_graph(function, definition)
+    name = readable(function.signature.name)
+    graph = dataclasses.replace(
+        capture(live, shapes=_shapes(live, batch_size, definition.library)), name=name)
+    if "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b:
+        graph = dataclasses.replace(graph, in_xla=True)
+    if not _trains(graph):
+        return []
+    return [Step(name, graph, meta, function.signature.name)]
+
+
+def _main_step(document: Document, meta: int, definition, batch_size, fetches) -> list[Step]:
+    live = tf.Graph()
+    with live.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    wanted = [live.get_tensor_by_name(name) for name in fetches if ":" in name]
+    graph = capture(live, fetches=wanted if fetches else _unread(live), name=document.source,
+                    shapes=_shapes(live, batch_size, definition.library))
+    named = {live.get_operation_by_name(name.partition(":")[0]).name for name in fetches}
+    graph = (_needed(graph, [op.name in named for op in graph.ops]) if fetches
+             else training_part(graph))
+    return [Step(document.source, graph, meta)] if _trains(graph) else []
+
+
+def _shapes(live, batch_size, library) -> tf.Graph | None:
+    if not has_unknown_shapes(live):
+        return None
+    return concrete_shapes(live, batch_size, {}, library=library)
+
+
+def _unread(live: tf.Graph) -> list[tf.Tensor]:
+    awaited = {c.name for op in live.get_operations() for c in op.control_inputs}
+    return [t for op in live.get_operations() if op.name not in awaited for t in op.outputs
+            if not t.consumers() and t.dtype not in (tf.resource, tf.variant)]
+
+
+def _trains(graph: Graph) -> bool:
+    """Whether the backward reads what the forward computed."""
+    ops = graph.ops
+    return any(op.region == BACKWARD and any(
+        ops[source].region == FORWARD and ops[source].pure for source, _ in op.inputs)
+        for op in ops)
+
+
+def training_part(graph: Graph) -> Graph:
+    """The graph without what is no part of the step: initialisers, savers and the like.
+
+    Kept are the gradients, what follows from them (the updates) or from the forward's results,
+    and whatever those need, in the order of the graph. State alone leads nowhere: initialisers
+    and savers start from it too.
+    """
+    ops = graph.ops
+    follows = [False] * len(ops)
+    for i, op in enumerate(ops):
+        seed = op.region == BACKWARD or (
+            op.region == FORWARD and op.type not in _STATE and bool(op.inputs))
+        follows[i] = seed or any(follows[s] for s, _ in op.inputs) or any(
+            follows[c] for c in op.controls)
+    return _needed(graph, follows)
+
+
+def _needed(graph: Graph, wanted: Sequence[bool]) -> Graph:
+    """The graph with only the wanted ops and what they need, by data or by control."""
+    ops, kept = graph.ops, list(wanted)
+    for i in range(len(ops) - 1, -1, -1):
+        if kept[i]:
+            for source in [s for s, _ in ops[i].inputs] + list(ops[i].controls):
+                kept[source] = True
+    number = {old: new for new, old in enumerate(i for i, k in enumerate(kept) if k)}
+    return dataclasses.replace(
+        graph,
+        ops=tuple(dataclasses.replace(
+            op, inputs=tuple((number[s], slot) for s, slot in op.inputs),
+            controls=tuple(number[c] for c in op.controls))
+            for i, op in enumerate(ops) if kept[i]),
+        fetches=tuple((number[i], slot) for i, slot in graph.fetches if kept[i]),
+        sinks=tuple(number[i] for i in graph.sinks if kept[i]))
+
+
+def readable(function: str) -> str:
+    """What a person called a function: `__inference_train_88` is `train`."""
+    match = _GENERATED.match(function)
+    return match[1] if match else function

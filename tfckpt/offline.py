@@ -1,0 +1,89 @@
+"""Plans and rewrites graphs in files: what the command line is made of.
+
+    document = read_path("model")                          # a SavedModel, GraphDef, MetaGraphDef
+    results = [plan_offline(step, make_options(budget=0.5))
+               for step in training_steps(document, batch_size=32)]
+    smaller = rewrite(document, results)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from tfckpt.api import Options, _plan, _refused, _single_device
+from tfckpt.capture.files import Document
+from tfckpt.capture.steps import Step
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.errors import RewriteError
+from tfckpt.plan.planner import Planned
+from tfckpt.report import Report, make_report
+from tfckpt.rewrite.apply_graphdef import apply_to_function_def, apply_to_graph_def
+from tfckpt.rewrite.build import build_edits
+from tfckpt.rewrite.edits import Edits, check_edits
+from tfckpt.rewrite.references import await_readers, has_references
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was planned for a step: edits (None where nothing is to be changed) and report."""
+
+    step: Step
+    cost: CostGraph
+    planned: Planned
+    edits: Edits | None
+    report: Report
+
+
+def plan_offline(step: Step, options: Options) -> Result:
+    """Prices and plans a step, and makes the edits that realise the plan.
+
+    Raises:
+      CostError: a tensor's bytes are unknown.
+      InfeasibleBudgetError: states the smallest feasible budget in the unit it was given in.
+      PlanError: no plan could be made.
+    """
+    started = time.perf_counter()
+    graph = step.graph
+    cost = build_cost_graph(graph)
+    # see `tfckpt.rewrite.references` on why fences then do not await updates
+    single = _single_device(graph) and not has_references(graph)
+    decision = _plan(graph, cost, dataclasses.replace(options, fad=False), single)
+    planned = decision.planned
+    edits, reason = None, "no plan is predicted to lower the peak"
+    if planned.peak_bytes < planned.baseline_bytes:
+        try:
+            edits = await_readers(graph, build_edits(graph, cost, planned.plan,
+                                                     await_updates=single))
+            check_edits(graph, edits)
+            reason = ""
+        except RewriteError as error:
+            edits, reason = None, str(error)
+    fences = sum(op.name.startswith("tfckpt/fence") for op in edits.added) if edits else 0
+    report = make_report(step.name, graph, cost, decision, applied=edits is not None,
+                         reason=reason, fence_count=fences,
+                         seconds=time.perf_counter() - started, refused=_refused(graph))
+    return Result(step, cost, planned, edits, report)
+
+
+def rewrite(document: Document, results: Sequence[Result]) -> Document:
+    """The document with every planned step rewritten; the one given is left as it is.
+
+    Raises:
+      RewriteError: an edit does not fit the document.
+    """
+    edited = document.copy()
+    for result in results:
+        if result.edits is None:
+            continue
+        definition = edited.graph_defs()[result.step.meta]
+        if not result.step.function:
+            definition.CopyFrom(apply_to_graph_def(definition, result.edits))
+            continue
+        library = definition.library.function
+        for function in library:
+            if function.signature.name == result.step.function:
+                function.CopyFrom(apply_to_function_def(function, result.edits, library))
+    return edited

@@ -1,0 +1,138 @@
+"""Applies edits to a GraphDef or a FunctionDef: offline, on a copy, so all or nothing.
+
+The two write the same nodes and name tensors differently. A GraphDef says `op` and `op:2`; a
+FunctionDef says `op:argument:0`, where `argument` is an output of the op's definition and may
+stand for a list of tensors, and plain `name` for an argument of the function itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.errors import RewriteError
+from tfckpt.rewrite.attrs import CLONE_DROPS, attr_values, copy_attrs
+from tfckpt.rewrite.edits import Clone, Create, Edits
+
+
+def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:
+    """The edited definition; the one given is left as it is.
+
+    Raises:
+      RewriteError: an edit names an op, input or tensor that does not exist.
+    """
+    edited = tf.compat.v1.GraphDef()
+    edited.CopyFrom(definition)
+    _Nodes(edited.node, (), {}).apply(edits)
+    return edited
+
+
+def apply_to_function_def(function: Any, edits: Edits, library: Iterable[Any] = ()) -> Any:
+    """The edited FunctionDef; name, arguments and results stay, so callers need no change.
+
+    Args:
+      function: a FunctionDef.
+      edits: their ops and tensors are named as in `tf_adapter.function_graph(function)`.
+      library: FunctionDefs whose names the function uses as op types.
+
+    Raises:
+      RewriteError: an edit names an op, input or tensor that does not exist.
+    """
+    edited = type(function)()
+    edited.CopyFrom(function)
+    arguments = [argument.name for argument in function.signature.input_arg]
+    signatures = {entry.signature.name: entry.signature for entry in library}
+    _Nodes(edited.node_def, arguments, signatures, nested=True).apply(edits)
+    return edited
+
+
+class _Nodes:
+    """A list of NodeDefs being edited, and how tensors are named in it."""
+
+    def __init__(self, nodes, arguments: Iterable[str], signatures: Mapping[str, Any],
+                 nested: bool = False):
+        self.nodes, self.nested = nodes, nested
+        self.arguments = frozenset(arguments)
+        self.signatures = signatures
+        self.by_name = {node.name: node for node in nodes}
+        self.slots: dict[str, list[str]] = {}
+
+    def apply(self, edits: Edits) -> None:
+        """Adds, rewires and makes wait; time linear in nodes and edits."""
+        for new in edits.added:
+            self._add(new, edits.in_xla)
+        for rewire in edits.rewires:
+            inputs = self._node(rewire.op).input
+            if not 0 <= rewire.index < sum(not name.startswith("^") for name in inputs):
+                raise RewriteError(f"rewrite: {rewire.op!r} has no input {rewire.index}")
+            inputs[rewire.index] = self._tensor(rewire.tensor)
+        for control in edits.controls:
+            self._wait(self._node(control.op), control.control)
+
+    def _node(self, name: str):
+        if name not in self.by_name:
+            raise RewriteError(f"rewrite: op {name!r} does not exist in the definition; was it "
+                               "captured from another file?")
+        return self.by_name[name]
+
+    def _add(self, new: Create | Clone, in_xla: bool) -> None:
+        if new.name in self.by_name or new.name in self.arguments:
+            raise RewriteError(f"rewrite: two ops would be named {new.name!r}")
+        node = tf.compat.v1.NodeDef(name=new.name)
+        if isinstance(new, Clone):
+            source = self._node(new.source)
+            node.op, node.device = source.op, source.device
+            attrs = copy_attrs({k: v for k, v in source.attr.items() if k not in CLONE_DROPS},
+                               in_xla)
+            if source.HasField("experimental_debug_info"):
+                node.experimental_debug_info.CopyFrom(source.experimental_debug_info)
+        else:
+            node.op, node.device = new.type, new.device
+            attrs = attr_values(new.attrs)
+        for key in sorted(attrs):
+            node.attr[key].CopyFrom(attrs[key])
+        node.input.extend(self._tensor(tensor) for tensor in new.inputs)
+        for control in new.controls:
+            self._wait(node, control)
+        self.nodes.append(node)
+        self.by_name[new.name] = self.nodes[-1]
+
+    def _wait(self, node, control: str) -> None:
+        if control not in self.arguments:
+            self._node(control)
+        if f"^{control}" not in node.input:
+            node.input.append(f"^{control}")
+
+    def _tensor(self, tensor: str) -> str:
+        """A tensor named `op:slot`, as this kind of definition writes it."""
+        op, _, slot = tensor.rpartition(":")
+        if op in self.arguments:
+            return op
+        if not self.nested:
+            self._node(op)
+            return op if slot == "0" else tensor
+        if op not in self.slots:
+            self.slots[op] = self._outputs(self._node(op))
+        try:
+            return f"{op}:{self.slots[op][int(slot)]}"
+        except IndexError:
+            raise RewriteError(f"rewrite: {op!r} has no output {slot}") from None
+
+    def _outputs(self, node) -> list[str]:
+        """Output slots of a node as `argument:index`."""
+        definition = self.signatures.get(node.op) or tf_adapter.op_definition(node.op)
+        if definition is None:
+            raise RewriteError(f"rewrite: op type {node.op!r} of {node.name!r} is not registered; "
+                               "load the library that defines it with tf.load_op_library")
+        found = []
+        for argument in definition.output_arg:
+            count = 1
+            if argument.number_attr:
+                count = node.attr[argument.number_attr].i
+            elif argument.type_list_attr:
+                count = len(node.attr[argument.type_list_attr].list.type)
+            found += [f"{argument.name}:{i}" for i in range(count)]
+        return found

@@ -1,0 +1,121 @@
+"""Edits in the making, and what a plan says about the graph that they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.cost.storage import RESIDENT, roots
+from tfckpt.graph import Graph, Op, Tensor, TensorId
+from tfckpt.plan.schedule import Plan, Step
+from tfckpt.plan.simulate import Resolved, resolve
+from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.rewrite.names import copy_name
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+_PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient",
+                        "PlaceholderWithDefault"})
+
+
+class Draft:
+    """What the parts of the rewriter share.
+
+    Attributes:
+      root: per op and slot, the tensor whose storage it is, or `RESIDENT`.
+      readers: per op, the ops that read it.
+      storage: index in `cost.storages` by root.
+      index: position in `graph.ops` by name.
+      added, rewires, controls: the edits so far; `added` grows in an order in which everything
+        read exists.
+      moved: originals with several readers, one of which moved to a copy, in order.
+    """
+
+    def __init__(self, graph: Graph, cost: CostGraph, plan: Plan):
+        self.graph, self.cost, self.plan = graph, cost, plan
+        self.resolved: Resolved = resolve(cost, plan.schedule)
+        self.root = roots(graph)
+        self.readers = graph.consumers()
+        self.storage = {s.tensor: i for i, s in enumerate(cost.storages)}
+        self.index = {op.name: i for i, op in enumerate(graph.ops)}
+        self.added: list[Create | Clone] = []
+        self.rewires: list[Rewire] = []
+        self.controls: list[AddControl] = []
+        self.moved: dict[int, None] = {}
+        self._views: dict[tuple[TensorId, int], str] = {}
+
+    def edits(self) -> Edits:
+        """The edits as a value."""
+        return Edits(tuple(self.added), tuple(self.rewires), tuple(self.controls),
+                     self.graph.in_xla)
+
+    # What a step is and reads.
+
+    def op(self, vertex: int) -> Op:
+        """The op that a vertex stands for."""
+        return self.graph.ops[self.cost.vertices[vertex].ops[0]]
+
+    def name_of(self, step: Step) -> str:
+        """Name of the op that a step runs."""
+        name = self.op(step[0]).name
+        return name if not step[1] else copy_name(name, step[1])
+
+    def tensor(self, tensor: TensorId) -> Tensor:
+        """Dtype, shape and bytes of a tensor."""
+        return self.graph.ops[tensor[0]].outputs[tensor[1]]
+
+    def tensor_name(self, tensor: TensorId) -> str:
+        """A tensor of the graph as edits name it."""
+        return f"{self.graph.ops[tensor[0]].name}:{tensor[1]}"
+
+    def is_resident(self, tensor: TensorId) -> bool:
+        """Whether a tensor shares the memory of a constant, a variable or a fed input."""
+        return self.root[tensor[0]][tensor[1]] == RESIDENT
+
+    def storage_of(self, tensor: TensorId) -> int | None:
+        """The storage of the cost graph that holds a tensor, if one does."""
+        return self.storage.get(self.root[tensor[0]][tensor[1]])
+
+    def read_by_several(self, index: int) -> bool:
+        """Whether an original has several readers, so that nothing merges it into one."""
+        return len(self.readers[index]) > 1
+
+    def instance(self, position: int, tensor: TensorId) -> int | None:
+        """The instance of a storage that the step at a position reads for `tensor`."""
+        s = self.storage_of(tensor)
+        if s is None:
+            return None
+        reads = self.cost.vertices[self.plan.schedule[position][0]].reads
+        return self.resolved.reads[position][reads.index(s)] if s in reads else None
+
+    def read(self, position: int, tensor: TensorId) -> tuple[str, int]:
+        """What a step reads for `tensor`, and the number of the copy it comes from."""
+        instance = self.instance(position, tensor)
+        copy = 0 if instance is None else self.resolved.copy[instance]
+        return self.view(tensor, copy), copy
+
+    def view(self, tensor: TensorId, copy: int) -> str:
+        """`tensor` as seen on copy `copy` of its storage; pass-through ops are cloned with it."""
+        op = self.graph.ops[tensor[0]]
+        if not copy:
+            return self.tensor_name(tensor)
+        if tensor == self.root[tensor[0]][tensor[1]]:
+            return f"{copy_name(op.name, copy)}:{tensor[1]}"
+        if op.type in _PASSES_ON:
+            return self.view(op.inputs[tensor[1]], copy)
+        key = (tensor, copy)
+        if key not in self._views:
+            name = copy_name(op.name, copy)
+            inputs = [self.view(op.inputs[0], copy), *map(self.tensor_name, op.inputs[1:])]
+            self.added.append(Clone(name, op.name, tuple(inputs)))
+            self._views[key] = f"{name}:{tensor[1]}"
+        return self._views[key]
+
+    # Where an op can be held back.
+
+    def guardable(self, op: Op, inputs: Iterable[int]) -> list[int]:
+        """Those of an op's inputs that a guard can pass on, largest first."""
+        usable = [i for i in inputs
+                  if self.tensor(op.inputs[i]).dtype not in ("resource", "variant", "string")
+                  and not (self.is_resident(op.inputs[i])
+                           and self.graph.ops[op.inputs[i][0]].type == "Const")]
+        return sorted(usable, key=lambda i: (-(self.tensor(op.inputs[i]).bytes or 0), i))

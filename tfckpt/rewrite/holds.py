@@ -1,0 +1,205 @@
+"""What holds copies back until their time: by control edges here, for TensorFlow's executor.
+
+`tfckpt.rewrite.xla_holds` does the same for XLA, which ignores control edges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from tfckpt.cost.build import REARRANGED
+from tfckpt.cost.costgraph import BACKWARD
+from tfckpt.graph import Op, TensorId
+from tfckpt.plan.fences import Fence
+from tfckpt.plan.schedule import Step
+from tfckpt.rewrite.draft import Draft
+from tfckpt.rewrite.edits import AddControl, Clone, Create, Rewire, op_of
+from tfckpt.rewrite.names import SCOPE, guard_name, identity, tap_name
+
+
+class Holds(Protocol):
+    """What the walk over the schedule asks for; everything made goes to the draft."""
+
+    def open_region(self, fence: Fence) -> None:
+        """A run of copies begins."""
+
+    def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
+        """The ops to wait for in order to wait for the steps of pins."""
+
+    def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
+                  triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+        """Inputs and control inputs of a copy that is held back.
+
+        Args:
+          op: the original.
+          inputs: what the copy would read.
+          outside: those of them, by index, that come from outside its region.
+          entry: whether the copy reads nothing made in its region.
+          triggers: what `signals` returned for its pins.
+        """
+
+    def before_original(self, op: Op) -> None:
+        """An op of the backward or the update is next."""
+
+    def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
+        """Holds an existing op back."""
+
+    def close(self) -> None:
+        """The schedule is at its end."""
+
+
+class ExecutorHolds:
+    """Fences before regions, waits for pins, and taps to wait through."""
+
+    def __init__(self, draft: Draft):
+        self.draft = draft
+        self.regions = 0
+        self.waits = 0
+        self.taps: dict[str, None] = {}
+        self.barrier: tuple[str, ...] = ()
+        self.guarded: dict[str, str] = {}
+
+    def open_region(self, fence: Fence) -> None:
+        """Puts a fence before a run of copies, which also awaits the fence before it."""
+        controls = (*self.signals([self.draft.plan.schedule[p] for p in fence.awaits]),
+                    *self.barrier)
+        self.regions += 1
+        self.guarded = {}
+        self.barrier = (f"{SCOPE}/fence_{self.regions}",)
+        self.draft.added.append(Create(*self.barrier, "NoOp", (), controls, (), {}))
+
+    def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
+        """The ops to wait for in order to wait for steps.
+
+        Grappler leaves sums, products and chains of unary ops as they are when another op waits
+        for one of them, and rearranges them otherwise, which changes their rounding: such an op
+        is waited for through a pass-through of its result.
+        """
+        found = []
+        for step in steps:
+            name, op = self.draft.name_of(step), self.draft.op(step[0])
+            found.append(self._tap(name, op) if op.type in REARRANGED else name)
+        return tuple(found)
+
+    def _tap(self, name: str, op: Op) -> str:
+        """A pass-through that reads the first result of the op `name`, made once."""
+        tap = tap_name(name)
+        if tap not in self.taps:
+            self.taps[tap] = None
+            self.draft.added.append(identity(tap, f"{name}:0", (), op.outputs[0].dtype, op.device))
+        return tap
+
+    def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
+                  triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+        """Has the largest input wait, or the copy itself where no input can."""
+        if not (entry or triggers):
+            return inputs, ()
+        for i in self.draft.guardable(op, outside)[:1]:
+            dtype = self.draft.tensor(op.inputs[i]).dtype
+            passed = (self._wait(inputs[i], dtype, op.device, (*triggers, *self.barrier))
+                      if triggers else self._guard(inputs[i], dtype, op.device))
+            return [*inputs[:i], passed, *inputs[i + 1:]], ()
+        return inputs, (*triggers, *(self.barrier if entry else ()))
+
+    def _guard(self, tensor: str, dtype: str, device: str) -> str:
+        """The tensor behind the region's fence, made once for each tensor."""
+        if tensor not in self.guarded:
+            name = guard_name(tensor, self.regions)
+            self.draft.added.append(identity(name, tensor, self.barrier, dtype, device))
+            self.guarded[tensor] = f"{name}:0"
+        return self.guarded[tensor]
+
+    def _wait(self, tensor: str, dtype: str, device: str, controls: tuple[str, ...]) -> str:
+        """`tensor`, passed on once `controls` have run."""
+        self.waits += 1
+        name = guard_name(tensor, -self.waits)
+        self.draft.added.append(identity(name, tensor, controls, dtype, device))
+        return f"{name}:0"
+
+    def before_original(self, op: Op) -> None:
+        """Nothing: an executor runs originals when their inputs are there."""
+
+    def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
+        """Holds an existing op back at an input, or itself where all its inputs are constants.
+
+        Ops that TensorFlow merges are held back together, at the input they share.
+        """
+        if not triggers:
+            return
+        draft = self.draft
+        ops = [draft.graph.ops[i] for i in draft.cost.vertices[step[0]].ops]
+        held = self._held_input(ops)
+        if held is None:
+            draft.controls.extend(AddControl(ops[0].name, trigger) for trigger in triggers)
+            return
+        present = {r.index: r.tensor for r in draft.rewires if r.op == ops[0].name}
+        tensor = present.get(ops[0].inputs.index(held), draft.view(held, 0))
+        guard = self._wait(tensor, draft.tensor(held).dtype, ops[0].device, triggers)
+        draft.rewires.extend(Rewire(op.name, i, guard) for op in ops
+                             for i, read in enumerate(op.inputs) if read == held)
+
+    def _held_input(self, ops: Sequence[Op]) -> TensorId | None:
+        """The input at which ops are held back: the one they share, else the largest.
+
+        A gradient is the last choice, since it is shared with ops that are not held.
+        """
+        for tensor in ops[0].inputs:
+            if len(ops) > 1 and all(tensor in op.inputs for op in ops[1:]):
+                return tensor
+        usable = [ops[0].inputs[i]
+                  for i in self.draft.guardable(ops[0], range(len(ops[0].inputs)))]
+        usable.sort(key=lambda tensor: self.draft.graph.ops[tensor[0]].region == BACKWARD)
+        return usable[0] if usable else None
+
+    def close(self) -> None:
+        """Gives a second reader to what had several and is left with one.
+
+        Grappler merges an op into its only reader (a MatMul with bias and activation, a sum of
+        sums), and does not where it has several. An original whose backward readers moved to a
+        copy, and a copy that is read once, would be merged where the plain step's op is not, and
+        round differently. A tap that the next fence awaits is such a reader. (Marking the op
+        itself as not to be removed would also forbid the rewrites that the plain step gets.)
+        """
+        draft = self.draft
+        readers: dict[str, int] = {}
+        for tensor in [t for new in draft.added for t in new.inputs] + [
+                r.tensor for r in draft.rewires]:
+            readers[op_of(tensor)] = readers.get(op_of(tensor), 0) + 1
+        pending = [self._tap(draft.graph.ops[i].name, draft.graph.ops[i]) for i in draft.moved]
+        made = {op.name: op for op in draft.added}
+        ordered: list[Create | Clone] = [made[tap] for tap in pending]
+        early = frozenset(pending)
+        for op in tuple(draft.added):  # taps made below are placed at once
+            if op.name in early:
+                continue
+            if isinstance(op, Create) and op.name.startswith(f"{SCOPE}/fence_"):
+                op = dataclasses.replace(op, controls=tuple(dict.fromkeys(
+                    [*op.controls, *pending])))
+                pending = []
+            ordered.append(op)
+            if isinstance(op, Clone) and op.alone and readers.get(op.name, 0) < 2:
+                tap = tap_name(op.name)
+                if tap not in self.taps:
+                    self._tap(op.name, draft.graph.ops[draft.index[op.source]])
+                    ordered.append(draft.added[-1])
+                    pending.append(tap)
+        draft.added = ordered
+        self._await_at_end(pending)
+
+    def _await_at_end(self, taps: list[str]) -> None:
+        """Has the step's last write wait for taps behind the last fence, so that they exist.
+
+        Only a write scheduled after the last copy will do; an earlier one may be what the copies
+        wait for.
+        """
+        last = None
+        for v, copy in reversed(self.draft.plan.schedule):
+            if copy:
+                break
+            if not self.draft.op(v).outputs:
+                last = self.draft.op(v).name
+                break
+        if last is not None:
+            self.draft.controls.extend(AddControl(last, tap) for tap in taps)

@@ -1,0 +1,56 @@
+"""Keeps copies right in graphs with TF1 reference variables, which change in place.
+
+A read of a resource variable is a value. A read of a reference variable is its buffer, and an
+optimizer writes into that. TF1 lets the gradients of an op wait for each other before the update
+of its weight, so the plain step reads no weight too late. A copy has no such wait: every write
+of a variable must await the copies that read it.
+
+Fences of such a step must not await updates (`await_updates=False`): an update that awaits a copy
+behind a fence that awaits the update would be a cycle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfckpt.graph import Graph
+from tfckpt.rewrite.edits import AddControl, Clone, Edits, op_of
+
+REFERENCES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
+_SAME_BUFFER = frozenset({"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims",
+                          "StopGradient", "PreventGradient", "EnsureShape", "Bitcast"})
+
+
+def has_references(graph: Graph) -> bool:
+    """Whether the graph holds reference variables."""
+    return any(op.type in REFERENCES for op in graph.ops)
+
+
+def await_readers(graph: Graph, edits: Edits) -> Edits:
+    """The edits, with every write of a reference variable awaiting the copies that read it.
+
+    Complexity: linear in ops, edits and edges that are added.
+    """
+    behind: dict[str, frozenset[str]] = {}  # op -> reference variables whose buffer it passes on
+    nothing: frozenset[str] = frozenset()
+    for op in graph.ops:
+        if op.type in REFERENCES:
+            behind[op.name] = frozenset((op.name,))
+        elif op.type in _SAME_BUFFER:
+            behind[op.name] = nothing.union(*(behind.get(graph.ops[s].name, nothing)
+                                              for s, _ in op.inputs))
+    types = {op.name: op.type for op in graph.ops}
+    readers: dict[str, list[str]] = {}
+    for new in edits.added:
+        read = nothing.union(*(behind.get(op_of(t), nothing) for t in new.inputs))
+        kind = types.get(new.source, "") if isinstance(new, Clone) else new.type
+        if kind in _SAME_BUFFER:
+            behind[new.name] = read
+        elif isinstance(new, Clone):
+            for variable in sorted(read):
+                readers.setdefault(variable, []).append(new.name)
+    sinks = frozenset(graph.sinks)
+    added = [AddControl(op.name, copy) for i, op in enumerate(graph.ops) if i in sinks
+             for source, _ in op.inputs[:1]
+             for copy in readers.get(graph.ops[source].name, ())]
+    return dataclasses.replace(edits, controls=(*edits.controls, *added))

@@ -1,0 +1,135 @@
+"""What holds copies back under XLA, which ignores control edges: data guards on their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfckpt.cost.costgraph import BACKWARD
+from tfckpt.errors import RewriteError
+from tfckpt.graph import Op, TensorId
+from tfckpt.plan.fences import Fence
+from tfckpt.plan.schedule import Step
+from tfckpt.rewrite.draft import FLOATS, Draft
+from tfckpt.rewrite.edits import Rewire
+from tfckpt.rewrite.guards import DataGuard
+from tfckpt.rewrite.names import SCOPE, guard_name
+
+WEIGHT_BYTES = 1 << 16
+
+
+class XlaHolds:
+    """One data guard for each region; a guard of its own for each op that reads weights."""
+
+    def __init__(self, draft: Draft):
+        self.draft = draft
+        self.regions = 0
+        self.delayed = 0
+        self.guard: DataGuard | None = None
+        self.guarded: dict[str, str] = {}
+
+    def open_region(self, fence: Fence) -> None:
+        """Makes the guard of a run of copies, which depends on what a fence would await.
+
+        Raises:
+          RewriteError: the step has made no gradient before the region.
+        """
+        triggers = (self._incoming_gradient(fence.position), *self._leaves(fence))
+        self.regions += 1
+        self.guarded = {}
+        self.guard = DataGuard(f"{SCOPE}/guard_{self.regions}", triggers)
+        self.draft.added.extend(self.guard.trigger_ops())
+
+    def _incoming_gradient(self, position: int) -> tuple[str, str]:
+        """The latest float tensor that the step made before a region, and its dtype."""
+        draft = self.draft
+        for vertex, copy in reversed(draft.plan.schedule[:position]):
+            if copy or not draft.cost.vertices[vertex].reads:
+                continue  # before the first gradient, the end of the forward must do
+            index = draft.cost.vertices[vertex].ops[0]
+            for slot, tensor in enumerate(draft.op(vertex).outputs):
+                if tensor.dtype in FLOATS and not draft.is_resident((index, slot)):
+                    return draft.tensor_name((index, slot)), tensor.dtype
+        raise RewriteError("rewrite: a region has no incoming gradient to guard it with under XLA")
+
+    def _leaves(self, fence: Fence) -> list[tuple[str, str]]:
+        """Float results of what the fence awaits in the backward, and their dtypes."""
+        found = []
+        for p in fence.awaits:
+            step = self.draft.plan.schedule[p]
+            op = self.draft.op(step[0])
+            if op.region == BACKWARD and op.outputs and op.outputs[0].dtype in FLOATS:
+                found.append((f"{self.draft.name_of(step)}:0", op.outputs[0].dtype))
+        return found
+
+    def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
+        """Nothing: pins are control edges, which XLA ignores."""
+        return ()
+
+    def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
+                  triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+        """Passes all storages and weights from outside the region through its guard."""
+        held = list(inputs)
+        for i in self._held_inputs(op, outside):
+            held[i] = self._guard(inputs[i], self.draft.tensor(op.inputs[i]).dtype)
+        return held, ()
+
+    def _held_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
+        draft = self.draft
+        usable = draft.guardable(op, outside)
+        large = [i for i in usable if draft.storage_of(op.inputs[i]) is not None
+                 or self._is_weight(op.inputs[i])]
+        if large or any(self._may_be_copied(tensor) for tensor in op.inputs):
+            return large
+        return usable[:1]  # only small or resident inputs: guard the largest of them
+
+    def _may_be_copied(self, tensor: TensorId) -> bool:
+        s = self.draft.storage_of(tensor)
+        cost = self.draft.cost
+        return s is not None and cost.vertices[cost.storages[s].producer].recomputable
+
+    def _guard(self, tensor: str, dtype: str) -> str:
+        """The tensor behind the region's guard, made once for each tensor."""
+        assert self.guard is not None
+        if tensor not in self.guarded:
+            name = guard_name(tensor, self.regions)
+            self.draft.added.extend(self.guard.pass_through(name, tensor, dtype))
+            self.guarded[tensor] = f"{name}:0"
+        return self.guarded[tensor]
+
+    def _is_weight(self, tensor: TensorId) -> bool:
+        """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
+        return (self.draft.is_resident(tensor)
+                and self.draft.graph.ops[tensor[0]].type not in ("Const", "_Arg")
+                and (self.draft.tensor(tensor).bytes or 0) >= WEIGHT_BYTES
+                and self.draft.tensor(tensor).dtype in FLOATS)
+
+    def before_original(self, op: Op) -> None:
+        """Has a backward op see its weights only when its gradient is there.
+
+        XLA transposes weights for the backward as soon as it can, that is at the start of the
+        step, and holds the transposed ones until they are used.
+        """
+        if op.region != BACKWARD:
+            return
+        draft = self.draft
+        gradient = next((t for t in op.inputs if draft.graph.ops[t[0]].region == BACKWARD
+                         and draft.storage_of(t) is not None
+                         and draft.tensor(t).dtype in FLOATS), None)
+        weights = [i for i, tensor in enumerate(op.inputs) if self._is_weight(tensor)]
+        if gradient is None or not weights:
+            return
+        guard = DataGuard(f"{SCOPE}/late/{op.name}",
+                          ((draft.tensor_name(gradient), draft.tensor(gradient).dtype),))
+        draft.added.extend(guard.trigger_ops())
+        for i in weights:
+            self.delayed += 1
+            tensor = draft.tensor_name(op.inputs[i])
+            name = guard_name(tensor, -self.delayed)
+            draft.added.extend(guard.pass_through(name, tensor, draft.tensor(op.inputs[i]).dtype))
+            draft.rewires.append(Rewire(op.name, i, f"{name}:0"))
+
+    def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
+        """Nothing: see `signals`."""
+
+    def close(self) -> None:
+        """Nothing: XLA fuses without counting readers."""
