@@ -20,8 +20,10 @@ help:
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
+# Two processes: OR-tools, which pure tests use, crashes where TensorFlow was loaded before.
 test: $(STAMP)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests/pure
+	$(BIN)/python -m pytest tests/tf tests/e2e
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

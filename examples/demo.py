@@ -31,7 +31,8 @@ import tensorflow as tf
 import tfckpt
 from benchmarks import jobs
 from benchmarks.measure import MB, Meter, Sample
-from examples import data, plot
+from examples import data
+from tfckpt import pictures
 
 PICTURE = "demo_memory.png"
 SEED = 7
@@ -191,7 +192,7 @@ def main() -> None:
     if any(row[-1] == "no" for row in rows):
         print(WHY_NOT_IDENTICAL)
     if reports:
-        plot.draw(reports, PICTURE)
+        pictures.save(pictures.step_figure(reports), PICTURE)
         print(f"Memory over the step: {PICTURE}")
     print(f"Done in {time.perf_counter() - began:.0f} s.")
 

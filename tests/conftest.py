@@ -1,9 +1,23 @@
-"""Settings that TensorFlow reads when it is imported. Nothing here imports TensorFlow."""
+"""Settings that TensorFlow reads when it is imported, and one marker for each folder of tests.
+
+Nothing here imports TensorFlow.
+"""
 
 from __future__ import annotations
 
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # the tests say what the CPU's kernels and its allocator do, on every machine
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+_HERE = pathlib.Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items):
+    """Marks each test with the name of its folder."""
+    for item in items:
+        if _HERE in item.path.parents and (
+                folder := item.path.relative_to(_HERE).parts[0]) in ("pure", "tf", "e2e"):
+            item.add_marker(folder)

@@ -21,14 +21,18 @@ from tfckpt.errors import (
 if TYPE_CHECKING:
     from tfckpt import keras, verify
     from tfckpt.api import checkpoint
+    from tfckpt.forward_ad import eager_fad, nested_forward_ad
     from tfckpt.report import Report
 
 __version__ = "0.1.0"
 
 __all__ = ["CaptureError", "CostError", "InfeasibleBudgetError", "PlanError", "Report",
-           "RewriteError", "TfckptError", "VerificationError", "checkpoint", "keras", "verify"]
+           "RewriteError", "TfckptError", "VerificationError", "checkpoint", "eager_fad", "keras",
+           "nested_forward_ad", "verify"]
 
-_LAZY = {"checkpoint": ("tfckpt.api", "checkpoint"), "Report": ("tfckpt.report", "Report"),
+_LAZY = {"eager_fad": ("tfckpt.forward_ad", "eager_fad"),
+         "nested_forward_ad": ("tfckpt.forward_ad", "nested_forward_ad"),
+         "checkpoint": ("tfckpt.api", "checkpoint"), "Report": ("tfckpt.report", "Report"),
          "keras": ("tfckpt.keras", None), "verify": ("tfckpt.verify", None)}
 
 

@@ -21,15 +21,25 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import NESTED_CALLS, capture
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import Graph
 from tfckpt.plan.allocator import CPU_SMALLEST
-from tfckpt.plan.planner import AUTO, OBJECTIVES, Planned, baseline, plan_step
-from tfckpt.plan.solvers.candidates import SOLVERS
+from tfckpt.plan.forward_ad import Decision, decide
+from tfckpt.plan.planner import (
+    AUTO,
+    OBJECTIVES,
+    SOLVER_NAMES,
+    Planned,
+    baseline,
+    plan_step,
+)
+from tfckpt.plan.simulate import Timeline
 from tfckpt.report import Report, make_report
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
-from tfckpt.rewrite.edits import check_edits
+from tfckpt.rewrite.edits import Edits, check_edits
+from tfckpt.rewrite.graph_diff import graph_edits, join_edits
 
 _MARK = "_tfckpt_mark"
 
@@ -43,25 +53,29 @@ class Options:
     objective: str = "time"
     batch_size: int | None = None
     free_moves: bool = True
+    fad: str | bool = False
 
 
 def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
-                 batch_size: int | None = None, free_moves: bool = True) -> Options:
+                 batch_size: int | None = None, free_moves: bool = True,
+                 fad: str | bool = False) -> Options:
     """Checks options before anything is traced.
 
     Raises:
       PlanError: an option is malformed; the message says what may be written.
     """
-    if solver != AUTO and solver not in SOLVERS:
+    if solver not in SOLVER_NAMES:
         raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
-                        f"{', '.join([AUTO, *SOLVERS])}")
+                        f"{', '.join(SOLVER_NAMES)}")
     if objective not in OBJECTIVES:
         raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
                         f"{', '.join(OBJECTIVES)}")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)
                                    or batch_size <= 0):
         raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
-    return Options(parse_budget(budget), solver, objective, batch_size, free_moves)
+    if not isinstance(fad, bool) and fad != AUTO:
+        raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
+    return Options(parse_budget(budget), solver, objective, batch_size, free_moves, fad)
 
 
 class Records:
@@ -109,7 +123,8 @@ def set_batch_hint(size: int | None) -> int | None:
 
 
 def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: str = AUTO,
-               objective: str = "time", batch_size: int | None = None, free_moves: bool = True):
+               objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
+               fad: str | bool = False):
     """Rewrites a training step so that it needs less memory and computes the same.
 
     Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
@@ -119,10 +134,17 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
       fn: a `tf.function`, or a Python function that is traced inside one.
       budget: bytes of the whole device as an int or "6GiB", a fraction of the plain step's
         dynamic peak as a float in (0, 1], or "min".
-      solver: "auto", "store_all", "chen" or "approx_dp".
+      solver: "auto", "store_all", "chen", "lcg", "acg", "exact_dp",
+        "approx_dp" or "optimal".
       objective: "time" (fastest plan that fits) or "memory" (least peak).
       batch_size: what an unknown leading dimension stands for.
       free_moves: whether moves that cost no time may be used.
+      fad: whether the derivative of an element-wise activation may be kept instead of the
+        tensors that it is computed from (nested forward AD). False takes none: recomputation
+        alone changes no bit. True takes every region that saves bytes; "auto" weighs it against
+        recomputing, with solver "auto" only. A kept derivative may change rounding, by 1e-6 of a
+        gradient in float32 and 1e-2 in half precision, and may be finite where the plain
+        gradient overflows.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and
@@ -132,7 +154,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
       PlanError: malformed options. At trace time: InfeasibleBudgetError (states the smallest
         feasible budget) or CostError (unknown dimensions).
     """
-    options = make_options(budget, solver, objective, batch_size, free_moves)
+    options = make_options(budget, solver, objective, batch_size, free_moves, fad)
     if fn is None:
         return lambda function: CheckpointedStep(function, options)
     if not callable(fn):
@@ -249,30 +271,40 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
     cost = build_cost_graph(graph)
     single = _single_device(graph)
     try:
-        planned = _plan(graph, cost, mark.options, single)
+        decision = _plan(graph, cost, mark.options, single)
     except InfeasibleBudgetError:
         raise
     except PlanError as error:  # ours, not the caller's: options were checked before
         warnings.warn(f"tfckpt: {mark.name} trains unchanged: {error}", stacklevel=2)
         return None
+    planned = decision.planned
     applied, reason = planned.peak_bytes < planned.baseline_bytes, ""
     fence_count = 0
     if not applied:
         reason = "no plan is predicted to lower the peak"
     else:
         try:
-            edits = build_edits(graph, cost, planned.plan, await_updates=single)
+            edits = _edits(graph, decision, single)
             fence_count = sum(1 for op in edits.added if op.name.startswith("tfckpt/fence"))
-            check_edits(graph, edits)
             apply(func_graph, edits)
         except RewriteError as error:
             applied, reason = False, str(error)
             warnings.warn(f"tfckpt: {mark.name} trains unchanged: {error}", stacklevel=2)
-    report = make_report(mark.name, graph, cost, planned, applied=applied, reason=reason,
+    report = make_report(mark.name, graph, cost, decision, applied=applied, reason=reason,
                          fence_count=fence_count, seconds=time.perf_counter() - started,
                          refused=_refused(graph))
     logging.info("%s", report)
     return report
+
+
+def _edits(graph: Graph, decision: Decision, single: bool) -> Edits:
+    """Checked edits: what forward AD changes, then what the plan does, as one value."""
+    edits = build_edits(decision.graph, decision.cost, decision.planned.plan,
+                        await_updates=single)
+    if decision.graph is not graph:
+        edits = join_edits(graph_edits(graph, decision.graph), edits)
+    check_edits(graph, edits)
+    return edits
 
 
 def _capture(func_graph, mark: Mark) -> Graph:
@@ -309,17 +341,33 @@ def _single_device(graph: Graph) -> bool:
                                          for op in graph.ops)
 
 
-def _plan(graph: Graph, cost, options: Options, single: bool) -> Planned:
-    smallest = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
+def price_plain(graph: Graph, cost: CostGraph) -> tuple[int | None, tuple[Timeline, int]]:
+    """The smallest request that is counted in bytes, and what `baseline` says of the step."""
+    smallest: int | None = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
     plain = baseline(cost, in_xla=graph.in_xla, smallest=smallest)
     if 2 * plain[1] < plain[0].peak_bytes:  # hardly any request would be counted
-        smallest = 0
-        plain = baseline(cost, in_xla=graph.in_xla, smallest=0)
+        smallest = None
+        plain = baseline(cost, in_xla=graph.in_xla, smallest=None)
+    return smallest, plain
+
+
+def _plan(graph: Graph, cost: CostGraph, options: Options, single: bool) -> Decision:
+    smallest, plain = price_plain(graph, cost)
     budget = options.budget.dynamic(plain[1], cost.resident_bytes)
-    try:
-        return plan_step(cost, budget, solver=options.solver, objective=options.objective,
+
+    def plan(graph_cost: CostGraph) -> Planned:
+        return plan_step(graph_cost, budget, solver=options.solver, objective=options.objective,
                          free_moves=options.free_moves, await_updates=single,
                          in_xla=graph.in_xla, smallest=smallest, plain=plain)
+
+    fad = options.fad if options.solver == AUTO or options.fad is True else False
+    try:
+        try:
+            return decide(graph, cost, plan, fad=fad, budget=budget, objective=options.objective,
+                          plain_bytes=plain[1])
+        except CostError as error:  # of forward AD: the graph itself was priced before
+            warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
+            return Decision(graph, cost, plan(cost))
     except InfeasibleBudgetError as error:
         raise options.budget.explain(error, plain[1], cost.resident_bytes) from None
 

@@ -1,34 +1,42 @@
-"""Keras: `checkpoint(model)` makes `compile` and `fit` train in less memory, as ever."""
+"""Keras: `checkpoint(model)` makes `compile` and `fit` train in less memory, as ever.
+
+`PeakMemory()` is a callback that measures what they really need.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import statistics
+import warnings
 import weakref
 
+import keras
 import tensorflow as tf
 
 from tfckpt.api import Mark, Records, _warn_eager, make_options, mark_tracing_graph, set_batch_hint
-from tfckpt.errors import PlanError
+from tfckpt.budget import format_bytes
+from tfckpt.errors import PlanError, VerificationError
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
+from tfckpt.verify.memory import default_device, memory_info
 
 _records: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def checkpoint(model, *, budget: object = "min", solver: str = AUTO, objective: str = "time",
-               batch_size: int | None = None, free_moves: bool = True):
+               batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False):
     """Has the model's training step rewritten whenever Keras traces it.
 
     Args:
       model: a built `keras.Model`; it is returned, with its `train_step` and `fit` wrapped.
-      budget, solver, objective, batch_size, free_moves: see `tfckpt.checkpoint`. `batch_size` is
-        needed only where `fit` cannot tell it (a dataset of unknown batch size).
+      budget, solver, objective, batch_size, free_moves, fad: see `tfckpt.checkpoint`. `batch_size`
+        is needed only where `fit` cannot tell it (a dataset of unknown batch size).
 
     Raises:
       PlanError: malformed options, not a model, or a model that is not built yet.
     """
-    options = make_options(budget, solver, objective, batch_size, free_moves)
+    options = make_options(budget, solver, objective, batch_size, free_moves, fad)
     if not hasattr(model, "train_step") or not hasattr(model, "fit"):
         raise PlanError(f"plan: tfckpt.keras.checkpoint takes a keras.Model, not "
                         f"{type(model).__name__}")
@@ -112,3 +120,126 @@ def _dataset_batch(dataset: tf.data.Dataset) -> int | None:
             return None if value is None else int(value)
         pending.extend(current._inputs())
     return None
+
+
+PEAK = "peak_memory_mib"
+_MIB = float(1 << 20)
+_ABOVE = 1.05
+"""A measured peak this far above the plain one is worth a warning; less is allocator slack."""
+
+
+class PeakMemory(keras.callbacks.Callback):
+    """Measures the peak memory of each training batch and puts it into `logs`.
+
+    `logs["peak_memory_mib"]` is the most that was allocated on the device while the batch ran,
+    variables, optimizer state and inputs included, in MiB; of an epoch, the largest of its
+    batches. With several devices it is that of the fullest, and each has a key of its own, such
+    as `peak_memory_mib_gpu_1`. Progress bar and `History` show it; callbacks that write logs
+    (`CSVLogger`, `TensorBoard`) must stand behind this one in `callbacks=[...]`, since Keras
+    hands the logs from one to the next.
+
+    The numbers are those of TensorFlow's allocator: on a CPU it also holds the input pipeline,
+    counts only requests of 256 KiB and more, and serves all logical CPUs together. Validation is
+    not measured. For a model that `checkpoint` wrapped, the report's `measured_peak_bytes` is
+    filled in: the median over the batches of the peak above what was allocated when the batch
+    began, without the first batch, which traces. Where the allocator keeps no statistics, a
+    warning says what to set, and training goes on without the key.
+
+    Args:
+      compare: also print planned against measured peak at the end of the first epoch.
+    """
+
+    def __init__(self, compare: bool = False):
+        super().__init__()
+        self._compare = compare
+        self._devices: tuple[str, ...] = ()
+        self._before: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
+        self._dynamic: list[int] = []
+
+    def on_train_begin(self, logs=None):
+        """Finds the devices and whether they can be measured."""
+        self._dynamic = []
+        self._devices = ()
+        found = _devices_of(self.model)
+        try:
+            for device in found:
+                memory_info(device)
+        except VerificationError as error:
+            warnings.warn(f"tfckpt: PeakMemory measures nothing. {error}", stacklevel=2)
+        else:
+            self._devices = found
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Forgets the batches of the epoch before."""
+        self._largest = dict.fromkeys(self._devices, 0)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Has the peak count from here."""
+        for device in self._devices:
+            self._before[device] = memory_info(device, reset=True)["current"]
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Reads the peak of the batch."""
+        peaks = {device: memory_info(device)["peak"] for device in self._devices}
+        if not peaks:
+            return
+        for device, peak in peaks.items():
+            self._largest[device] = max(self._largest.get(device, 0), peak)
+        self._dynamic.append(max(peak - self._before[d] for d, peak in peaks.items()))
+        _write(logs, peaks)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Notes the epoch's peak; after the first epoch, fills the report and compares."""
+        if not self._dynamic:
+            return
+        _write(logs, self._largest)
+        measured = int(statistics.median(self._dynamic[1:] or self._dynamic))
+        found = _records[self.model].report if self.model in _records else None
+        if found is not None and found.applied:
+            first = found.measured_peak_bytes is None
+            found.measured_peak_bytes = measured
+            if first and measured > _ABOVE * found.baseline_peak_bytes:
+                warnings.warn(
+                    f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "
+                    f"plain step's planned {format_bytes(found.baseline_peak_bytes)}; compare with "
+                    "tfckpt.verify.measure_peak, which leaves the input pipeline out",
+                    stacklevel=2)
+        if self._compare and epoch == (self.params or {}).get("initial_epoch", 0):
+            print(_comparison(found, measured, self._devices), flush=True)
+
+
+def _devices_of(model) -> tuple[str, ...]:
+    """The local devices that a model trains on, such as "GPU:0"."""
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return (default_device(),)
+    specs = [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]
+    return tuple(dict.fromkeys(f"{s.device_type}:{s.device_index or 0}" for s in specs))
+
+
+def _write(logs, peaks: dict[str, int]) -> None:
+    """Puts peaks in bytes into a logs dictionary, in MiB."""
+    if logs is None:
+        return
+    logs[PEAK] = max(peaks.values()) / _MIB
+    if len(peaks) > 1:
+        for device, peak in peaks.items():
+            logs[f"{PEAK}_{device.lower().replace(':', '_')}"] = peak / _MIB
+
+
+def _comparison(found: Report | None, measured: int, devices: tuple[str, ...]) -> str:
+    """Planned against measured, as text of three or four lines."""
+    lines = ["", "tfckpt: peak above what is allocated when a step begins"]
+    if found is None:
+        lines.append("  planned   nothing: tfckpt.keras.checkpoint(model) rewrote no step")
+    else:
+        off = 100.0 * (measured / max(found.planned_peak_bytes, 1) - 1.0)
+        lines += [f"  plain     {format_bytes(found.baseline_peak_bytes):>10}  planned",
+                  f"  rewritten {format_bytes(found.planned_peak_bytes):>10}  planned"
+                  + ("" if found.applied else f" (not applied: {found.reason})"),
+                  f"  measured  {format_bytes(measured):>10}  {off:+.1f} % of planned, "
+                  f"{', '.join(devices)}"]
+        return "\n".join(lines)
+    lines.append(f"  measured  {format_bytes(measured):>10}  {', '.join(devices)}")
+    return "\n".join(lines)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 
 from tfckpt.budget import format_bytes
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.graph import BACKWARD, FORWARD, Graph
+from tfckpt.plan.forward_ad import Decision, ForwardAdRegion
 from tfckpt.plan.planner import Planned
-from tfckpt.plan.simulate import Timeline
+from tfckpt.plan.schedule import Plan, plain_schedule
+from tfckpt.plan.simulate import Timeline, resolve
+from tfckpt.trace import Ran, ran
 
 _SCOPES = re.compile(r"^(?:gradient_tape/|gradients(?:_\d+)?/|StatefulPartitionedCall/)+")
 _SHOWN = 12
@@ -33,6 +37,67 @@ class Held:
     why: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A plan on the front: peak in bytes as asked for, extra time as a fraction, its solver."""
+
+    peak_bytes: int
+    overhead: float
+    solver: str
+
+
+class Front(tuple):
+    """(peak bytes, overhead) of the plans that no other beats in both, by falling peak.
+
+    Attributes:
+      points: the same with solvers.
+      chosen: the plan that was taken; not always one of `points`, since the allocator's rounding
+        decides between close ones. None where the step is left as it is.
+      name: of the step.
+      baseline_bytes: plain peak.
+    """
+
+    points: tuple[FrontPoint, ...]
+    chosen: FrontPoint | None
+    name: str
+    baseline_bytes: int
+
+    @classmethod
+    def of(cls, points: Sequence[FrontPoint], chosen: FrontPoint | None, name: str,
+           baseline_bytes: int) -> Front:
+        """A front of points, by falling peak."""
+        front = cls((p.peak_bytes, p.overhead) for p in points)
+        front.points, front.chosen = tuple(points), chosen
+        front.name, front.baseline_bytes = name, baseline_bytes
+        return front
+
+    def plot(self, path: str) -> None:
+        """Draws peak against time for every solver into a file (png, svg, pdf).
+
+        Raises:
+          TfckptError: matplotlib is not installed.
+        """
+        from tfckpt import pictures
+
+        pictures.save(pictures.front_figure(self), path)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a forward tensor that the backward reads.
+
+    Attributes:
+      layer, op: where it comes from.
+      bytes: its size.
+      fate: "kept" or "recomputed".
+    """
+
+    layer: str
+    op: str
+    bytes: int
+    fate: str
+
+
 @dataclasses.dataclass
 class Report:
     """What tfckpt did to one traced step. Peaks are dynamic: above what the step starts with.
@@ -49,7 +114,11 @@ class Report:
       deferred_ops, released_joins, fences, pins: what else was changed.
       plan_seconds: capture, planning and rewriting, in seconds.
       op_count: ops in the captured step.
-      front: (peak bytes, overhead) of the plans that no other beats in both.
+      front: the plans that no other beats in both peak and time (see `Front`).
+      fates: what becomes of each forward tensor that the backward reads, largest first.
+      traced: cost graphs before and after, and the plan, for pictures.
+      forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
+        derivative saves, whether it is kept, and why; empty with `fad=False`.
       refused: ops the rewriter will not look into or repeat, with the reason.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
     """
@@ -70,14 +139,32 @@ class Report:
     pins: int
     plan_seconds: float
     op_count: int
-    front: tuple[tuple[int, float], ...]
+    front: Front
     timeline_before: Timeline
     timeline_after: Timeline
     held_before: tuple[Held, ...]
     held_after: tuple[Held, ...]
+    fates: tuple[Fate, ...] = ()
     refused: tuple[str, ...] = ()
+    forward_ad_regions: tuple[ForwardAdRegion, ...] = ()
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
+    traced: tuple[CostGraph, CostGraph, Plan] | None = dataclasses.field(default=None, repr=False)
+
+    @functools.cached_property
+    def steps_before(self) -> tuple[Ran, ...]:
+        """The steps of `timeline_before`, in its order."""
+        if self.traced is None:
+            return ()
+        cost = self.traced[0]
+        return ran(cost, Plan(plain_schedule(cost)), self.timeline_before)
+
+    @functools.cached_property
+    def steps_after(self) -> tuple[Ran, ...]:
+        """The steps of `timeline_after`, in its order."""
+        if self.traced is None or not self.applied:
+            return self.steps_before
+        return ran(*self.traced[1:], self.timeline_after)
 
     def __str__(self) -> str:
         ratio = self.planned_peak_bytes / max(self.baseline_peak_bytes, 1)
@@ -91,6 +178,7 @@ class Report:
             ("kept for backward", format_bytes(self.kept_bytes)),
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
             ("free moves", f"{self.deferred_ops} deferred, {self.released_joins} joins released"),
+            ("forward AD", self._forward_ad()),
             ("plan", f"{self.solver}, made in {self.plan_seconds:.1f} s"),
             ("applied", "yes" if self.applied else f"no: {self.reason}"),
         ]
@@ -98,6 +186,13 @@ class Report:
         width = max(len(label) for label, _ in rows)
         lines = [f"tfckpt report for {self.name}"]
         return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
+
+    def _forward_ad(self) -> str:
+        regions = self.forward_ad_regions
+        taken = [r for r in regions if r.taken]
+        saved = sum(r.saved_bytes or 0 for r in taken)
+        return (f"{len(taken)} of {len(regions)} regions keep their derivative"
+                + (f", {format_bytes(saved)} less" if taken else ""))
 
     def explain(self, top: int = _SHOWN) -> str:
         """What is live at the peak before and after: bytes, op, layer, why it is kept."""
@@ -114,11 +209,42 @@ class Report:
                 parts.append(f"  {format_bytes(rest):>10}  in {len(held) - top} smaller tensors")
         return "\n".join(parts)
 
+    def plot(self, path: str) -> None:
+        """Draws the live bytes over the step, before and after, into a file (png, svg, pdf).
 
-def make_report(name: str, graph: Graph, cost: CostGraph, planned: Planned, *, applied: bool,
+        Forward and backward are shaded; the peak is labelled with the largest of what is live.
+
+        Raises:
+          TfckptError: matplotlib is not installed.
+        """
+        from tfckpt import pictures
+
+        pictures.save(pictures.step_figure({"": self}), path)
+
+    def html(self, path: str) -> None:
+        """Writes one self-contained page: pictures, tensors by layer, the graph by segment.
+
+        Raises:
+          TfckptError: matplotlib is not installed.
+        """
+        from tfckpt import page
+
+        page.write(self, path)
+
+
+def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *, applied: bool,
                 reason: str, fence_count: int, seconds: float,
                 refused: Sequence[str]) -> Report:
-    """The report of a planned step (of the plain step where nothing was applied)."""
+    """The report of a planned step (of the plain step where nothing was applied).
+
+    Args:
+      graph, cost: the plain step; the decision has its own, which may keep derivatives.
+    """
+    planned = decision.planned
+    ours = decision.cost if applied else cost
+    regions = decision.regions if applied else tuple(
+        dataclasses.replace(r, taken=False, why="the plan was not applied") if r.taken else r
+        for r in decision.regions)
     after = planned.timeline if applied else planned.baseline
     time = planned.time if applied else cost.total_time
     plan = planned.plan
@@ -129,16 +255,48 @@ def make_report(name: str, graph: Graph, cost: CostGraph, planned: Planned, *, a
         resident_bytes=cost.resident_bytes,
         overhead=time / total - 1.0,
         recomputed_ops=len(plan.recomputed) if applied else 0,
-        kept_bytes=_kept(cost, plan.schedule if applied else None),
+        kept_bytes=_kept(ours, plan.schedule if applied else None),
         applied=applied, reason=reason, solver=plan.solver,
         deferred_ops=len(plan.moves.deferred) if applied else 0,
         released_joins=len(plan.moves.released) if applied else 0,
         fences=fence_count if applied else 0, pins=len(plan.pins) if applied else 0,
         plan_seconds=seconds, op_count=len(graph.ops),
-        front=tuple((peak, t / total - 1.0) for peak, t in planned.front),
+        front=_front(name, planned, total, applied),
         timeline_before=planned.baseline, timeline_after=after,
-        held_before=_held(cost, planned.baseline), held_after=_held(cost, after),
-        refused=tuple(refused))
+        held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
+        fates=_fates(ours, plan.schedule if applied else plain_schedule(cost)),
+        refused=tuple(refused), forward_ad_regions=regions, traced=(cost, ours, plan))
+
+
+def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
+    points = [FrontPoint(p.peak_bytes, p.time / total - 1.0, p.solver)
+              for p in planned.front]
+    chosen = None
+    if applied:
+        here = FrontPoint(planned.timeline.peak_bytes, planned.time / total - 1.0,
+                          planned.plan.solver)
+        chosen = next((p for p in points if p.solver == here.solver
+                       and abs(p.overhead - here.overhead) < 1e-9), here)
+    return Front.of(points, chosen, name, planned.baseline_bytes)
+
+
+def _fates(cost: CostGraph, schedule) -> tuple[Fate, ...]:
+    """What the schedule does with each forward storage that the backward reads."""
+    resolved = resolve(cost, schedule)
+    kept: dict[int, bool] = {}
+    for position, (v, copy) in enumerate(schedule):
+        if cost.vertices[v].region == FORWARD and not copy:
+            continue
+        for instance in resolved.reads[position]:
+            s = resolved.storage[instance]
+            if cost.vertices[cost.storages[s].producer].region == FORWARD and (
+                    not copy or not resolved.copy[instance]):
+                kept[s] = kept.get(s, False) or not resolved.copy[instance]
+    entries = [(cost.storages[s], cost.vertices[cost.storages[s].producer].name, original)
+               for s, original in sorted(kept.items())]
+    return tuple(sorted((Fate(_layer(op), op, storage.bytes, "kept" if original else "recomputed")
+                         for storage, op, original in entries),
+                        key=lambda f: (-f.bytes, f.op)))
 
 
 def _kept(cost: CostGraph, schedule) -> int:
@@ -157,7 +315,8 @@ def _kept(cost: CostGraph, schedule) -> int:
     return sum(cost.storages[s].bytes for s in kept)
 
 
-def _held(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:
+def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:
+    """What is live at a timeline's peak, largest first."""
     return tuple(_why(cost, live) for live in timeline.live_at_peak)
 
 

@@ -21,7 +21,7 @@ OPTIONS: dict[str, dict] = {
     "min": {"budget": "min"},
     "chen": {"solver": "chen"},
     "approx_dp": {"solver": "approx_dp", "objective": "memory"},
-    "0.5": {"budget": 0.5},
+    "0.6": {"budget": 0.6},
     "0.7": {"budget": 0.7},
     "no-moves": {"budget": "min", "free_moves": False},
 }
@@ -30,7 +30,7 @@ CASES = [
     ("residual", "chen"), ("residual", "approx_dp"), ("residual", "0.7"), ("residual", "no-moves"),
     ("dense_gelu", "approx_dp"), ("dense_gelu", "0.7"), ("dense_gelu", "no-moves"),
     ("transformer", "0.7"), ("unet", "approx_dp"), ("unet", "0.7"), ("conv_relu", "0.7"),
-    ("shared", "approx_dp"), ("keras_dropout", "0.5"), ("stateful_dropout", "0.7"),
+    ("shared", "approx_dp"), ("keras_dropout", "0.6"), ("stateful_dropout", "0.7"),
 ]
 
 

@@ -114,15 +114,18 @@ def test_a_new_shape_is_planned_again():
     large = step.report
     assert len(step.reports) == 2 and set(map(id, step.reports.values())) == {id(small), id(large)}
     assert large.baseline_peak_bytes > 1.5 * small.baseline_peak_bytes
-    assert {str(BATCH) in name or str(2 * BATCH) in name for name in step.reports} == {True}
+    assert [f"[{BATCH}, {WIDTH}]" in name for name in step.reports] == [True, False]
+    assert [f"[{2 * BATCH}, {WIDTH}]" in name for name in step.reports] == [False, True]
 
 
 def test_an_argument_in_python_is_a_trace_of_its_own():
     net = Net()
     step = tfckpt.checkpoint(tf.function(net.learn))
     step(batch(), 0.1)
+    first = step.report
     step(batch(), 0.2)
-    assert step.report.applied
+    second = step.report
+    assert first.applied and second.applied and second is not first
 
 
 def test_as_a_method_of_any_class():

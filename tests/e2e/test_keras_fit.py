@@ -117,10 +117,13 @@ def test_a_model_may_be_wrapped_after_compile_and_after_training():
 
 def test_evaluate_predict_and_save_still_work(tmp_path):
     x, y = arrays(BATCH)
-    model = build(True)
-    model.fit(x, y, batch_size=BATCH, verbose=0)
-    before = model.predict(x, batch_size=BATCH, verbose=0)
-    model.evaluate(x, y, batch_size=BATCH, verbose=0)
+    plain, model = build(False), build(True)
+    for trained in (plain, model):
+        trained.fit(x, y, batch_size=BATCH, verbose=0)
+    before = plain.predict(x, batch_size=BATCH, verbose=0)
+    np.testing.assert_array_equal(model.predict(x, batch_size=BATCH, verbose=0), before)
+    common = {"batch_size": BATCH, "verbose": 0, "return_dict": True}
+    assert model.evaluate(x, y, **common) == plain.evaluate(x, y, **common)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(x, batch_size=BATCH, verbose=0), before)

@@ -252,6 +252,7 @@ def test_a_step_traced_for_the_executor_and_then_called_from_xla():
     step = tfckpt.checkpoint(tf.function(made.step))
     with process.without_determinism():
         history = [step(*made.batches[0])[0].numpy()]
+        assert step.report.applied and step.report.recomputed_ops > 0, step.report.reason
         outer = tf.function(lambda x, y: step(x, y), jit_compile=True)
         history += [outer(*batch)[0].numpy() for batch in made.batches[1:]]
         process.fresh()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import keras
+import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
@@ -35,6 +36,12 @@ def without_determinism():
 def seed() -> None:
     """Sets every seed: op determinism refuses random ops without one."""
     keras.utils.set_random_seed(3)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """For a conftest: sets every seed before each test."""
+    seed()
 
 
 def fresh() -> None:

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-import pathlib
-
-import pytest
-
 from tests.support import process
 
 process.prepare()
-_HERE = pathlib.Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.tf)
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    process.seed()
+_seeded = process.seeded

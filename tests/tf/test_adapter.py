@@ -174,15 +174,6 @@ def _small_graph():
     return graph, a, b, c
 
 
-def test_attributes_set_and_cleared():
-    _, _, _, c = _small_graph()
-    assert "T" in tf_adapter.node_attrs(c.op)
-    tf_adapter.set_attr(c.op, "_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
-    assert tf_adapter.node_attrs(c.op)["_grappler_do_not_remove"].b
-    tf_adapter.clear_attr(c.op, "_grappler_do_not_remove")
-    assert "_grappler_do_not_remove" not in tf_adapter.node_attrs(c.op)
-
-
 def test_update_input_and_back():
     graph, a, b, c = _small_graph()
     for tensor, expected in ((b, 4.0), (a, 3.0)):
@@ -223,3 +214,48 @@ def test_record_executed_graphs_of_the_run_alone():
     assert types(small).count("Cos") == 1 and "Cumsum" not in types(small)
     assert types(large).count("Cumsum") == 20
     assert tf_adapter.record_executed_graphs(lambda: None) == []
+
+
+def test_op_callbacks_run_after_the_tape_has_recorded():
+    seen = []
+
+    def callback(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        seen.append((op_type, tf_adapter.gradient_order(outputs)))
+
+    x = tf.constant([1.0])
+    tf_adapter.add_op_callback(callback)
+    try:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            tf.tanh(x)
+        tf.tanh(x)
+    finally:
+        tf_adapter.remove_op_callback(callback)
+    tf.exp(x)
+    assert [entry for entry in seen if entry[0] == "Tanh"] == [("Tanh", 1), ("Tanh", 0)]
+    assert not [entry for entry in seen if entry[0] == "Exp"]
+
+
+def test_gradient_order_and_stopped_recording():
+    x = tf.constant([1.0])
+    assert tf_adapter.gradient_order([x]) == 0
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        assert tf_adapter.gradient_order([x]) == 1
+        assert not tf_adapter.is_recording_stopped()
+        with tf_adapter.stop_recording():
+            assert tf_adapter.is_recording_stopped()
+            assert tf_adapter.gradient_order([x]) == 0
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        assert tf_adapter.gradient_order([x]) == 2
+
+
+def test_a_replaced_record_frees_the_old_one():
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.tanh(x)
+        tf_adapter.replace_record(y, x, lambda g: [g * 10.0])
+        loss = tf.reduce_sum(y)
+    assert tape.gradient(loss, x).numpy().tolist() == [10.0, 10.0]

@@ -13,8 +13,6 @@ from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.edits import check_edits
 
-pytestmark = pytest.mark.tf
-
 
 def training_graph():
     """Eight tanh layers and the gradient of their sum, as TF1 builds it."""

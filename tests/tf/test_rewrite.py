@@ -13,8 +13,13 @@ from tests.support.models import MODELS
 from tfckpt import api
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
+from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import RewriteError
+from tfckpt.plan.keep import keep_schedule
+from tfckpt.plan.order import base_order
+from tfckpt.plan.schedule import Moves, Plan
 from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire, check_edits
 from tfckpt.rewrite.guards import DataGuard
 
@@ -130,6 +135,50 @@ def test_a_failure_midway_leaves_the_graph_as_it_was(monkeypatch, wanted, functi
     assert after == before
     assert not step.report.applied
     training.assert_same_bits(found, wanted)
+
+
+# Plans that no small model leads to.
+
+
+def last_write_before_last_copies():
+    """Graph, cost graph and plan whose last write comes before the last recomputation.
+
+    The scale is so small that its update is no vertex of its own. `Pad` is read in the forward
+    and in the backward, its copy in the backward alone.
+    """
+    made = np.random.default_rng(0)
+    scale = tf.Variable(made.standard_normal((16,), dtype=np.float32))
+    weight = tf.Variable(made.standard_normal((16, 512), dtype=np.float32))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.tanh(x * scale)
+            h = tf.multiply(tf.pad(h, [[0, 0], [0, 0]]), h, name="kept")
+            loss = tf.reduce_sum(tf.tanh(h @ weight, name="kept_too"))
+        variables = [scale, weight]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    traced = tf.function(step).get_concrete_function(tf.TensorSpec((1024, 16), tf.float32)).graph
+    graph = capture(traced)
+    cost = build_cost_graph(graph)
+    keep = frozenset(i for i, s in enumerate(cost.storages) if s.name.startswith("kept"))
+    return graph, cost, Plan(keep_schedule(cost, keep, base_order(cost, Moves())))
+
+
+def test_nothing_waits_for_a_copy_that_waits_for_it():
+    """The last fence awaits the last write, so that write must not await what is behind it."""
+    graph, cost, plan = last_write_before_last_copies()
+    types = [graph.ops[cost.vertices[v].ops[0]].type for v, _ in plan.schedule]
+    write, = (i for i, kind in enumerate(types) if kind == "AssignSubVariableOp")
+    assert max(i for i, (_, copy) in enumerate(plan.schedule) if copy) > write
+    edits = build_edits(graph, cost, plan)
+    fence, = (op for op in edits.added if op.name == "tfckpt/fence_1")
+    written = graph.ops[cost.vertices[plan.schedule[write][0]].ops[0]].name
+    assert written in fence.controls
+    assert any(op.name.endswith("_tap") for op in edits.added)
+    check_edits(graph, edits)
 
 
 # The data guard: it must change no value.

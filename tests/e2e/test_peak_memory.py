@@ -1,0 +1,214 @@
+"""`tfckpt.keras.PeakMemory`: measured peaks in the logs, whatever the devices are."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pathlib
+import subprocess
+import sys
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process
+from tests.support.models import arrays, stack
+
+MIB = 1 << 20
+KEY = "peak_memory_mib"
+
+
+class Holder(keras.Model):
+    """Its step holds `count` tensors of 16 MiB at once and trains one number."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count = count
+        self.weight = self.add_weight(shape=(), initializer="ones")
+
+    def train_step(self, data):
+        seed = tf.reduce_sum(tf.cast(data[0], tf.float32))
+        held = [tf.random.stateless_uniform((2048, 2048), (i, tf.cast(seed, tf.int32)))
+                for i in range(self.count)]
+        total = tf.reduce_sum(tf.math.cumsum(tf.stack(held), axis=1))  # copies them all, twice
+        self.weight.assign_add(total * 1e-9)
+        return {"loss": total}
+
+
+def train(model, *callbacks, batches=3, epochs=1):
+    model.compile("sgd", jit_compile=False)
+    x = np.zeros((4 * batches, 1), np.float32)
+    return model.fit(x, x, batch_size=4, epochs=epochs, verbose=0, callbacks=list(callbacks))
+
+
+class Batches(keras.callbacks.Callback):
+    """Notes what stands in the logs of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(logs[KEY])
+
+
+def test_the_peak_is_what_the_step_holds():
+    """Five tensors, their stack and its sums: 15 x 16 MiB, give or take one reused buffer set."""
+    process.fresh()
+    noted = Batches()
+    history = train(Holder(5), tfckpt.keras.PeakMemory(), noted).history
+    least, most = 10 * 16, 16 * 16
+    start = tf.config.experimental.get_memory_info("CPU:0")["current"] / MIB
+    assert len(noted.seen) == 3
+    for peak in noted.seen:
+        assert least <= peak <= most + 2 * start + 16
+    assert history[KEY] == [max(noted.seen)]
+    small = train(Holder(1), tfckpt.keras.PeakMemory()).history[KEY][0]
+    assert noted.seen[-1] - small > 0.8 * (least - 3 * 16)
+
+
+def test_history_progress_bar_and_csv(tmp_path, capsys):
+    process.fresh()
+    path = tmp_path / "log.csv"
+    model = stack()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = arrays(2048)
+    history = model.fit(x, y, batch_size=1024, epochs=2, verbose=2, validation_data=(x, y),
+                        callbacks=[tfckpt.keras.PeakMemory(), keras.callbacks.CSVLogger(path)])
+    assert len(history.history[KEY]) == 2
+    assert capsys.readouterr().out.count(f"{KEY}: ") == 2
+    with path.open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [float(row[KEY]) for row in rows] == history.history[KEY]
+
+
+def test_tensorboard_gets_a_scalar(tmp_path):
+    pytest.importorskip("tensorboard")
+    process.fresh()
+    train(Holder(1), tfckpt.keras.PeakMemory(), keras.callbacks.TensorBoard(tmp_path))
+    tags = set()
+    for path in tmp_path.rglob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            tags.update(value.tag for value in event.summary.value)
+    assert f"epoch_{KEY}" in tags
+
+
+def test_a_wrapped_model_is_compared_and_its_report_filled(capsys):
+    process.fresh()
+    model = stack(width=256)
+    tfckpt.keras.checkpoint(model)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = arrays(4096 * 4)
+    model.fit(x, y, batch_size=4096, epochs=2, verbose=0,
+              callbacks=[tfckpt.keras.PeakMemory(compare=True)])
+    said = capsys.readouterr().out
+    assert said.count("planned") == 3 and said.count("measured") == 1
+    report = tfckpt.keras.report(model)
+    assert report.applied
+    # the batch itself is counted too, and chunks may be up to twice the request
+    assert 0.7 * report.planned_peak_bytes < report.measured_peak_bytes
+    assert report.measured_peak_bytes < 2.5 * report.planned_peak_bytes + x.nbytes / 4
+
+
+def test_compare_without_checkpoint_says_so(capsys):
+    process.fresh()
+    train(Holder(1), tfckpt.keras.PeakMemory(compare=True))
+    assert "rewrote no step" in capsys.readouterr().out
+
+
+def test_a_measured_peak_above_the_plain_one_warns(monkeypatch):
+    process.fresh()
+    model = stack()
+    tfckpt.keras.checkpoint(model)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = arrays(2048)
+    monkeypatch.setattr(tfckpt.keras, "memory_info",
+                        lambda device, reset=False: {"current": 0, "peak": 1 << 40})
+    with pytest.warns(UserWarning, match="above the plain step's planned"):
+        model.fit(x, y, batch_size=1024, verbose=0, callbacks=[tfckpt.keras.PeakMemory()])
+
+
+def test_every_gpu_of_a_strategy(monkeypatch):
+    """GPUs as TensorFlow names them under a strategy, with made-up statistics."""
+    class Strategy:
+        num_replicas_in_sync = 2
+
+        class extended:  # noqa: N801
+            worker_devices = ("/job:worker/replica:0/task:1/device:GPU:0",
+                              "/job:worker/replica:0/task:1/device:GPU:1")
+
+    class Model:
+        distribute_strategy = Strategy
+
+    asked = []
+
+    def info(device, reset=False):
+        asked.append(device)
+        return {"current": MIB, "peak": (3 if device == "GPU:0" else 7) * MIB}
+
+    monkeypatch.setattr(tfckpt.keras, "memory_info", info)
+    callback = tfckpt.keras.PeakMemory()
+    callback.set_model(Model())
+    callback.on_train_begin()
+    callback.on_epoch_begin(0)
+    callback.on_train_batch_begin(0)
+    logs = {}
+    callback.on_train_batch_end(0, logs)
+    assert logs == {KEY: 7.0, f"{KEY}_gpu_0": 3.0, f"{KEY}_gpu_1": 7.0}
+    assert set(asked) == {"GPU:0", "GPU:1"}
+
+
+_CHILD = """
+import sys, warnings
+import numpy as np, tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+import keras
+import tfckpt
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    history = model.fit(np.ones((64, 8)), np.ones((64, 4)), batch_size=32, verbose=0,
+                        callbacks=[tfckpt.keras.PeakMemory()]).history
+print("KEYS", sorted(key for key in history if "peak" in key))
+print("SAID", [str(w.message) for w in caught if "PeakMemory" in str(w.message)])
+"""
+
+
+def child(**environment) -> str:
+    root = pathlib.Path(tfckpt.__file__).parents[1]
+    kept = {k: v for k, v in os.environ.items() if k != "TF_CPU_ALLOCATOR_USE_BFC"}
+    return subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, cwd=root,
+                          env={**kept, **environment}, timeout=800, check=True).stdout
+
+
+def test_two_logical_cpus():
+    said = child()
+    assert f"KEYS ['{KEY}', '{KEY}_cpu_0', '{KEY}_cpu_1']" in said and "SAID []" in said
+
+
+def test_without_statistics_training_goes_on_with_a_warning():
+    said = child(TF_ENABLE_ONEDNN_OPTS="0")
+    assert "KEYS []" in said
+    assert "TF_CPU_ALLOCATOR_USE_BFC=1" in said and "TF_ENABLE_ONEDNN_OPTS" in said
+
+
+def test_the_warning_names_what_is_measured_nowhere(monkeypatch):
+    def info(device, reset=False):
+        raise tfckpt.VerificationError("verify: nothing for TPU:0")
+
+    monkeypatch.setattr(tfckpt.keras, "memory_info", info)
+    process.fresh()
+    with pytest.warns(UserWarning, match="PeakMemory measures nothing. verify: nothing for TPU"):
+        history = train(Holder(1), tfckpt.keras.PeakMemory(compare=True)).history
+    assert KEY not in history
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.undo()
+        assert KEY in train(Holder(1), tfckpt.keras.PeakMemory()).history

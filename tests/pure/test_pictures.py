@@ -1,0 +1,212 @@
+"""Pictures and the page: what they show is what the report says, and the page stands alone."""
+
+from __future__ import annotations
+
+import html.parser
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.graphs import residual_network
+from tfckpt import page, pictures
+from tfckpt.cost.with_backward import from_edges, with_backward
+from tfckpt.errors import TfckptError
+from tfckpt.graph import Graph
+from tfckpt.plan.forward_ad import Decision
+from tfckpt.plan.planner import plan_step
+from tfckpt.plan.schedule import Plan, plain_schedule
+from tfckpt.report import Front, FrontPoint, make_report
+from tfckpt.trace import ran
+
+MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def planned():
+    sizes, times, edges = residual_network(6)
+    cost = with_backward(from_edges([size * MB // 100 for size in sizes], times, edges))
+    return cost, plan_step(cost)
+
+
+@pytest.fixture(scope="module")
+def report(planned):
+    cost, plan = planned
+    graph = Graph("g", (), (), ())
+    return make_report("a <step> & more", graph, cost, Decision(graph, cost, plan), applied=True,
+                       reason="", fence_count=0, seconds=0.0, refused=())
+
+
+def test_the_steps_of_a_timeline_are_those_that_were_simulated(planned, report):
+    """Derived from the report alone: every read comes from an earlier step, all steps are there."""
+    cost, plan = planned
+    assert len(report.steps_after) == len(report.timeline_after.live_bytes)
+    assert sorted((s.name, s.copy) for s in report.steps_after) == sorted(
+        (cost.vertices[v].name, copy) for v, copy in plan.plan.schedule)
+    for i, step in enumerate(report.steps_after):
+        assert all(source < i for source in step.reads)
+        assert step.region == "backward" or not step.copy
+    copies = [s for s in report.steps_after if s.copy]
+    assert len(copies) == report.recomputed_ops > 0
+    again = {s.name for s in copies}
+    assert again == {s.name for s in report.steps_after
+                     if s.region == "forward" and s.segment}
+
+
+def test_a_timeline_of_another_graph_has_no_steps(planned, report):
+    cost, _ = planned
+    other = report.timeline_after
+    if other.live_bytes == report.timeline_before.live_bytes:
+        pytest.skip("the plan changed nothing")
+    assert ran(cost, Plan(plain_schedule(cost)), other) == ()
+
+
+def test_fates_cover_what_the_plain_backward_reads(planned, report):
+    cost, _ = planned
+    wanted = {cost.vertices[s.producer].name: s.bytes for i, s in enumerate(cost.storages)
+              if cost.vertices[s.producer].region == "forward"
+              and any(cost.vertices[r].region == "backward" for r in cost.readers[i])}
+    assert {f.op: f.bytes for f in report.fates} == wanted
+    assert {f.fate for f in report.fates} == {"kept", "recomputed"}
+    assert sum(f.bytes for f in report.fates if f.fate == "kept") <= report.kept_bytes
+
+
+def test_the_curve_is_the_timeline_and_the_peak_is_labelled(report):
+    figure = pictures.step_figure({"": report})
+    before, after = figure.axes
+    for axes, timeline, held in ((before, report.timeline_before, report.held_before),
+                                 (after, report.timeline_after, report.held_after)):
+        curve = max(axes.lines, key=lambda line: len(line.get_ydata()))
+        assert [round(y * MB) for y in curve.get_ydata()] == list(timeline.live_bytes)
+        said = " ".join(text.get_text() for text in axes.texts)
+        assert held[0].op in said and "live at the peak" in said
+        assert "forward" in said and "backward" in said
+    assert before.get_ylim() == after.get_ylim()  # one scale, so that heights can be compared
+
+
+def test_stretches_cover_the_step_once():
+    regions = ["other"] * 3 + ["forward"] * 400 + ["update"] + ["forward"] * 99 + ["backward"] * 500
+    found = pictures.stretches(regions)
+    assert [entry[0] for entry in found] == ["other", "forward", "backward"]
+    assert [first for _, first, _ in found] == [0] + [last for _, _, last in found[:-1]]
+    assert found[-1][2] == len(regions)
+    assert pictures.stretches([]) == []
+
+
+def test_every_solver_of_the_front_and_the_choice_are_drawn():
+    points = [FrontPoint(9 * MB, 0.0, "store_all"), FrontPoint(5 * MB, 0.1, "chen"),
+              FrontPoint(4 * MB, 0.2, "chen"), FrontPoint(3 * MB, 0.3, "approx_dp")]
+    front = Front.of(points, points[2], "step", 9 * MB)
+    assert list(front) == [(p.peak_bytes, p.overhead) for p in points]
+    axes, = pictures.front_figure(front).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["store_all", "chen", "approx_dp", "chosen"]
+    drawn = {tuple(map(float, xy)) for found in axes.collections for xy in found.get_offsets()}
+    assert drawn == {(p.peak_bytes / MB, 100 * p.overhead) for p in points}
+
+
+def test_files_are_what_their_names_say(report, tmp_path):
+    report.plot(str(tmp_path / "step.png"))
+    report.front.plot(str(tmp_path / "front.svg"))
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (tmp_path / "front.svg").read_bytes()
+    with pytest.raises(TfckptError, match="step.xyz.*png"):
+        report.plot(str(tmp_path / "step.xyz"))
+
+
+def test_without_matplotlib_the_error_names_the_extra(report, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for draw in (report.plot, report.front.plot, report.html):
+        with pytest.raises(TfckptError, match=r"pip install 'tfckpt\[plots\]'"):
+            draw(str(tmp_path / "out.png"))
+    assert not list(tmp_path.iterdir())
+
+
+class _Page(html.parser.HTMLParser):
+    """Collects what a page asks for and what its table holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.cells, self.circles, self.text = [], [], 0, []
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.asked += [found[key] for key in ("src", "href", "srcset") if key in found]
+        self.circles += tag == "circle"
+        if tag == "td":
+            self.cells.append(found.get("data-value"))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_stands_alone_and_holds_every_tensor(report, tmp_path):
+    path = tmp_path / "report.html"
+    report.html(str(path))
+    text = path.read_text(encoding="utf-8")
+    seen = _Page()
+    seen.feed(text)
+    assert seen.asked and all(address.startswith("data:image/svg+xml") for address in seen.asked)
+    outside = re.sub(r"data:image/svg\+xml;base64,[A-Za-z0-9+/=]+", "", text)
+    assert "http" not in outside and "@import" not in outside and "url(" not in outside
+    assert sum(int(value) for value in seen.cells[3::4]) == sum(f.bytes for f in report.fates)
+    assert sum(int(value) for value in seen.cells[2::4]) == len(report.fates)
+    assert seen.circles == len(report.steps_after)
+    assert "a <step> & more" in "".join(seen.text)  # escaped in the file
+    assert page.render(report) == text  # nothing that differs from run to run
+
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_PROBE = """<script>
+addEventListener("load", () => {
+  const bytes = () => [...document.querySelectorAll("tbody tr")].map(
+    row => Number(row.cells[3].dataset.value));
+  const buttons = document.querySelectorAll("th button");
+  buttons[3].click(); const down = bytes();
+  buttons[3].click(); const up = bytes();
+  buttons[0].click(); buttons[0].click();
+  const names = [...document.querySelectorAll("tbody tr")].map(row => row.cells[0].textContent);
+  const root = document.documentElement;
+  document.title = JSON.stringify({
+    down, up, names, width: innerWidth, wide: root.scrollWidth,
+    dark: matchMedia("(prefers-color-scheme: dark)").matches,
+    paper: getComputedStyle(document.body).backgroundColor,
+    pictures: [...document.images].map(image => image.naturalWidth > 0),
+    drawn: [...document.images].map(image => image.currentSrc === image.src)});
+});
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt install chromium, or set CHROMIUM)")
+@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("dark", [False, True])
+def test_in_a_browser(report, tmp_path, width, dark):
+    """Sorting works, pictures load and follow the colour scheme, nothing sticks out sideways."""
+    import html as escapes
+    import json
+
+    path = pathlib.Path(tmp_path, "page.html")
+    # a window may be no narrower than some 500 pixels: the page is put into a frame of the width
+    inner = page.render(report).replace("</html>", f"{_PROBE}</html>")
+    inner = inner.replace("document.title =", "parent.document.title =")
+    path.write_text(f'<!doctype html><title></title><iframe width="{width}" height="900" '
+                    f'style="border:0" srcdoc="{escapes.escape(inner)}"></iframe>',
+                    encoding="utf-8")
+    out = subprocess.run(
+        [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom",
+         f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1700,1000",
+         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+         "--virtual-time-budget=20000", path.as_uri()],
+        capture_output=True, text=True, timeout=300, check=False).stdout
+    found = json.loads(escapes.unescape(re.search(r"<title>(.*?)</title>", out, re.S)[1]))
+    assert found["width"] == width and found["wide"] <= width
+    assert found["down"] == sorted(found["up"], reverse=True) and found["up"] == found["down"][::-1]
+    assert len(found["down"]) > 3 and found["names"] == sorted(found["names"], key=str.lower)
+    assert found["pictures"] == [True, True]
+    assert found["dark"] == dark and found["drawn"] == [not dark] * 2
+    assert (found["paper"] == "rgb(255, 255, 255)") == (not dark)

@@ -1,0 +1,104 @@
+"""Training steps in files: a TF1 graph with an optimizer, and a module saved with its step."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+WIDTH, DEPTH, BATCH = 128, 9, 1024
+
+
+def batch(seed=0):
+    """Features and targets as numpy arrays."""
+    made = np.random.default_rng(seed)
+    return (made.standard_normal((BATCH, WIDTH), dtype=np.float32),
+            made.standard_normal((BATCH, WIDTH), dtype=np.float32))
+
+
+def start(layer, width=WIDTH):
+    """Initial weights of a layer."""
+    return np.random.default_rng(100 + layer).standard_normal(
+        (width, width)).astype(np.float32) / np.float32(width ** 0.5)
+
+
+class Trainer(tf.Module):
+    """Tanh layers with momentum; `train` is one step, `predict` is no training."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = [tf.Variable(start(i)) for i in range(DEPTH)]
+        self.slots = [tf.Variable(tf.zeros_like(w)) for w in self.weights]
+        self.count = tf.Variable(0, dtype=tf.int64)
+
+    def _forward(self, x):
+        for weight in self.weights:
+            x = tf.tanh(x @ weight)
+        return x
+
+    def _learn(self, x, y):
+        with tf.GradientTape() as tape:
+            parts = tf.split((self._forward(x) - y) ** 2, 2, axis=1)  # an op with several outputs
+            loss = tf.reduce_mean(parts[0]) + tf.reduce_mean(parts[1])
+        gradients = tape.gradient(loss, self.weights)
+        for weight, slot, gradient in zip(self.weights, self.slots, gradients, strict=True):
+            slot.assign(0.9 * slot + gradient)
+            weight.assign_sub(0.1 * slot)
+        self.count.assign_add(1)
+        return {"loss": loss}
+
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH)), tf.TensorSpec((None, WIDTH))])
+    def train(self, x, y):
+        return self._learn(x, y)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH))])
+    def predict(self, x):
+        return self._forward(x)
+
+
+def save_trainer(path, signatures=True) -> None:
+    """Writes a `Trainer` as a SavedModel."""
+    module = Trainer()
+    tf.saved_model.save(module, str(path),
+                        signatures={"learn": module.train} if signatures else None)
+
+
+def tf1_graph(width=WIDTH, depth=DEPTH, batch=BATCH, use_resource=True) -> tf.Graph:
+    """A TF1 training graph with momentum, an initialiser `init` and a train op `train`."""
+    graph = tf.Graph()
+    v1 = tf.compat.v1
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, (batch, width), name="x")
+        y = v1.placeholder(tf.float32, (batch, width), name="y")
+        h = x
+        for layer in range(depth):
+            with v1.variable_scope(f"layer{layer}"):
+                weight = v1.get_variable("w", initializer=start(layer, width),
+                                         use_resource=use_resource)
+                h = tf.tanh(tf.matmul(h, weight))
+        loss = tf.reduce_mean(tf.math.squared_difference(h, y), name="loss")
+        v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, name="train")
+        v1.group(*[v.initializer for v in v1.global_variables()], name="init")
+        v1.train.Saver()
+    return graph
+
+
+def run_graph_def(definition, steps=3, threads=1) -> list[bytes]:
+    """Losses and weights after some steps in a session, bit for bit."""
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    found = []
+    names = {node.name for node in definition.node}
+    reads = [name for i in range(DEPTH) for name in (
+        f"layer{i}/w/Read/ReadVariableOp:0", f"layer{i}/w/read:0") if name[:-2] in names]
+    assert len(reads) == DEPTH
+    config = v1.ConfigProto(inter_op_parallelism_threads=threads)
+    with v1.Session(graph=graph, config=config) as session:
+        session.run("init")
+        for step in range(steps):
+            x, y = batch(step)
+            loss, _ = session.run(["loss:0", "train"], {"x:0": x, "y:0": y})
+            found.append(loss.tobytes())
+        found += [value.tobytes() for value in session.run(reads)]
+    return found

@@ -1,0 +1,109 @@
+"""The flags of each command (absl), parsed into a `Request`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+COMMANDS = {
+    "inspect": ("GRAPH", "what it is: ops, regions, parameters, plain peak, tensors at the peak"),
+    "plan": ("GRAPH", "the plans that no other beats in both peak and time, as a table"),
+    "rewrite": ("GRAPH OUT", "writes a graph that needs less memory, and a report beside it"),
+    "compare": ("A B", "two graphs: ops, planned peaks and, where both run, what they measure"),
+}
+_GRAPH = """\
+GRAPH is a SavedModel directory, a GraphDef or a MetaGraphDef, binary or text; - reads a GraphDef
+or MetaGraphDef from standard input. Results go to standard output, messages to standard error.
+Exit codes: 0 done, 1 could not, 2 usage."""
+_FRACTION = re.compile(r"^[0-9]*\.[0-9]+$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A parsed command line. `values` holds the flags that the command has."""
+
+    command: str
+    paths: tuple[str, ...]
+    values: dict[str, object]
+    help: bool
+    debug: bool
+
+    def __getattr__(self, name: str):
+        if name.startswith("__") or name not in self.values:
+            raise AttributeError(name)
+        return self.values[name]
+
+
+def parse(command: str, arguments: Sequence[str]) -> Request:
+    """Reads a command's arguments.
+
+    Raises:
+      flags.Error: an unknown flag, a malformed value, or too few or many paths.
+    """
+    values = _flags(command)
+    rest = values(["tfckpt", *arguments])[1:]
+    wanted = COMMANDS[command][0].split()
+    if len(rest) != len(wanted) and not values.help:
+        raise flags.Error(f"tfckpt {command} takes {' and '.join(wanted)}, not "
+                          f"{len(rest)} {'path' if len(rest) == 1 else 'paths'}")
+    found: dict[str, Any] = {name: values[name].value for name in values}
+    if "budget" in found:
+        found["budget"] = budget_value(found["budget"])
+    return Request(command, tuple(rest), found, bool(values.help), bool(values.debug))
+
+
+def budget_value(text: str) -> object:
+    """A budget as `tfckpt.checkpoint` takes it: "0.5" is a fraction, all else stays text."""
+    return float(text) if _FRACTION.match(text.strip()) else text
+
+
+def usage(command: str | None = None) -> str:
+    """Help on the tool or on one command."""
+    if command is None:
+        width = max(len(f"{name} {paths}") for name, (paths, _) in COMMANDS.items())
+        lines = [f"  tfckpt {f'{name} {paths}':<{width}}  {what}"
+                 for name, (paths, what) in COMMANDS.items()]
+        return "\n".join(["usage:", *lines, "", _GRAPH, "",
+                          "tfckpt COMMAND --help lists the flags of a command."])
+    paths, what = COMMANDS[command]
+    listed = _flags(command).get_help(include_special_flags=False)
+    listed = listed.partition("\n")[2]  # absl heads the list with the name of this module
+    return f"usage: tfckpt {command} {paths} [flags]\n\n{what}\n\n{_GRAPH}\n\n{listed}"
+
+
+def _flags(command: str) -> flags.FlagValues:
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)
+    where: Any = {"flag_values": values}
+    flags.DEFINE_bool("help", False, "Shows this help.", short_name="h", **where)
+    flags.DEFINE_bool("debug", False, "Shows the traceback of an unexpected error.", **where)
+    flags.DEFINE_integer("batch_size", None, "What an unknown leading dimension stands for.",
+                         lower_bound=1, **where)
+    flags.DEFINE_list("fetch", [], "What a session runs of a GraphDef: tensors (loss:0) and ops "
+                      "(train). Default: the gradients and all that follows from them.", **where)
+    flags.DEFINE_list("op_library", [], "Shared libraries with custom ops to load first.", **where)
+    if command in ("plan", "rewrite"):
+        flags.DEFINE_string("budget", "min", 'Bytes of the device ("2GiB"), a fraction of the '
+                            'plain peak (0.5), or "min".', **where)
+        flags.DEFINE_string("solver", "auto", "Which solver proposes plans.", **where)
+        flags.DEFINE_string("objective", "time", '"time" (fastest that fits) or "memory".',
+                            **where)
+        flags.DEFINE_bool("free_moves", True, "Whether moves that cost no time are used.", **where)
+    if command != "rewrite":
+        flags.DEFINE_bool("json", False, "Prints JSON.", **where)
+    if command == "inspect":
+        flags.DEFINE_integer("top", 12, "How many tensors at the peak are listed.", lower_bound=0,
+                             **where)
+    if command == "plan":
+        flags.DEFINE_string("plot", None, "Also draws the table to this file (png, svg, pdf).",
+                            **where)
+    if command in ("rewrite", "plan"):
+        flags.DEFINE_bool("force", False, "Replaces an output that exists.", **where)
+    if command == "compare":
+        flags.DEFINE_bool("run", True, "Whether both graphs are run and measured.", **where)
+        flags.DEFINE_integer("repeats", 3, "Measured runs of each.", lower_bound=1, **where)
+    return values

@@ -1,0 +1,277 @@
+"""The four commands, each from a parsed request to printed results."""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+from collections.abc import Sequence
+
+import tensorflow as tf
+from absl import flags
+
+from tfckpt.api import Options, make_options, price_plain
+from tfckpt.budget import format_bytes
+from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
+from tfckpt.capture.steps import Step, training_steps
+from tfckpt.cli.arguments import Request
+from tfckpt.cli.output import check_target, progress, table, write_file, write_saved_model
+from tfckpt.cli.running import largest_difference, run_step
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.errors import CaptureError, PlanError, VerificationError
+from tfckpt.graph import REGIONS
+from tfckpt.offline import Result, plan_offline, rewrite
+from tfckpt.report import held_at_peak
+
+
+def run(request: Request) -> int:
+    """Runs a command; 0 on success.
+
+    Raises:
+      flags.Error: an option is malformed.
+      TfckptError, OSError: it could not be done.
+    """
+    for library in request.op_library:
+        try:
+            tf.load_op_library(library)
+        except (tf.errors.OpError, OSError) as error:
+            raise CaptureError(f"capture: {library!r} cannot be loaded as an op library: "
+                               f"{error}") from error
+    return {"inspect": _inspect, "plan": _plan, "rewrite": _rewrite,
+            "compare": _compare}[request.command](request)
+
+
+def _read(path: str) -> Document:
+    if path != "-":
+        return read_path(path)
+    return read_bytes(sys.stdin.buffer.read(), "standard input")
+
+
+def _steps(request: Request, document: Document, rewritten: bool = False) -> list[Step]:
+    return training_steps(document, batch_size=request.batch_size, fetches=request.fetch,
+                          rewritten=rewritten)
+
+
+def _options(request: Request) -> Options:
+    try:
+        return make_options(request.budget, request.solver, request.objective,
+                            request.batch_size, request.free_moves)
+    except PlanError as error:
+        raise flags.Error(str(error)) from error
+
+
+def _results(request: Request, document: Document) -> list[Result]:
+    options = _options(request)
+    found = []
+    for step in _steps(request, document):
+        with progress(f"planning {step.name}"):
+            found.append(plan_offline(step, options))
+    return found
+
+
+# inspect
+
+
+def _inspect(request: Request) -> int:
+    document = _read(request.paths[0])
+    entries = [_description(step, request.top) for step in _steps(request, document)]
+    if request.json:
+        print(json.dumps({"source": document.source, "kind": document.kind, "steps": entries},
+                         indent=2))
+        return 0
+    print(f"{document.source}: {document.kind}{' as text' if document.text else ''}, "
+          f"{len(entries)} training step{'s' * (len(entries) != 1)}")
+    for entry in entries:
+        regions = ", ".join(f"{count} {region}" for region, count in entry["regions"].items())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in list(entry["types"].items())[:8])
+        print(f"\n{entry['name']}: {entry['ops']} ops ({regions})")
+        print(f"  most are    {kinds}")
+        print(f"  parameters  {entry['variables']} variables, "
+              f"{format_bytes(entry['variable_bytes'])}")
+        print(f"  resident    {format_bytes(entry['resident_bytes'])} with inputs and constants")
+        print(f"  plain peak  {format_bytes(entry['baseline_peak_bytes'])} above that")
+        if entry["live_at_peak"]:
+            print("  live at the peak:")
+        for held in entry["live_at_peak"]:
+            print(f"  {format_bytes(held['bytes']):>10}  {held['op']}  ({held['why']})")
+    return 0
+
+
+def _description(step: Step, top: int) -> dict:
+    graph = step.graph
+    cost = build_cost_graph(graph)
+    _, (timeline, peak) = price_plain(graph, cost)
+    types = collections.Counter(op.type for op in graph.ops)
+    count = collections.Counter(op.region for op in graph.ops)
+    return {
+        "name": step.name, "function": step.function, "ops": len(graph.ops),
+        "types": dict(sorted(types.items(), key=lambda entry: (-entry[1], entry[0]))),
+        "regions": {region: count[region] for region in REGIONS if count[region]},
+        "variables": len(cost.variable_bytes), "variable_bytes": sum(cost.variable_bytes),
+        "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": peak,
+        "live_at_peak": [{"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
+                         for h in held_at_peak(cost, timeline)[:top]],
+    }
+
+
+# plan
+
+
+def _plan(request: Request) -> int:
+    document = _read(request.paths[0])
+    if request.plot:
+        check_target(request.plot, directory=False, force=request.force)
+    results = _results(request, document)
+    if request.json:
+        print(json.dumps({"source": document.source, "kind": document.kind,
+                          "steps": [_planned(r) for r in results]}, indent=2))
+    else:
+        print("\n\n".join(_front_table(r) for r in results))
+    if request.plot:
+        results[0].report.front.plot(request.plot)
+        if len(results) > 1:
+            print(f"tfckpt: {request.plot} shows {results[0].step.name} only", file=sys.stderr)
+    return 0
+
+
+def _planned(result: Result) -> dict:
+    report = result.report
+    return {
+        "name": report.name, "baseline_peak_bytes": report.baseline_peak_bytes,
+        "planned_peak_bytes": report.planned_peak_bytes, "resident_bytes": report.resident_bytes,
+        "overhead": report.overhead, "recomputed_ops": report.recomputed_ops,
+        "solver": report.solver, "applied": report.applied, "reason": report.reason,
+        "front": [{"peak_bytes": p.peak_bytes, "overhead": p.overhead, "solver": p.solver}
+                  for p in report.front.points],
+    }
+
+
+def _front_table(result: Result) -> str:
+    report = result.report
+    plain = max(report.baseline_peak_bytes, 1)
+    chosen = report.front.chosen
+    rows = [[format_bytes(p.peak_bytes), f"{100 * p.peak_bytes / plain:.0f} %",
+             f"{100 * p.overhead:+.1f} %", p.solver + (" *" if p == chosen else "  ")]
+            for p in report.front.points]
+    lines = [f"{report.name}: plain peak {format_bytes(plain)}, planned "
+             f"{format_bytes(report.planned_peak_bytes)} ({100 * report.overhead:+.1f} % time)",
+             table(["planned peak", "of plain", "time", "solver  "], rows)]
+    lines.append("* chosen. Peaks in the table are what is asked for; the line above counts what "
+                 "the allocator takes" if report.applied else f"not applied: {report.reason}")
+    return "\n".join(lines)
+
+
+# rewrite
+
+
+def _rewrite(request: Request) -> int:
+    source, target = request.paths
+    document = _read(source)
+    note = f"{target.rstrip('/')}.report.txt"
+    is_directory = document.kind == SAVED_MODEL
+    check_target(target, directory=is_directory, force=request.force)
+    check_target(note, directory=False, force=request.force)
+    results = _results(request, document)
+    data = rewrite(document, results).serialized()
+    if is_directory:
+        write_saved_model(target, source, data, force=request.force)
+    else:
+        write_file(target, data, force=request.force)
+    text = "\n\n".join(f"{r.report}\n\n{r.report.explain()}" for r in results)
+    write_file(note, f"{text}\n".encode(), force=request.force)
+    for result in results:
+        report = result.report
+        if report.applied:
+            print(f"{report.name}: {format_bytes(report.baseline_peak_bytes)} -> "
+                  f"{format_bytes(report.planned_peak_bytes)} planned, "
+                  f"{100 * report.overhead:+.1f} % time")
+        else:
+            print(f"{report.name}: unchanged, {report.reason}")
+    print(f"wrote {target} and {note}", file=sys.stderr)
+    return 0
+
+
+# compare
+
+
+def _compare(request: Request) -> int:
+    if request.run:
+        _one_thread()
+    documents = [_read(path) for path in request.paths]
+    steps = [_steps(request, document, rewritten=True) for document in documents]
+    pairs = _pairs(*steps)
+    entries = [_comparison(request, documents, pair) for pair in pairs]
+    if request.json:
+        print(json.dumps({"a": documents[0].source, "b": documents[1].source, "steps": entries},
+                         indent=2))
+    else:
+        print("\n\n".join(_comparison_text(entry) for entry in entries))
+    return 0
+
+
+def _one_thread() -> None:
+    """Has TensorFlow repeat its own numbers: with more threads the order of sums varies."""
+    try:
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    except RuntimeError:
+        pass  # TensorFlow runs already: so be it
+    tf.random.set_seed(0)
+
+
+def _pairs(first: Sequence[Step], second: Sequence[Step]) -> list[tuple[Step, Step]]:
+    """Steps of the same function, else of the same name, else in their order."""
+    for key in (lambda s: s.function, lambda s: s.name):
+        named = {key(step): step for step in second}
+        pairs = [(step, named[key(step)]) for step in first if key(step) in named]
+        if pairs and all(key(step) for step in first):
+            return pairs
+    return list(zip(first, second, strict=False))
+
+
+def _comparison(request: Request, documents: Sequence[Document],
+                pair: tuple[Step, Step]) -> dict:
+    counts = [collections.Counter(op.type for op in step.graph.ops) for step in pair]
+    kinds = sorted(kind for kind in counts[0].keys() | counts[1].keys()
+                   if counts[0][kind] != counts[1][kind])
+    costs = [build_cost_graph(step.graph) for step in pair]
+    entry: dict = {
+        "name": pair[0].name,
+        "ops": [len(step.graph.ops) for step in pair],
+        "types": {kind: [c[kind] for c in counts] for kind in kinds},
+        "planned_peak_bytes": [price_plain(step.graph, cost)[1][1]
+                               for step, cost in zip(pair, costs, strict=True)],
+    }
+    if request.run:
+        entry.update(_measured(request, documents, pair))
+    return entry
+
+
+def _measured(request: Request, documents, pair) -> dict:
+    try:
+        with progress(f"running {pair[0].name}"):
+            runs = [run_step(document, step, request.batch_size, request.repeats)
+                    for document, step in zip(documents, pair, strict=True)]
+    except VerificationError as error:
+        return {"not_run": str(error)}
+    worst = largest_difference(*runs)
+    return {"measured_peak_bytes": [r.peak_bytes for r in runs],
+            "seconds": [r.seconds for r in runs],
+            "largest_relative_difference": None if worst is None else worst[0],
+            "differs_most": None if worst is None else worst[1]}
+
+
+def _comparison_text(entry: dict) -> str:
+    rows = [["ops", *map(str, entry["ops"])],
+            *([f"  {kind}", *map(str, counts)] for kind, counts in entry["types"].items()),
+            ["planned peak", *map(format_bytes, entry["planned_peak_bytes"])]]
+    last = entry.get("not_run", "")
+    if "seconds" in entry:
+        rows.append(["measured peak", *("unknown" if peak is None else format_bytes(peak)
+                                        for peak in entry["measured_peak_bytes"])])
+        rows.append(["time", *(f"{1e3 * s:.1f} ms" for s in entry["seconds"])])
+        worst = entry["largest_relative_difference"]
+        last = ("no results to compare" if worst is None else
+                "results and variables after a step agree in every bit" if not worst else
+                f"largest relative difference after a step: {worst:.2e} in {entry['differs_most']}")
+    return "\n".join([table([entry["name"], "A", "B"], rows), *([last] if last else [])])
+

@@ -1,0 +1,147 @@
+"""Atomic writes, tables, and progress on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from tfckpt.errors import RewriteError
+
+_MAIN_FILES = ("saved_model.pb", "saved_model.pbtxt")
+
+
+def check_target(path: str, *, directory: bool, force: bool) -> None:
+    """Refuses an output path that cannot be written, before any work is done.
+
+    Raises:
+      RewriteError: it exists (and `force` is off), is of the other kind, or its folder is
+        missing or closed to us.
+    """
+    target = pathlib.Path(path)
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise RewriteError(f"rewrite: {str(parent)!r} is no directory; make it first")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RewriteError(f"rewrite: {str(parent)!r} cannot be written to; check its permissions")
+    if not (target.exists() or target.is_symlink()):
+        return
+    if not force:
+        raise RewriteError(f"rewrite: {path!r} exists; pass --force to replace it")
+    if directory and not any((target / name).is_file() for name in _MAIN_FILES):
+        raise RewriteError(f"rewrite: {path!r} is no SavedModel, so it is not replaced by one; "
+                           "choose another path")
+    if not directory and target.is_dir():
+        raise RewriteError(f"rewrite: {path!r} is a directory, so it is not replaced by a file; "
+                           "choose another path")
+
+
+def write_file(path: str, data: bytes, *, force: bool) -> None:
+    """Writes a file whole or not at all."""
+    check_target(path, directory=False, force=force)
+    target = pathlib.Path(path).absolute()
+    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = pathlib.Path(name)
+    try:
+        with open(number, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        if force:
+            os.replace(temporary, target)
+        else:
+            _move_new(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _move_new(temporary: pathlib.Path, target: pathlib.Path) -> None:
+    """Moves a file to a name that must still be free."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise RewriteError(f"rewrite: {str(target)!r} exists by now; pass --force to replace "
+                           "it") from None
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK):
+            raise
+        os.rename(temporary, target)  # a file system without hard links
+
+
+def write_saved_model(path: str, like: str, main: bytes, *, force: bool) -> None:
+    """Writes a SavedModel directory whole or not at all: that of `like` with other graphs.
+
+    Raises:
+      RewriteError: see `check_target`; `like` itself is read before `path` is replaced.
+    """
+    check_target(path, directory=True, force=force)
+    source, target = pathlib.Path(like).absolute(), pathlib.Path(path).absolute()
+    if source.resolve() in target.resolve().parents:
+        raise RewriteError(f"rewrite: {path!r} lies inside {like!r}; choose another path")
+    name = next(name for name in _MAIN_FILES if (source / name).is_file())
+    around = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        made = around / "new"
+        shutil.copytree(source, made, ignore=lambda folder, _: (
+            # what was computed from the old graphs no longer describes the new ones
+            [name, "fingerprint.pb"] if pathlib.Path(folder) == source else []))
+        (made / name).write_bytes(main)
+        old = around / "old"
+        if target.exists():
+            os.rename(target, old)
+        try:
+            os.rename(made, target)
+        except OSError:
+            if old.exists():
+                os.rename(old, target)
+            raise
+    finally:
+        shutil.rmtree(around, ignore_errors=True)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under a header: the first column to the left, the others to the right."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join("  ".join(
+        cell.ljust(width) if i == 0 else cell.rjust(width)
+        for i, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Shows on a terminal what takes long, and for how long already; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    started = time.monotonic()
+
+    def show() -> None:
+        while not done.wait(0.5):
+            print(f"\r{what} ... {time.monotonic() - started:.0f} s", end="", file=sys.stderr,
+                  flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

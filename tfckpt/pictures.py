@@ -1,0 +1,172 @@
+"""Pictures of a step's memory (matplotlib, an optional extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from tfckpt.budget import format_bytes
+from tfckpt.errors import TfckptError
+from tfckpt.graph import BACKWARD, FORWARD, UPDATE
+
+if TYPE_CHECKING:
+    from tfckpt.plan.simulate import Timeline
+    from tfckpt.report import Front, Held, Report
+    from tfckpt.trace import Ran
+
+_MB = 1e6
+_SHADES = {FORWARD: "#4c8bf5", BACKWARD: "#f2994a", UPDATE: "#6fbf73"}
+_LEAST_SHARE = 0.004
+"""Stretches of a region below this fraction of the step are joined to their neighbours."""
+_NAMED = 4
+LIGHT = {"ink": "#222222", "faint": "#bbbbbb", "plain": "#707070", "ours": "#0b6fb8",
+         "paper": "#ffffff"}
+DARK = {"ink": "#e6e6e6", "faint": "#555555", "plain": "#a8a8a8", "ours": "#58b0f0",
+        "paper": "#16181c"}
+
+
+def _figure(width: float, height: float, colours: Mapping[str, str]) -> Any:
+    try:
+        from matplotlib.figure import Figure  # not pyplot: the caller's backend is left alone
+    except ImportError as error:
+        raise TfckptError("pictures: drawing needs matplotlib, which is not installed; run "
+                          "pip install 'tfckpt[plots]'") from error
+    return Figure(figsize=(width, height), layout="constrained", facecolor=colours["paper"])
+
+
+def save(figure: Any, path: str) -> None:
+    """Writes a figure; the kind follows from the path's ending.
+
+    Raises:
+      TfckptError: the ending names no kind that matplotlib can write.
+    """
+    try:
+        figure.savefig(path, dpi=130, facecolor=figure.get_facecolor())
+    except ValueError as error:
+        raise TfckptError(f"pictures: {path!r} cannot be drawn: {error}; end the name in .png, "
+                          ".svg or .pdf") from error
+
+
+def step_figure(reports: Mapping[str, Report], colours: Mapping[str, str] = LIGHT) -> Any:
+    """Live bytes over the step: a column for each report, before above after.
+
+    Args:
+      reports: by the column's title.
+      colours: `LIGHT` or `DARK`.
+    """
+    figure = _figure(8.6 * len(reports), 7.2, colours)
+    panels = figure.subplots(2, len(reports), squeeze=False)
+    for column, (title, report) in enumerate(reports.items()):
+        highest = max(report.timeline_before.peak_bytes, report.timeline_after.peak_bytes) / _MB
+        saved = "" if report.applied else ", unchanged"
+        for row, (name, timeline, steps, held, colour) in enumerate((
+                ("plain", report.timeline_before, report.steps_before, report.held_before,
+                 "plain"),
+                (f"tfckpt{saved}", report.timeline_after, report.steps_after, report.held_after,
+                 "ours"))):
+            axes = panels[row][column]
+            _style(axes, colours)
+            _shade(axes, steps, colours)
+            _curve(axes, timeline, held, colours[colour], colours)
+            heading = f"{title}: {name}" if title else f"{report.name}: {name}"
+            axes.set_title(f"{heading}, {format_bytes(timeline.peak_bytes)} asked for at the peak",
+                           loc="left", color=colours["ink"], fontsize=11)
+            axes.set_xlim(0, max(len(timeline.live_bytes), 1))
+            axes.set_ylim(0, 1.36 * highest or 1.0)  # the labels stand above the curves
+            axes.set_ylabel("live memory (MB)")
+        panels[1][column].set_xlabel("operations run since the step began, as simulated")
+    return figure
+
+
+def _style(axes: Any, colours: Mapping[str, str]) -> None:
+    axes.set_facecolor(colours["paper"])
+    axes.grid(alpha=0.25, color=colours["faint"])
+    axes.tick_params(colors=colours["ink"])
+    for side in axes.spines.values():
+        side.set_color(colours["faint"])
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_color(colours["ink"])
+
+
+def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
+    """A band behind the curve for each stretch of a region, named where there is room."""
+    for region, first, last in stretches([step.region for step in steps]):
+        if region not in _SHADES:
+            continue
+        axes.axvspan(first, last, color=_SHADES[region], alpha=0.13, linewidth=0)
+        if (last - first) > 0.07 * len(steps):
+            axes.text((first + last) / 2, 0.015, region, ha="center", va="bottom", fontsize=8,
+                      color=colours["ink"], alpha=0.75, transform=axes.get_xaxis_transform())
+
+
+def stretches(regions: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(region, first, one past the last) of each stretch; short ones join what precedes them."""
+    least = max(2, int(_LEAST_SHARE * len(regions)))
+    found: list[tuple[str, int, int]] = []
+    start = 0
+    for region, entries in groupby(regions):
+        stop = start + sum(1 for _ in entries)
+        if found and (found[-1][0] == region or stop - start < least):
+            found[-1] = (found[-1][0], found[-1][1], stop)
+        else:
+            found.append((region, start, stop))
+        start = stop
+    return found
+
+
+def _curve(axes: Any, timeline: Timeline, held: Sequence[Held], colour: str,
+           colours: Mapping[str, str]) -> None:
+    live = [size / _MB for size in timeline.live_bytes]
+    if not live:
+        return
+    axes.fill_between(range(len(live)), live, step="post", alpha=0.25, color=colour, linewidth=0)
+    axes.step(range(len(live)), live, where="post", color=colour, linewidth=1.3)
+    peak = timeline.peak_step
+    axes.plot(peak, live[peak], "o", color=colour, markersize=6)
+    left = peak > 0.5 * len(live)  # the label stands on the emptier side
+    lines = [f"{format_bytes(h.bytes)}  {_short(h.op)}" for h in held[:_NAMED]]
+    rest = held[_NAMED:]
+    if rest:
+        lines.append(f"{format_bytes(sum(h.bytes for h in rest))}  in {len(rest)} more")
+    axes.annotate(
+        "\n".join(["live at the peak", *lines]), (peak, live[peak]),
+        xytext=(0.02 if left else 0.98, 0.95), textcoords="axes fraction",
+        ha="left" if left else "right", va="top", multialignment="left", fontsize=8,
+        color=colours["ink"],
+        arrowprops={"arrowstyle": "-", "color": colours["faint"], "linewidth": 0.8},
+        bbox={"boxstyle": "round", "facecolor": colours["paper"], "edgecolor": colours["faint"],
+              "alpha": 0.9})
+
+
+def _short(name: str, longest: int = 44) -> str:
+    return name if len(name) <= longest else f"...{name[3 - longest:]}"
+
+
+def front_figure(front: Front, colours: Mapping[str, str] = LIGHT) -> Any:
+    """Peak against extra time of the front's plans, a colour for each solver."""
+    figure = _figure(7.6, 4.8, colours)
+    axes = figure.subplots()
+    _style(axes, colours)
+    points = front.points
+    axes.step([p.peak_bytes / _MB for p in points], [100 * p.overhead for p in points],
+              where="post", color=colours["faint"], linewidth=1.0, zorder=1)
+    solvers = list(dict.fromkeys(p.solver for p in points))
+    markers = "osD^vP*X"
+    for i, solver in enumerate(solvers):
+        mine = [p for p in points if p.solver == solver]
+        axes.scatter([p.peak_bytes / _MB for p in mine], [100 * p.overhead for p in mine], s=34,
+                     color=f"C{i % 10}", marker=markers[i % len(markers)], label=solver, zorder=2)
+    if front.chosen is not None:
+        at = (front.chosen.peak_bytes / _MB, 100 * front.chosen.overhead)
+        axes.scatter(*at, s=170, facecolors="none", edgecolors=colours["ink"], linewidths=1.6,
+                     label="chosen", zorder=3)
+    axes.set_xlabel("planned peak (MB), as asked for")
+    axes.set_ylabel("extra time (%)")
+    axes.set_title(f"{front.name}: plans that no other beats in both", loc="left",
+                   color=colours["ink"], fontsize=11)
+    axes.set_xlim(left=0)
+    legend = axes.legend(frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_color(colours["ink"])
+    return figure
