@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tfckpt.cost.costgraph import FORWARD
+from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.plan.cuts import narrow_cuts
 from tfckpt.plan.division_tree import division_tree
 from tfckpt.plan.evaluate import Evaluator
@@ -75,9 +75,11 @@ def chen(evaluator: Evaluator, objective: str) -> Proposals:
     """
     forward = forward_view(evaluator.graph)
     if len(forward):
-        yield kept_storages(forward, chen_solver.lower_sets(forward))
+        found = kept_storages(forward, chen_solver.lower_sets(forward))
+        yield from _with_boundary(evaluator.graph, forward, found)
         stem = trunk(forward)
-        yield _storages(stem, chen_solver.manual(stem))
+        found = _storages(stem, chen_solver.manual(stem))
+        yield from _with_boundary(evaluator.graph, stem, found)
 
 
 def lcg(evaluator: Evaluator, objective: str) -> Proposals:
@@ -96,7 +98,27 @@ def acg(evaluator: Evaluator, objective: str) -> Proposals:
     tree = division_tree(forward)
     best = acg_solver.solve(forward, tree=tree).max_term
     for quarters in MAX_TERM_SHARES:
-        yield _storages(forward, acg_solver.solve_under(forward, best * quarters // 4, tree=tree))
+        found = acg_solver.solve_under(forward, best * quarters // 4, tree=tree)
+        yield from _with_boundary(evaluator.graph, forward, _storages(forward, found))
+
+
+def _with_boundary(graph: CostGraph, forward: ForwardGraph, keep: frozenset[int]) -> Proposals:
+    """A proposal, and what of it crosses to another node, where that is far less.
+
+    A node that stands for many vertices of a long chain hands all their results to the backward.
+    A boundary needs the last one only; the others come with the segment that is recomputed.
+    """
+    yield keep
+    node_of = {v: node for node, members in enumerate(forward.members) for v in members}
+    boundary = frozenset(
+        s for node, storages in enumerate(forward.storages) for s in storages if s in keep
+        and any(node_of.get(r, node) != node for r in graph.readers[s]))
+    if 0 < 2 * _bytes(graph, boundary) < _bytes(graph, keep):
+        yield boundary
+
+
+def _bytes(graph: CostGraph, storages: frozenset[int]) -> int:
+    return sum(graph.storages[s].bytes for s in storages)
 
 
 def _storages(forward: ForwardGraph, found: Checkpoints) -> frozenset[int]:
@@ -125,7 +147,8 @@ def _at_inner_budgets(solver, evaluator, objective):
     least, most = solver.smallest_budget(forward), 2 * sum(forward.bytes)
     for fraction in INNER_BUDGETS:
         budget = least + int((most - least) * fraction)
-        yield kept_storages(forward, solver.lower_sets(forward, budget, objective=objective))
+        found = kept_storages(forward, solver.lower_sets(forward, budget, objective=objective))
+        yield from _with_boundary(evaluator.graph, forward, found)
 
 
 SOLVERS: dict[str, Callable[[Evaluator, str], Proposals]] = {
