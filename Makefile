@@ -6,6 +6,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.tfckpt-installed
 
+# One test process a core, four at most: each that runs TensorFlow takes a gigabyte or two.
+WORKERS := --numprocesses=auto --maxprocesses=4 --dist
+
 # 2 = warnings of TensorFlow's C++ side are hidden, errors are shown.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -20,10 +23,10 @@ help:
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
-# Two processes: OR-tools, which pure tests use, crashes where TensorFlow was loaded before.
+# Apart: OR-tools, which pure tests use, crashes in a process that has loaded TensorFlow.
 test: $(STAMP)
-	$(BIN)/python -m pytest tests/pure
-	$(BIN)/python -m pytest tests/tf tests/e2e
+	$(BIN)/python -m pytest $(WORKERS)=worksteal tests/pure
+	$(BIN)/python -m pytest $(WORKERS)=loadfile tests/tf tests/e2e
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
