@@ -32,6 +32,9 @@ class InfeasibleBudgetError(PlanError):
         super().__init__(message)
         self.smallest_bytes = smallest_bytes
 
+    def __reduce__(self):
+        return type(self), (str(self), self.smallest_bytes)
+
 
 class RewriteError(TfckptError):
     """The plan could not be realised in the graph; the graph is left as it was."""

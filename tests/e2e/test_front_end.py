@@ -290,3 +290,21 @@ def test_measured_peak_lands_in_the_report():
     peak = tfckpt.verify.measure_peak(step, *trial.batches[0])
     assert step.report.measured_peak_bytes == peak > 0
     assert "not measured" not in str(step.report)
+
+
+def test_the_proven_optimum_is_planned_outside_this_process(wanted):
+    """OR-tools would crash here: it runs in a process that has not loaded TensorFlow."""
+    net = Net()
+    step = tfckpt.checkpoint(tf.function(net.learn), solver="optimal", budget=0.7)
+    assert run(step, net) == wanted
+    assert step.report.applied and step.report.solver == "optimal"
+    assert step.report.planned_peak_bytes <= 0.7 * step.report.baseline_peak_bytes
+    assert step.report.recomputed_ops
+
+
+def test_the_proven_optimum_refuses_a_budget_that_nothing_fits():
+    net = Net()
+    step = tfckpt.checkpoint(tf.function(net.learn), solver="optimal", budget=0.01)
+    with pytest.raises(tfckpt.InfeasibleBudgetError) as caught:
+        step(batch())
+    assert 0 < caught.value.smallest_bytes

@@ -25,6 +25,7 @@ from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.schedule import Schedule, check_schedule
 from tfckpt.plan.simulate import simulate
+from tfckpt.plan.solvers import own_process
 from tfckpt.plan.solvers.stages import StageModel
 
 LARGEST = 6000
@@ -77,7 +78,8 @@ def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time
         out before any schedule was found.
       InfeasibleBudgetError: no schedule of the class fits; names the least peak found.
 
-    Deterministic: one worker, a fixed seed, no wall clock.
+    Deterministic: one worker, a fixed seed, no wall clock. Runs in a process of its own where
+    this one has loaded TensorFlow (see `tfckpt.plan.solvers.own_process`).
     """
     if objective not in ("time", "memory"):
         raise PlanError(f"plan: unknown objective {objective!r}; choose 'time' or 'memory'")
@@ -85,6 +87,9 @@ def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time
         return Optimum((), 0, 0.0, 0.0, OPTIMAL)
     order = tuple(range(len(graph.vertices)) if order is None else order)
     check_size(graph, order)
+    if "tensorflow" in sys.modules:
+        return own_process.call(solve, graph, budget, objective=objective, order=order,
+                                copies=copies, time_limit=time_limit, start=start)
     problem = _Problem(graph, order, copies, time_limit, start)
     if objective == "time" and budget is not None:
         return problem.fastest(budget)
@@ -116,10 +121,6 @@ def _infeasible(budget: int, least: Optimum) -> InfeasibleBudgetError:
 
 
 def _cp_sat():
-    if "tensorflow" in sys.modules:
-        raise PlanError("plan: the solver 'optimal' cannot run in a process that has loaded "
-                        "TensorFlow, whose libraries clash with those of OR-tools (the process "
-                        "crashes); plan a pickled cost graph in a process of its own, or use auto")
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:

@@ -1,0 +1,61 @@
+"""Calls a solver in a process of its own, which never loads TensorFlow.
+
+The libraries of OR-tools and of TensorFlow clash: a process that loads both crashes. A step that
+is planned while it is traced lives in a process with TensorFlow, so the solver moves out.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tfckpt.errors import PlanError
+
+
+def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    """What a module's function returns or raises when another Python process calls it.
+
+    Args:
+      function: importable by name; it, its arguments and its result must pickle.
+
+    Raises:
+      PlanError: the process could not be started, or died; names its last words.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    try:
+        done = subprocess.run(
+            [sys.executable or "python3", "-m", __name__], env=environment, capture_output=True,
+            input=pickle.dumps((function, args, kwargs)), check=False)
+    except OSError as error:
+        raise PlanError(f"plan: no process could be started for {function.__name__!r}: {error}; "
+                        "use the solver 'auto', which needs none") from error
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise PlanError(f"plan: the process of {function.__name__!r} ended with "
+                        f"{done.returncode} ({' '.join(words)}); use the solver 'auto'")
+    result, raised = pickle.loads(done.stdout)
+    if raised is not None:
+        raise raised
+    return result
+
+
+def _serve() -> None:
+    """Reads a call from standard input and writes its outcome to standard output."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not stand in the answer
+    function, args, kwargs = pickle.load(sys.stdin.buffer)
+    result = raised = None
+    try:
+        result = function(*args, **kwargs)
+    except Exception as error:  # it belongs to the caller
+        raised = error
+    with answers:
+        pickle.dump((result, raised), answers)
+
+
+if __name__ == "__main__":
+    _serve()
