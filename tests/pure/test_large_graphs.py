@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.graphs import random_joint_graph, seeds
+from tests.support.stack import shallow
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import PlanError
@@ -32,26 +32,15 @@ def chain(length: int) -> CostGraph:
                           [(v, v + 1) for v in range(length - 1)]))
 
 
-@pytest.fixture
-def shallow():
-    """So little of a stack that any recursion over a graph fails."""
-    depth, frame = 0, sys._getframe()
-    while frame:
-        depth, frame = depth + 1, frame.f_back
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(depth + 120)
-    yield
-    sys.setrecursionlimit(before)
-
-
 @pytest.mark.parametrize("length", [
     4_000, pytest.param(100_000, marks=[pytest.mark.nightly])])
-def test_a_chain_is_simulated_and_planned_without_recursion(length, shallow):
+def test_a_chain_is_simulated_and_planned_without_recursion(length):
     graph = chain(length)
-    plain = simulate(graph, plain_schedule(graph))
+    with shallow():
+        plain = simulate(graph, plain_schedule(graph))
+        planned = plan_step(graph, smallest=0, in_xla=True)
     # everything is kept, and the backward's first two gradients
     assert length <= plain.peak_bytes / UNIT <= length + 3
-    planned = plan_step(graph, smallest=0, in_xla=True)
     check_schedule(graph, planned.plan.schedule)
     # two square roots are the optimum of one recomputation; auto may pay memory for time
     assert planned.peak_bytes / UNIT <= 5 * math.sqrt(length)

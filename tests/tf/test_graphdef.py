@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.stack import shallow
 from tfckpt.capture.graphdef import capture_graph_def
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import CaptureError
@@ -51,6 +52,41 @@ def test_a_tf1_training_graph_is_rewritten_and_computes_the_same():
         assert np.array_equal(found, wanted)
     copies = [node for node in imported.as_graph_def().node if "_tfckpt_copy" in node.attr]
     assert len(copies) == len(edits.clones) > 0
+
+
+def chain(length):
+    """Tanh of tanh ... and its gradient, written node by node; fetch "gradients/g0:0"."""
+    definition = tf.compat.v1.GraphDef()
+
+    def node(name, op, *inputs):
+        made = definition.node.add(name=name, op=op, input=inputs)
+        made.attr["T" if inputs else "dtype"].type = tf.float32.as_datatype_enum
+        return made
+
+    node("h0", "Placeholder").attr["shape"].shape.CopyFrom(
+        tf.TensorShape((64, 256)).as_proto())
+    for i in range(length):
+        node(f"h{i + 1}", "Tanh", f"h{i}")
+    node(f"gradients/g{length}", "OnesLike", f"h{length}")
+    for i in reversed(range(length)):
+        node(f"gradients/g{i}", "TanhGrad", f"h{i + 1}", f"gradients/g{i + 1}")
+    return definition
+
+
+@pytest.mark.parametrize("length", [
+    1_000, pytest.param(50_000, marks=pytest.mark.nightly)])
+def test_a_long_chain_is_captured_planned_and_edited_without_recursion(length):
+    definition = chain(length)
+    with shallow(200):
+        graph, imported = capture_graph_def(definition, ["gradients/g0:0"])
+        cost = build_cost_graph(graph)
+        planned = plan_step(cost, smallest=0)
+        edits = build_edits(graph, cost, planned.plan)
+        check_edits(graph, edits)
+        apply(imported, edits)
+    assert len(graph.ops) >= 2 * length
+    assert len(edits.clones) > length / 2
+    assert planned.peak_bytes < planned.baseline_bytes / 5
 
 
 def test_what_cannot_be_read_is_refused_by_name():
