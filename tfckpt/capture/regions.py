@@ -45,12 +45,14 @@ def regions(
     """
     count = len(names)
     scoped = [is_gradient_scope(name) for name in names]
+    # a constant leads nowhere: Grappler merges the backward's with equal ones of the forward
+    seeds = [bool(s and read) for s, read in zip(scoped, inputs, strict=True)]
+    leads = list(seeds)
     downstream = list(scoped)  # rules 1, 2
     for op in range(count):
         if not downstream[op]:
-            downstream[op] = any(downstream[i] for i in inputs[op]) or any(
-                scoped[c] for c in controls[op]
-            )
+            downstream[op] = leads[op] = any(leads[i] for i in inputs[op]) or any(
+                seeds[c] for c in controls[op])
     needed_by_gradient = _ancestors(scoped, inputs)
     to_write = _ancestors([w and d for w, d in zip(writes, downstream, strict=True)], inputs)
     result = []

@@ -106,7 +106,7 @@ def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
         capture(live, shapes=_shapes(live, batch_size, definition.library)), name=name)
     if "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b:
         graph = dataclasses.replace(graph, in_xla=True)
-    if not _trains(graph):
+    if not trains(graph):
         return []
     return [Step(name, graph, meta, function.signature.name)]
 
@@ -121,7 +121,7 @@ def _main_step(document: Document, meta: int, definition, batch_size, fetches) -
     named = {live.get_operation_by_name(name.partition(":")[0]).name for name in fetches}
     graph = (_needed(graph, [op.name in named for op in graph.ops]) if fetches
              else training_part(graph))
-    return [Step(document.source, graph, meta)] if _trains(graph) else []
+    return [Step(document.source, graph, meta)] if trains(graph) else []
 
 
 def _shapes(live, batch_size, library) -> tf.Graph | None:
@@ -136,7 +136,7 @@ def _unread(live: tf.Graph) -> list[tf.Tensor]:
             if not t.consumers() and t.dtype not in (tf.resource, tf.variant)]
 
 
-def _trains(graph: Graph) -> bool:
+def trains(graph: Graph) -> bool:
     """Whether the backward reads what the forward computed."""
     ops = graph.ops
     return any(op.region == BACKWARD and any(

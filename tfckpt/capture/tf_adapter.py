@@ -169,6 +169,35 @@ def record_executed_graphs(run: Callable[[], object]) -> list:
     return list(largest.partition_graphs) if largest is not None else []
 
 
+def set_custom_optimizer(name: str | None, fail_on_error: bool = False) -> None:
+    """Has Grappler run a registered optimizer last on every function called from now on.
+
+    None restores what was configured.
+    Other threads that have called functions before keep the configuration they began with.
+
+    Args:
+      fail_on_error: whether an error of a pass fails the call; by default TensorFlow goes on.
+    """
+    from tensorflow.python.eager import context as eager_context
+
+    ctx = eager_context.context()
+    ctx.ensure_initialized()
+    if not hasattr(ctx, "_tfckpt_config"):
+        ctx._tfckpt_config = ctx._config
+    if name is None:
+        ctx._config = ctx._tfckpt_config
+        del ctx._tfckpt_config
+    else:
+        config = tf.compat.v1.ConfigProto()
+        if ctx._tfckpt_config is not None:
+            config.CopyFrom(ctx._tfckpt_config)
+        options = config.graph_options.rewrite_options
+        options.custom_optimizers.add(name=name)
+        options.fail_on_optimizer_errors = fail_on_error
+        ctx._config = config
+    ctx.function_call_options = None
+
+
 # Eager tapes (`tfckpt.forward_ad`).
 
 

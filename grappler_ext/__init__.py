@@ -1,0 +1,81 @@
+"""tfckpt for every `tf.function` of a process, where TensorFlow itself optimises graphs.
+
+    import grappler_ext
+    with grappler_ext.enabled(budget=0.5):
+        model.fit(...)
+
+A native Grappler pass (see `BUILD_NOTES.md`) sees each function after inlining and after
+Grappler's own passes. Functions compiled by XLA do not pass through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from grappler_ext.bridge import Bridge, Rewriter
+    from tfckpt.report import Report
+
+__all__ = ["disable", "enable", "enabled", "reports"]
+
+PASS = "TfckptOptimizer"
+
+_bridge: Bridge | None = None
+_rewriter: Rewriter | None = None
+
+
+def enable(budget: object = "min", *, solver: str = "auto", objective: str = "time",
+           batch_size: int | None = None, free_moves: bool = True, strict: bool = False) -> None:
+    """Rewrites every training function that TensorFlow instantiates from now on.
+
+    Functions that ran before are optimised, and so rewritten, again. Builds the native pass if
+    that has not been done. Calling it again replaces the options.
+
+    Args:
+      budget, solver, objective, batch_size, free_moves: as for `tfckpt.checkpoint`; dimensions
+        that a function's signature leaves open are unknown here, and `batch_size` says what the
+        leading one stands for.
+      strict: whether a failure to rewrite fails the function's call. By default it is logged
+        once and the function runs as it was.
+
+    Raises:
+      PlanError: malformed options.
+      grappler_ext.build.BuildError: the native pass cannot be built.
+    """
+    from grappler_ext.bridge import Bridge, Rewriter
+    from tfckpt.api import make_options
+    from tfckpt.capture import tf_adapter
+
+    global _bridge, _rewriter
+    options = make_options(budget, solver, objective, batch_size, free_moves)
+    _bridge = _bridge or Bridge()
+    _rewriter = Rewriter(options, strict)
+    _bridge.connect(_rewriter)
+    tf_adapter.set_custom_optimizer(PASS, fail_on_error=strict)
+
+
+def disable() -> None:
+    """Takes the pass out of service; functions run as TensorFlow makes them again. Idempotent."""
+    if _bridge is None:
+        return
+    from tfckpt.capture import tf_adapter
+
+    _bridge.connect(None)
+    tf_adapter.set_custom_optimizer(None)
+
+
+@contextlib.contextmanager
+def enabled(budget: object = "min", **options) -> Iterator[None]:
+    """`enable` for the length of a `with` statement."""
+    enable(budget, **options)
+    try:
+        yield
+    finally:
+        disable()
+
+
+def reports() -> dict[str, Report]:
+    """Reports by function name, of what was planned since the last `enable`."""
+    return dict(_rewriter.reports) if _rewriter else {}

@@ -1,0 +1,84 @@
+"""Between the native pass and Python: bytes in, bytes out, and no exception in between."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+from absl import logging
+
+from grappler_ext import build
+from grappler_ext.item import Names, plan_item, rewrite_item
+from tfckpt.api import Options
+from tfckpt.capture.steps import readable
+from tfckpt.report import Report
+
+UNCHANGED, REWRITTEN, FAILED = 0, 1, 2
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
+                             ctypes.c_size_t, ctypes.c_void_p)
+
+
+class Bridge:
+    """The loaded library. One for each process: a pass can be registered once only."""
+
+    def __init__(self) -> None:
+        path = str(build.library())
+        tf.load_op_library(path)
+        self._library = ctypes.CDLL(path)
+        self._library.tfckpt_answer.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+        self._callback: Callable | None = None  # must outlive the pass's use of it
+
+    def connect(self, rewriter: Rewriter | None) -> None:
+        """Has the pass call a rewriter; none takes it out of service."""
+        if rewriter is None:
+            self._library.tfckpt_set_callback(None)
+            return
+
+        def called(graph, graph_size, names, names_size, answer) -> int:
+            status, reply = rewriter(ctypes.string_at(graph, graph_size),
+                                     ctypes.string_at(names, names_size).decode())
+            if reply:
+                self._library.tfckpt_answer(answer, reply, len(reply))
+            return status
+
+        self._callback = _CALLBACK(called)
+        self._library.tfckpt_set_callback(self._callback)
+
+
+class Rewriter:
+    """Rewrites the items it is called with; called by TensorFlow's threads, one at a time."""
+
+    def __init__(self, options: Options, strict: bool):
+        self.options, self.strict = options, strict
+        self.reports: dict[str, Report] = {}
+        self._failed: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, graph: bytes, names: str) -> tuple[int, bytes]:
+        """Status and the rewritten graph, or the message of a failure. Never raises."""
+        item = Names.parse(names)
+        try:
+            with self._lock:
+                return self._rewrite(graph, item)
+        except Exception as error:  # nothing may cross the boundary
+            return self._fail(readable(item.id), error)
+
+    def _rewrite(self, graph: bytes, item: Names) -> tuple[int, bytes]:
+        definition = tf.compat.v1.GraphDef.FromString(graph)
+        result = plan_item(definition, item, self.options)
+        if result is None:
+            return UNCHANGED, b""
+        self.reports[readable(item.id)] = result.report
+        logging.info("%s", result.report)
+        if result.edits is None:
+            return UNCHANGED, b""
+        return REWRITTEN, rewrite_item(definition, result).SerializeToString()
+
+    def _fail(self, name: str, error: Exception) -> tuple[int, bytes]:
+        message = f"tfckpt: {name} is left as it is: {error}"
+        if name not in self._failed:
+            self._failed.add(name)
+            logging.warning("%s", message)
+        return (FAILED if self.strict else UNCHANGED), message.encode()

@@ -1,0 +1,114 @@
+"""Builds the native part, once for each TensorFlow, compiler and source.
+
+    python -m grappler_ext.build [--force]
+
+The library lies in a cache of the user's (`$XDG_CACHE_HOME/tfckpt`, by default
+`~/.cache/tfckpt`), under a name that changes with everything it was made from.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+SOURCE = pathlib.Path(__file__).parent / "pass" / "tfckpt_optimizer.cc"
+COMPILER = "CXX"
+"""The environment variable that names another compiler than g++."""
+
+
+class BuildError(RuntimeError):
+    """The native part cannot be built here; all of `tfckpt` works without it."""
+
+
+def library(force: bool = False) -> pathlib.Path:
+    """The built library, built first if need be.
+
+    Processes that ask at the same time wait for one of them to build it.
+
+    Raises:
+      BuildError: no compiler, no headers, a compiler that fails, or a cache that cannot be
+        written; says what to do.
+    """
+    compiler, version = _compiler()
+    target = _cache() / f"tfckpt_optimizer-{_key(version)}.so"
+    if target.exists() and not force:
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if force or not target.exists():
+                _build(compiler, target)
+    except OSError as error:
+        raise BuildError(f"grappler_ext: {target.parent} cannot be written ({error}); name "
+                         "another folder in XDG_CACHE_HOME") from error
+    return target
+
+
+def _cache() -> pathlib.Path:
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "tfckpt"
+
+
+def _compiler() -> tuple[str, str]:
+    """The compiler and what it calls itself."""
+    name = os.environ.get(COMPILER, "g++")
+    path = shutil.which(name)
+    if path is None:
+        raise BuildError(f"grappler_ext: no compiler {name!r}; install g++ (Debian: apt install "
+                         f"g++) or name one in {COMPILER}. The decorator needs none")
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return path, said.stdout.partition("\n")[0]
+
+
+def _key(compiler: str) -> str:
+    import tensorflow as tf
+
+    made_from = [tf.__version__, *tf.sysconfig.get_compile_flags(), compiler, SOURCE.read_text()]
+    return hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
+
+
+def _build(compiler: str, target: pathlib.Path) -> None:
+    """Compiles beside the target and renames, so that no half-written library is loaded."""
+    import tensorflow as tf
+
+    headers = pathlib.Path(tf.sysconfig.get_include()) / "tensorflow/core/grappler"
+    if not headers.is_dir():
+        raise BuildError(f"grappler_ext: TensorFlow {tf.__version__} here has no C++ headers "
+                         f"({headers}); install the wheel from the package index")
+    folder = tf.sysconfig.get_lib()
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = pathlib.Path(scratch) / target.name
+        command = [compiler, "-O1", "-g0", "-w", "-shared", "-fPIC", str(SOURCE), "-o", str(made),
+                   *tf.sysconfig.get_compile_flags(), f"-L{folder}", f"-Wl,-rpath,{folder}",
+                   "-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError("grappler_ext: the compiler failed; a C++17 compiler such as g++ 9 or "
+                             f"newer is needed\n{' '.join(command)}\n{done.stderr[-2000:]}")
+        os.replace(made, target)
+
+
+def main() -> int:
+    """Builds and prints the path."""
+    unknown = [a for a in sys.argv[1:] if a != "--force"]
+    if unknown:
+        print(f"usage: python -m grappler_ext.build [--force]; not {unknown[0]!r}",
+              file=sys.stderr)
+        return 2
+    try:
+        print(library(force="--force" in sys.argv[1:]))
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A Grappler item as a training step, and the step rewritten.
+
+An item is a function's body after inlining: arguments are `_Arg` nodes, results `_Retval` nodes,
+and ops that must run are named to be kept. For capture, arguments become what a graph can be
+imported with; edits are then applied to the item's own graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfckpt.api import Options
+from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
+from tfckpt.capture.steps import Step, training_part, trains
+from tfckpt.capture.tfgraph import capture
+from tfckpt.offline import Result, plan_offline
+from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """What Grappler says of an item: its id, and the names of nodes it needs."""
+
+    id: str
+    fetch: tuple[str, ...]
+    keep: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Names:
+        """From lines of a kind and a name."""
+        lines = [line.partition(" ") for line in text.splitlines()]
+        return cls(next((name for kind, _, name in lines if kind == "id"), ""),
+                   tuple(name for kind, _, name in lines if kind == "fetch"),
+                   tuple(name for kind, _, name in lines if kind in ("keep", "init")))
+
+
+def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options) -> Result | None:
+    """Plans an item's graph; None where it trains nothing.
+
+    Raises:
+      TfckptError: the graph cannot be read, priced or planned.
+    """
+    live = tf.Graph()
+    with live.as_default():
+        tf.graph_util.import_graph_def(_importable(definition), name="")
+    fetches = [live.get_tensor_by_name(name if ":" in name else f"{name}:0")
+               for name in names.fetch]
+    shapes = None
+    if has_unknown_shapes(live):
+        shapes = concrete_shapes(live, options.batch_size, {}, library=definition.library)
+    graph = training_part(capture(live, fetches=fetches, name=names.id, shapes=shapes))
+    if not trains(graph):
+        return None
+    return plan_offline(Step(names.id, graph, 0), options)
+
+
+def rewrite_item(definition: tf.compat.v1.GraphDef, result: Result) -> tf.compat.v1.GraphDef:
+    """The item's graph with a result's edits, which must not be None.
+
+    The placer has run already, so what is added says on which device: that of its first source.
+    """
+    assert result.edits is not None
+    edited = apply_to_graph_def(definition, result.edits)
+    device = {node.name: node.device for node in edited.node}
+    for node in edited.node[len(definition.node):]:
+        if not node.device and node.input:
+            source = node.input[0].removeprefix("^").partition(":")[0]
+            node.device = device[node.name] = device[source]
+    return edited
+
+
+def _importable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """A copy with placeholders for arguments, variables for resources, and plain results."""
+    copy = tf.compat.v1.GraphDef()
+    copy.CopyFrom(definition)
+    for node in copy.node:
+        if node.op == "_Arg":
+            _make_importable(node)
+        elif node.op == "_Retval":
+            node.op = "Identity"
+            del node.attr["index"]
+    return copy
+
+
+def _make_importable(node) -> None:
+    """Turns one `_Arg` into an op that says what is known of its shape."""
+    attrs = {key: node.attr[key] for key in node.attr}
+    shapes = {key: attrs[key].list.shape[0] if key in attrs and attrs[key].list.shape else None
+              for key in ("_output_shapes", "_handle_shapes")}
+    kind = attrs["T"].type
+    types = list(attrs["_handle_dtypes"].list.type) if "_handle_dtypes" in attrs else []
+    known = tf.compat.v1.NodeDef(name=node.name, device=node.device)
+    if kind == tf.resource.as_datatype_enum and shapes["_handle_shapes"] is not None and types:
+        known.op = "VarHandleOp"
+        known.attr["dtype"].type = types[0]
+        known.attr["shape"].shape.CopyFrom(shapes["_handle_shapes"])
+        known.attr["shared_name"].s = node.name.encode()
+    else:
+        known.op = "Placeholder"
+        known.attr["dtype"].type = kind
+        shape = shapes["_output_shapes"]
+        known.attr["shape"].shape.CopyFrom(
+            tf.TensorShape(None).as_proto() if shape is None else shape)
+    known.input.extend(node.input)
+    node.CopyFrom(known)

@@ -1,0 +1,95 @@
+// A Grappler pass that hands a function's graph to Python and takes a graph back.
+//
+// Everything that decides anything is in Python. Here are only the registration, a look at the
+// names (graphs without gradients must cost next to nothing: no copy, no interpreter lock), and
+// the two copies across the boundary.
+
+#include <atomic>
+#include <cstddef>
+#include <string>
+
+#include "tensorflow/core/grappler/grappler_item.h"
+#include "tensorflow/core/grappler/optimizers/custom_graph_optimizer.h"
+#include "tensorflow/core/grappler/optimizers/custom_graph_optimizer_registry.h"
+
+namespace {
+
+enum Answer { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
+
+// graph and its size, a text of names and its size, where to put the answer
+using Callback = int (*)(const char*, size_t, const char*, size_t, void*);
+
+std::atomic<Callback> callback{nullptr};
+
+bool ComputesGradient(const tensorflow::GraphDef& graph) {
+  bool found = false;
+  for (const auto& node : graph.node()) {
+    if (node.name().rfind("tfckpt/", 0) == 0) return false;  // rewritten before
+    found = found || node.name().find("gradient") != std::string::npos;
+  }
+  return found;
+}
+
+std::string Names(const tensorflow::grappler::GrapplerItem& item) {
+  std::string text = "id " + item.id + "\n";
+  for (const auto& name : item.fetch) text += "fetch " + name + "\n";
+  for (const auto& feed : item.feed) text += "feed " + feed.first + "\n";
+  for (const auto& name : item.keep_ops) text += "keep " + name + "\n";
+  for (const auto& name : item.init_ops) text += "init " + name + "\n";
+  return text;
+}
+
+}  // namespace
+
+// Null takes the pass out of service; a call under way still ends with the old one.
+extern "C" void tfckpt_set_callback(Callback python) { callback = python; }
+
+extern "C" void tfckpt_answer(void* to, const char* bytes, size_t size) {
+  static_cast<std::string*>(to)->assign(bytes, size);
+}
+
+namespace tensorflow {
+namespace grappler {
+
+class TfckptOptimizer : public CustomGraphOptimizer {
+ public:
+  absl::Status Init(const RewriterConfig_CustomGraphOptimizer*) override {
+    const auto& options = config_proto_.graph_options().rewrite_options();
+    rounds_left_ = options.meta_optimizer_iterations() == RewriterConfig::ONE ? 1 : 2;
+    return absl::OkStatus();
+  }
+  std::string name() const override { return "TfckptOptimizer"; }
+  bool UsesFunctionLibrary() const override { return true; }
+
+  absl::Status Optimize(Cluster*, const GrapplerItem& item, GraphDef* optimized) override {
+    const Callback python = callback;
+    // Grappler runs all passes twice. What the second round's passes see must be what they see
+    // without us, or the plain function's rounding changes.
+    if (--rounds_left_ > 0) return absl::AbortedError("another round follows");
+    if (python == nullptr || !ComputesGradient(item.graph)) {
+      return absl::AbortedError("nothing to do");
+    }
+    std::string graph, answer;
+    if (!item.graph.SerializeToString(&graph)) {
+      return absl::AbortedError("the graph is larger than a protocol buffer may be");
+    }
+    const std::string names = Names(item);
+    switch (python(graph.data(), graph.size(), names.data(), names.size(), &answer)) {
+      case kRewritten:
+        if (optimized->ParseFromString(answer)) return absl::OkStatus();
+        return absl::InternalError("tfckpt: the rewritten graph could not be read");
+      case kFailed:
+        return absl::InternalError(answer);
+      default:
+        return absl::AbortedError("left as it was");
+    }
+  }
+
+ private:
+  int rounds_left_ = 2;
+};
+
+REGISTER_GRAPH_OPTIMIZER_AS(TfckptOptimizer, "TfckptOptimizer");
+
+}  // namespace grappler
+}  // namespace tensorflow
