@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 SCRIPT = """
@@ -16,7 +18,8 @@ from tfckpt.plan.division_tree import division_tree
 from tfckpt.plan.forward import forward_view
 from tfckpt.plan.lower_sets import kept_storages
 from tfckpt.plan.reforwarding import segments
-from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp, exhaustive
+from tfckpt.plan.planner import plan_step
+from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp, exhaustive, lcg
 from tfckpt.plan.trunk import trunk
 
 graphs = [random_paper_graph(seed, 9) for seed in range(6)] + [residual_network(30)]
@@ -44,19 +47,48 @@ for number, graph in enumerate(graphs):
         print(acg.solve(view, needs_inputs=range(0, len(view), 3)))
 for seed in range(20):
     print(forward_view(random_joint_graph(seed, 30), 6))
+for seed in range(4):
+    costs = random_paper_graph(seed, 30)[0]
+    edges = [(i, i + 1) for i in range(len(costs) - 1)]
+    print(lcg.solve(from_edges(costs, [1] * len(costs), edges)))
+    for free_moves in (True, False):
+        print(plan_step(random_joint_graph(seed, 10), free_moves=free_moves))
+        print(plan_step(with_backward((None, *random_paper_graph(seed, 6))), in_xla=True))
+"""
+
+THOUSANDS = """
+from tests.support.graphs import random_paper_graph
+from tfckpt.cost.with_backward import from_edges
+from tfckpt.plan.division_tree import division_tree
+from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp
+for seed in range(2_000):
+    forward = from_edges(*random_paper_graph(seed, 3 + seed % 10, 0.1 + seed % 7 / 10))
+    least = approx_dp.smallest_budget(forward)
+    for objective in ("time", "memory"):
+        for solver in (approx_dp, exact_dp):
+            print(solver.lower_sets(forward, least + seed % 5, objective=objective))
+    print(chen.lower_sets(forward), acg.solve(forward), division_tree(forward))
 """
 
 
-def output(seed: str) -> str:
+def output(script: str, seed: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment,
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment,
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_solvers_do_not_depend_on_the_hash_seed():
-    first = output("0")
+    first = output(SCRIPT, "0")
     assert len(first) > 10_000
-    assert output("1") == first
-    assert output("4242") == first
+    assert output(SCRIPT, "1") == first
+    assert output(SCRIPT, "4242") == first
+
+
+@pytest.mark.nightly
+def test_thousands_of_graphs_under_other_hash_seeds():
+    first = output(THOUSANDS, "0")
+    assert len(first.splitlines()) > 10_000
+    for seed in ("1", "4242", "99"):
+        assert output(THOUSANDS, seed) == first

@@ -20,6 +20,10 @@ __all__ = ["boundary", "check_lower_sets", "is_lower_set", "kept_storages", "nod
            "paper_overhead", "paper_peak", "reach_lower_sets", "weight"]
 
 
+LARGEST = 20_000
+"""Nodes for which all L^v are listed: n^2 / 2 bits, 25 MB."""
+
+
 def nodes_of(mask: int) -> list[int]:
     """The nodes in a bitmask, ascending."""
     nodes = []
@@ -60,8 +64,14 @@ def boundary(forward: ForwardGraph, mask: int) -> int:
 def reach_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
     """For each node v the lower set L^v: v and everything it depends on.
 
+    Raises:
+      PlanError: more than `LARGEST` nodes.
+
     Source: Kusumoto et al. 2019, section 4.3 (the pruned family).
     """
+    if len(forward) > LARGEST:
+        raise PlanError(f"plan: the lower sets of at most {LARGEST} nodes are listed, not of "
+                        f"{len(forward)}; use auto")
     reach: list[int] = []
     for node, needs in enumerate(forward.predecessors):
         mask = 1 << node

@@ -31,6 +31,9 @@ OBJECTIVES = ("time", "memory")
 
 UNREACHED = np.iinfo(np.int64).max
 
+LARGEST = 2_000
+"""Nodes of a graph; every pair of lower sets takes some 40 bytes, 0.2 GB in all."""
+
 LARGEST_TOTAL = 1 << 59  # bytes of a graph, so that no sum overflows
 LARGEST_BUDGET = 1 << 62
 
@@ -69,7 +72,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
       Lower sets as bitmasks, increasing, the last one V; empty for a graph without nodes.
 
     Raises:
-      PlanError: unknown objective.
+      PlanError: unknown objective, or more than `LARGEST` nodes.
       InfeasibleBudgetError: no sequence of the family fits.
 
     Complexity: O(T(V) n^2) for n nodes, vectorised; 0.1 s or so at 160 nodes.
@@ -88,6 +91,9 @@ def smallest_budget(forward: ForwardGraph) -> int:
 @functools.lru_cache(maxsize=8)
 def pruned_steps(forward: ForwardGraph) -> Steps:
     """The steps between the sets L^v (section 4.3) and V."""
+    if len(forward) > LARGEST:
+        raise PlanError(f"plan: approx_dp takes at most {LARGEST} nodes, not {len(forward)}; "
+                        "use auto")
     return steps_between(forward, reach_lower_sets(forward))
 
 
