@@ -1,14 +1,13 @@
 """The networks of Kusumoto et al. 2019, vertex by vertex, at that paper's batch and input sizes.
 
-A vertex is the output of one function call of a Chainer program of 2018: convolution, batch
+A vertex is the output of one function call of a Chainer program: convolution, batch
 normalisation, ReLU, pooling, concatenation, sum, dropout, fully connected layer, the reshape
-before the first of these, and the loss. With this reading the vertex counts are the paper's #V
-(Table 1) for six of the seven networks. `GOOGLENET` has no dropout before its last layer: with
-it, it would have 135 vertices instead of 134; it holds 1 MB.
+before the first of these, and the loss. Edges, bytes and parameters are those of the graphs that
+the authors published with their program (github.com/pfnet-research/recompute), compared by
+isomorphism; so the U-Net's topmost deconvolution has 128 channels, not 64.
 
-Costs: bytes of the output in float32 (a concatenation holds a copy, as it does in Chainer; local
-response normalisation holds its scale as well, which counts with its output), 10 units of time
-for a convolution, 1 for anything else (section 3). The input batch is no vertex.
+Costs: bytes of the output in float32, 10 units of time for a convolution, 1 for anything else, a
+deconvolution too (section 3 and that program). The input batch is no vertex.
 """
 
 from __future__ import annotations
@@ -22,14 +21,6 @@ __all__ = ["NETWORKS", "Network"]
 
 FLOAT = 4
 
-RETAINED = {  # kind of function: (its input, its output) are kept for its gradient by Chainer
-    "conv": (True, False), "deconv": (True, False), "fc": (True, False), "bn": (True, False),
-    "relu": (False, True), "pool": (True, True), "lrn": (True, True), "resize": (False, False),
-    "concat": (False, False), "add": (False, False), "scale": (False, False),
-    "crop": (False, False), "reshape": (False, False), "dropout": (False, True),
-    "loss": (True, False),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Network:
@@ -38,41 +29,52 @@ class Network:
     Attributes:
       name: as in the paper's tables.
       forward: the graph; bytes for the whole batch.
-      retained: for each vertex the vertices whose values its gradient reads.
-      parameter_bytes: trainable parameters.
+      kinds: for each vertex what function it is the output of: "conv", "relu" ...
+      parameters: bytes of each vertex's trainable parameters.
       input_bytes: the batch that is fed.
-      batch: samples.
+      batch: samples in the paper's tables.
+      published_batch: samples in the graph that the authors published and gave their solvers.
     """
 
     name: str
     forward: ForwardGraph
-    retained: tuple[tuple[int, ...], ...]
-    parameter_bytes: int
+    kinds: tuple[str, ...]
+    parameters: tuple[int, ...]
     input_bytes: int
     batch: int
+    published_batch: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Parameters, their gradients and the batch that is fed."""
+        return 2 * sum(self.parameters) + self.input_bytes
 
 
 class _Builder:
     """Adds vertices one by one; each is (channels, side) for one square feature map."""
 
-    def __init__(self, name: str, batch: int, side: int):
-        self.name, self.batch, self.side = name, batch, side
+    def __init__(self, name: str, batch: int, side: int, channels: int = 3):
+        self.name, self.batch, self.fed = name, batch, (channels, side)
         self.names: list[str] = []
         self.kinds: list[str] = []
         self.shapes: list[tuple[int, int]] = []
         self.inputs: list[tuple[int, ...]] = []
-        self.parameters = 0
+        self.flat: list[bool] = []
+        self.parameters: list[int] = []
 
-    def add(self, kind: str, inputs: tuple[int, ...], channels: int, side: int) -> int:
+    def add(self, kind: str, inputs: tuple[int, ...], channels: int, side: int,
+            parameters: int = 0) -> int:
         """Appends a vertex and returns its number; input -1 is the batch that is fed."""
         self.names.append(f"{kind}{len(self.names)}")
         self.kinds.append(kind)
         self.shapes.append((channels, side))
         self.inputs.append(tuple(i for i in inputs if i >= 0))
+        self.parameters.append(parameters)
+        self.flat.append(kind == "reshape" or any(self.flat[i] for i in self.inputs[-1]))
         return len(self.names) - 1
 
     def shape(self, x: int) -> tuple[int, int]:
-        return self.shapes[x] if x >= 0 else (3, self.side)
+        return self.shapes[x] if x >= 0 else self.fed
 
     def conv(self, x: int, out: int, kernel: int, stride: int = 1, pad: int | None = None,
              dilate: int = 1, bias: bool = False) -> int:
@@ -80,19 +82,17 @@ class _Builder:
         channels, side = self.shape(x)
         reach = dilate * (kernel - 1)
         padding = reach // 2 if pad is None else pad
-        self.parameters += kernel * kernel * channels * out + (out if bias else 0)
-        return self.add("conv", (x,), out, (side + 2 * padding - reach - 1) // stride + 1)
+        return self.add("conv", (x,), out, (side + 2 * padding - reach - 1) // stride + 1,
+                        kernel * kernel * channels * out + out * bias)
 
     def deconv(self, x: int, out: int) -> int:
         """Doubles the side with a 2x2 kernel."""
         channels, side = self.shape(x)
-        self.parameters += 4 * channels * out + out
-        return self.add("deconv", (x,), out, 2 * side)
+        return self.add("deconv", (x,), out, 2 * side, 4 * channels * out + out)
 
     def bn(self, x: int) -> int:
         channels, side = self.shape(x)
-        self.parameters += 2 * channels
-        return self.add("bn", (x,), channels, side)
+        return self.add("bn", (x,), channels, side, 2 * channels)
 
     def same(self, kind: str, *inputs: int) -> int:
         """A function whose output has the shape of its first input."""
@@ -110,14 +110,16 @@ class _Builder:
         return self.add("concat", inputs, sum(self.shape(x)[0] for x in inputs),
                         self.shape(inputs[0])[1])
 
+    def resize(self, x: int, side: int) -> int:
+        return self.add("resize", (x,), self.shape(x)[0], side)
+
     def fc(self, x: int, out: int) -> int:
         """A fully connected layer, after a reshape if its input has spatial dimensions."""
         channels, side = self.shape(x)
         size = channels * side * side
-        if self.kinds[x] == "pool" or side > 1:
+        if not self.flat[x]:
             x = self.add("reshape", (x,), size, 1)
-        self.parameters += size * out + out
-        return self.add("fc", (x,), out, 1)
+        return self.add("fc", (x,), out, 1, size * out + out)
 
     def conv_relu(self, x: int, *args, **kwargs) -> int:
         return self.relu(self.conv(x, *args, bias=True, **kwargs))
@@ -132,19 +134,16 @@ class _Builder:
         """A scalar."""
         return self.add("loss", inputs, 0, 1)
 
-    def build(self) -> Network:
+    def build(self, published_batch: int = 32) -> Network:
         unit = FLOAT * self.batch
-        retained = []
-        for v, kind in enumerate(self.kinds):
-            reads_inputs, reads_output = RETAINED[kind]
-            retained.append((self.inputs[v] if reads_inputs else ()) + ((v,) * reads_output))
         forward = from_edges(
-            [max(FLOAT, channels * side * side * unit) * (2 if kind == "lrn" else 1)
-             for kind, (channels, side) in zip(self.kinds, self.shapes, strict=True)],
-            [10 if kind in ("conv", "deconv") else 1 for kind in self.kinds],
+            [max(FLOAT, channels * side * side * unit) for channels, side in self.shapes],
+            [10 if kind == "conv" else 1 for kind in self.kinds],
             [(x, v) for v, inputs in enumerate(self.inputs) for x in inputs], self.names)
-        return Network(self.name, forward, tuple(retained), FLOAT * self.parameters,
-                       3 * self.side * self.side * unit, self.batch)
+        channels, side = self.fed
+        return Network(self.name, forward, tuple(self.kinds),
+                       tuple(FLOAT * count for count in self.parameters),
+                       channels * side * side * unit, self.batch, published_batch)
 
 
 def _bottleneck(net: _Builder, x: int, width: int, stride: int, dilate: int, project: bool,
@@ -191,19 +190,19 @@ def pspnet(batch: int = 2) -> Network:
     levels = []
     for bins in (1, 2, 3, 6):
         level = net.conv_bn_relu(net.add("pool", (stages[3],), channels, bins), channels // 4, 1)
-        levels.append(net.add("resize", (level,), channels // 4, side))
+        levels.append(net.resize(level, side))
     h = net.conv_bn_relu(net.concat(stages[3], *levels), 512, 3)
-    main = net.loss(net.add("resize", (net.conv(net.same("dropout", h), 19, 1),), 19, 713))
+    main = net.conv(net.same("dropout", h), 17, 1, bias=True)
     h = net.conv_bn_relu(stages[2], 512, 3)
-    side_loss = net.loss(net.add("resize", (net.conv(net.same("dropout", h), 19, 1),), 19, 713))
+    side_loss = net.loss(net.resize(net.conv(net.same("dropout", h), 17, 3, bias=True), 713))
+    main = net.loss(net.resize(main, 713))
     net.same("add", net.same("scale", side_loss), main)
-    return net.build()
+    return net.build(published_batch=1)
 
 
 def unet(batch: int = 8) -> Network:
     """U-Net with unpadded convolutions at 572x572, dropout at the end of the contracting path."""
-    net = _Builder("U-Net", batch, 572)
-    net.parameters -= 2 * 9 * 64  # one input channel, not three
+    net = _Builder("U-Net", batch, 572, channels=1)
     x, skipped = -1, []
     for level in range(5):
         for _ in range(2):
@@ -214,13 +213,13 @@ def unet(batch: int = 8) -> Network:
             skipped.append(x)
             x = net.pool(x, 2, 2)
     for level in reversed(range(4)):
-        x = net.relu(net.deconv(x, 64 << level))
-        channels, side = net.shape(x)
-        x = net.concat(net.add("crop", (skipped[level],), channels, side), x)
+        x = net.relu(net.deconv(x, max(64 << level, 128)))
+        side = net.shape(x)[1]
+        x = net.concat(net.add("crop", (skipped[level],), 64 << level, side), x)
         for _ in range(2):
             x = net.conv_relu(x, 64 << level, 3, pad=0)
     net.loss(net.conv(x, 2, 1, bias=True))
-    return net.build()
+    return net.build(published_batch=8)
 
 
 def vgg19(batch: int = 64) -> Network:
@@ -286,8 +285,8 @@ def googlenet(batch: int = 256) -> Network:
     x = _inception(net, x, 256, 160, 320, 32, 128, 128)
     x = _inception(net, net.pool(x, 3, 2), 256, 160, 320, 32, 128, 128)
     x = _inception(net, x, 384, 192, 384, 48, 128, 128)
-    last = net.loss(net.fc(net.pool(x, 7, 1), 1000))
-    net.same("add", net.same("scale", net.same("add", first, second)), last)
+    last = net.loss(net.fc(net.same("dropout", net.pool(x, 7, 1)), 1000))
+    net.same("add", net.same("add", first, second), last)
     return net.build()
 
 
