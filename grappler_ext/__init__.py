@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from grappler_ext.bridge import Bridge, Rewriter
     from tfckpt.report import Report
 
-__all__ = ["disable", "enable", "enabled", "reports"]
+__all__ = ["disable", "enable", "enabled", "reports", "session_config"]
 
 PASS = "TfckptOptimizer"
 
@@ -53,7 +53,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     _bridge = _bridge or Bridge()
     _rewriter = Rewriter(options, strict)
     _bridge.connect(_rewriter)
-    tf_adapter.set_custom_optimizer(PASS, fail_on_error=strict)
+    tf_adapter.set_custom_optimizer(PASS)
 
 
 def disable() -> None:
@@ -74,6 +74,22 @@ def enabled(budget: object = "min", **options) -> Iterator[None]:
         yield
     finally:
         disable()
+
+
+def session_config(config=None):
+    """A `tf.compat.v1.ConfigProto` with which a session uses the pass, after `enable`.
+
+    Args:
+      config: what to start from; left as it is.
+    """
+    import tensorflow as tf
+
+    from tfckpt.capture import tf_adapter
+
+    found = tf.compat.v1.ConfigProto()
+    if config is not None:
+        found.CopyFrom(config)
+    return tf_adapter.add_custom_optimizer(found, PASS)
 
 
 def reports() -> dict[str, Report]:

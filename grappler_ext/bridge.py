@@ -10,12 +10,12 @@ import tensorflow as tf
 from absl import logging
 
 from grappler_ext import build
-from grappler_ext.item import Names, plan_item, rewrite_item
+from grappler_ext.item import Names, failing, plan_item, rewrite_item
 from tfckpt.api import Options
 from tfckpt.capture.steps import readable
 from tfckpt.report import Report
 
-UNCHANGED, REWRITTEN, FAILED = 0, 1, 2
+UNCHANGED, REWRITTEN = 0, 1
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
                              ctypes.c_size_t, ctypes.c_void_p)
 
@@ -57,16 +57,17 @@ class Rewriter:
         self._lock = threading.Lock()
 
     def __call__(self, graph: bytes, names: str) -> tuple[int, bytes]:
-        """Status and the rewritten graph, or the message of a failure. Never raises."""
+        """Status and the graph to run instead. Never raises: nothing may cross the boundary."""
         item = Names.parse(names)
+        definition = tf.compat.v1.GraphDef()
         try:
+            definition.ParseFromString(graph)
             with self._lock:
-                return self._rewrite(graph, item)
-        except Exception as error:  # nothing may cross the boundary
-            return self._fail(readable(item.id), error)
+                return self._rewrite(definition, item)
+        except Exception as error:
+            return self._fail(definition, readable(item.id), error)
 
-    def _rewrite(self, graph: bytes, item: Names) -> tuple[int, bytes]:
-        definition = tf.compat.v1.GraphDef.FromString(graph)
+    def _rewrite(self, definition, item: Names) -> tuple[int, bytes]:
         result = plan_item(definition, item, self.options)
         if result is None:
             return UNCHANGED, b""
@@ -76,9 +77,11 @@ class Rewriter:
             return UNCHANGED, b""
         return REWRITTEN, rewrite_item(definition, result).SerializeToString()
 
-    def _fail(self, name: str, error: Exception) -> tuple[int, bytes]:
-        message = f"tfckpt: {name} is left as it is: {error}"
+    def _fail(self, definition, name: str, error: Exception) -> tuple[int, bytes]:
+        message = f"tfckpt: {name} is not rewritten: {error}"
         if name not in self._failed:
             self._failed.add(name)
             logging.warning("%s", message)
-        return (FAILED if self.strict else UNCHANGED), message.encode()
+        if not self.strict:
+            return UNCHANGED, b""
+        return REWRITTEN, failing(definition, message).SerializeToString()

@@ -18,6 +18,8 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.offline import Result, plan_offline
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 
+_FAILURE = "tfckpt/failure"
+
 
 @dataclasses.dataclass(frozen=True)
 class Names:
@@ -45,8 +47,9 @@ def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options)
     live = tf.Graph()
     with live.as_default():
         tf.graph_util.import_graph_def(_importable(definition), name="")
-    fetches = [live.get_tensor_by_name(name if ":" in name else f"{name}:0")
-               for name in names.fetch]
+    fetched = [name.partition(":") for name in names.fetch]
+    fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)] for op, _, slot in fetched
+               if live.get_operation_by_name(op).outputs]
     shapes = None
     if has_unknown_shapes(live):
         shapes = concrete_shapes(live, options.batch_size, {}, library=definition.library)
@@ -69,6 +72,30 @@ def rewrite_item(definition: tf.compat.v1.GraphDef, result: Result) -> tf.compat
             source = node.input[0].removeprefix("^").partition(":")[0]
             node.device = device[node.name] = device[source]
     return edited
+
+
+def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.GraphDef:
+    """The item's graph with a failing assertion before all else.
+
+    TensorFlow runs a function as it was if a pass fails on it; this is how a pass can insist.
+    """
+    failed = tf.compat.v1.GraphDef()
+    failed.CopyFrom(definition)
+    device = next((node.device for node in definition.node if node.device), "")
+    for node in failed.node:
+        if node.op != "_Arg":
+            node.input.append(f"^{_FAILURE}")
+    holds = failed.node.add(name=f"{_FAILURE}/holds", op="Const", device=device)
+    holds.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(False))
+    said = failed.node.add(name=f"{_FAILURE}/said", op="Const", device=device)
+    said.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(message))
+    for const in (holds, said):
+        const.attr["dtype"].type = const.attr["value"].tensor.dtype
+    failure = failed.node.add(name=_FAILURE, op="Assert", device=device,
+                              input=[holds.name, said.name])
+    failure.attr["T"].list.type.append(tf.string.as_datatype_enum)
+    failure.attr["summarize"].i = 3
+    return failed
 
 
 def _importable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:

@@ -14,7 +14,7 @@
 
 namespace {
 
-enum Answer { kUnchanged = 0, kRewritten = 1, kFailed = 2 };
+enum Answer { kUnchanged = 0, kRewritten = 1 };
 
 // graph and its size, a text of names and its size, where to put the answer
 using Callback = int (*)(const char*, size_t, const char*, size_t, void*);
@@ -74,15 +74,12 @@ class TfckptOptimizer : public CustomGraphOptimizer {
       return absl::AbortedError("the graph is larger than a protocol buffer may be");
     }
     const std::string names = Names(item);
-    switch (python(graph.data(), graph.size(), names.data(), names.size(), &answer)) {
-      case kRewritten:
-        if (optimized->ParseFromString(answer)) return absl::OkStatus();
-        return absl::InternalError("tfckpt: the rewritten graph could not be read");
-      case kFailed:
-        return absl::InternalError(answer);
-      default:
-        return absl::AbortedError("left as it was");
+    const int said = python(graph.data(), graph.size(), names.data(), names.size(), &answer);
+    if (said != kRewritten) return absl::AbortedError("left as it was");
+    if (!optimized->ParseFromString(answer)) {
+      return absl::InternalError("tfckpt: the rewritten graph could not be read");
     }
+    return absl::OkStatus();
   }
 
  private:

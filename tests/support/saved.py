@@ -82,7 +82,7 @@ def tf1_graph(width=WIDTH, depth=DEPTH, batch=BATCH, use_resource=True) -> tf.Gr
     return graph
 
 
-def run_graph_def(definition, steps=3, threads=1) -> list[bytes]:
+def run_graph_def(definition, steps=3, threads=1, config=None) -> list[bytes]:
     """Losses and weights after some steps in a session, bit for bit."""
     v1 = tf.compat.v1
     graph = tf.Graph()
@@ -93,7 +93,8 @@ def run_graph_def(definition, steps=3, threads=1) -> list[bytes]:
     reads = [name for i in range(DEPTH) for name in (
         f"layer{i}/w/Read/ReadVariableOp:0", f"layer{i}/w/read:0") if name[:-2] in names]
     assert len(reads) == DEPTH
-    config = v1.ConfigProto(inter_op_parallelism_threads=threads)
+    config = config or v1.ConfigProto()
+    config.inter_op_parallelism_threads = threads
     with v1.Session(graph=graph, config=config) as session:
         session.run("init")
         for step in range(steps):

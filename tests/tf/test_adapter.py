@@ -259,3 +259,23 @@ def test_a_replaced_record_frees_the_old_one():
         tf_adapter.replace_record(y, x, lambda g: [g * 10.0])
         loss = tf.reduce_sum(y)
     assert tape.gradient(loss, x).numpy().tolist() == [10.0, 10.0]
+
+
+def test_a_custom_optimizer_is_configured_and_forgotten():
+    from tensorflow.python.eager import context
+
+    def configured():
+        options = context.context().function_call_options
+        config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+        return [o.name for o in config.graph_options.rewrite_options.custom_optimizers]
+
+    assert configured() == []
+    for _ in range(2):
+        tf_adapter.set_custom_optimizer("TfckptTest")
+        assert configured() == ["TfckptTest"]
+    tf_adapter.set_custom_optimizer(None)
+    assert configured() == []
+    tf_adapter.set_custom_optimizer(None)
+    given = tf.compat.v1.ConfigProto()
+    found = tf_adapter.add_custom_optimizer(given, "TfckptTest")
+    assert [o.name for o in found.graph_options.rewrite_options.custom_optimizers] == ["TfckptTest"]

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfckpt.capture.purity import is_pure
+from tfckpt.capture.regions import regions
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE, check_graph
@@ -117,6 +118,13 @@ def test_ops_of_a_custom_gradient_lie_outside_any_scope():
     assert clip and all(op.region == BACKWARD for op in clip)
     assert of_type(graph, "Sinh") == [FORWARD] and of_type(graph, "Tanh") == [FORWARD]
     assert of_type(graph, "AssignSubVariableOp") == [UPDATE]
+
+
+def test_a_constant_merged_under_a_gradients_name_leads_nowhere():
+    """Grappler merges equal constants; what reads the result may still be forward."""
+    names = ["x", "gradient_tape/half", "product", "gradient_tape/seed", "gradient_tape/mul"]
+    found = regions(names, [[], [], [0, 1], [], [2, 3]], [[]] * 5, [False] * 5)
+    assert found == [FORWARD, BACKWARD, FORWARD, BACKWARD, BACKWARD]
 
 
 def test_statistics_of_batch_normalisation_are_neither_forward_nor_update():

@@ -169,14 +169,11 @@ def record_executed_graphs(run: Callable[[], object]) -> list:
     return list(largest.partition_graphs) if largest is not None else []
 
 
-def set_custom_optimizer(name: str | None, fail_on_error: bool = False) -> None:
+def set_custom_optimizer(name: str | None) -> None:
     """Has Grappler run a registered optimizer last on every function called from now on.
 
     None restores what was configured.
     Other threads that have called functions before keep the configuration they began with.
-
-    Args:
-      fail_on_error: whether an error of a pass fails the call; by default TensorFlow goes on.
     """
     from tensorflow.python.eager import context as eager_context
 
@@ -191,11 +188,14 @@ def set_custom_optimizer(name: str | None, fail_on_error: bool = False) -> None:
         config = tf.compat.v1.ConfigProto()
         if ctx._tfckpt_config is not None:
             config.CopyFrom(ctx._tfckpt_config)
-        options = config.graph_options.rewrite_options
-        options.custom_optimizers.add(name=name)
-        options.fail_on_optimizer_errors = fail_on_error
-        ctx._config = config
+        ctx._config = add_custom_optimizer(config, name)
     ctx.function_call_options = None
+
+
+def add_custom_optimizer(config: Any, name: str) -> Any:
+    """Adds a registered Grappler optimizer to a ConfigProto, which is returned."""
+    config.graph_options.rewrite_options.custom_optimizers.add(name=name)
+    return config
 
 
 # Eager tapes (`tfckpt.forward_ad`).

@@ -1,0 +1,190 @@
+"""The native pass: what it rewrites, what it leaves alone, and what happens when it cannot."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import grappler_ext
+import tfckpt
+from grappler_ext import build
+from tests.support import process
+from tests.support.models import MODELS, arrays, stack
+from tfckpt.verify.executed import executed
+from tfckpt.verify.memory import measure_peak
+
+pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
+                                reason="no C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def _off():
+    yield
+    grappler_ext.disable()
+
+
+def train(name, on, batches=3):
+    """Peak in bytes, losses and variables as bytes, of a model trained without the decorator."""
+    process.fresh()
+    made = MODELS[name](gradients=False)
+    step = tf.function(made.step)
+    if on:
+        grappler_ext.enable()
+    peak = measure_peak(step, *made.batches[0], repeats=3)
+    losses = [tf.nest.flatten(step(*batch))[0].numpy().tobytes()
+              for batch in made.batches[:batches]]
+    return peak, losses + [v.numpy().tobytes() for v in made.variables()], step, made
+
+
+@pytest.mark.parametrize("name", [
+    "dense_gelu", "residual", *(pytest.param(n, marks=pytest.mark.nightly)
+                                for n in ("transformer", "keras_dropout"))])
+def test_unmodified_steps_train_in_less_memory_to_the_bit(name):
+    plain, wanted, *_ = train(name, on=False)
+    peak, found, step, made = train(name, on=True)
+    report = grappler_ext.reports()["step"]
+    assert found == wanted
+    assert report.applied and report.recomputed_ops
+    assert peak < (plain + report.planned_peak_bytes) / 2
+    # counted in what ran, after the very last pass (a constant is no copy)
+    assert executed(step, *made.batches[0]).copy_count >= 0.9 * report.recomputed_ops
+
+
+def test_an_unmodified_fit():
+    x, y = arrays(2048)
+    history = []
+    for on in (False, True):
+        process.fresh()
+        model = stack()
+        model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+        if on:
+            grappler_ext.enable()
+        history.append(model.fit(x, y, batch_size=1024, epochs=2, verbose=0,
+                                 shuffle=False).history["loss"])
+    reports = grappler_ext.reports().values()
+    assert history[0] == history[1]
+    assert any(r.applied for r in reports)
+
+
+def test_graphs_without_gradients_are_skipped_at_once():
+    calls = []
+    grappler_ext.enable()
+    grappler_ext._bridge.connect(lambda graph, names: calls.append(names) or (0, b""))
+
+    @tf.function
+    def forward(x):
+        for _ in range(500):
+            x = tf.tanh(x) * 1.5
+        return x
+
+    forward(tf.ones((2, 2)))
+    assert list(tf.data.Dataset.range(4).map(lambda v: v * 2).as_numpy_iterator()) == [0, 2, 4, 6]
+    assert not calls
+
+
+def test_turned_off_functions_run_as_tensorflow_makes_them():
+    _, _, step, made = train("dense_gelu", on=True)
+    assert executed(step, *made.batches[0]).copy_count
+    grappler_ext.disable()
+    assert not executed(step, *made.batches[0]).copy_count
+    grappler_ext.disable()
+    with grappler_ext.enabled(budget=0.8):
+        assert executed(step, *made.batches[0]).copy_count
+    assert not executed(step, *made.batches[0]).copy_count
+
+
+def test_a_budget_that_nothing_fits_is_logged_once_and_changes_nothing(caplog):
+    made = MODELS["dense_gelu"](gradients=False)
+    step = tf.function(made.step)
+    grappler_ext.enable(budget=0.01)
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        for batch in made.batches:
+            step(*batch)
+    said = [r.getMessage() for r in caplog.records if "not rewritten" in r.getMessage()]
+    assert len(said) == 1 and said[0].startswith("tfckpt: step is not") and "0.01" in said[0]
+    assert not executed(step, *made.batches[0]).copy_count
+
+
+def test_strict_failures_reach_the_caller():
+    made = MODELS["dense_gelu"](gradients=False)
+    step = tf.function(made.step)
+    with grappler_ext.enabled(budget=0.01, strict=True), pytest.raises(
+            tf.errors.InvalidArgumentError, match="tfckpt: step is not rewritten.*0.01"):
+        step(*made.batches[0])
+
+
+def test_options_are_checked_when_given():
+    with pytest.raises(tfckpt.PlanError, match="unknown solver"):
+        grappler_ext.enable(solver="nobody")
+    with pytest.raises(tfckpt.PlanError, match="budget"):
+        grappler_ext.enable(budget="much")
+
+
+def test_functions_of_several_threads():
+    process.fresh()
+    steps = [MODELS["dense_gelu"](gradients=False) for _ in range(3)]
+    grappler_ext.enable()
+    losses: list = [None] * 3
+
+    def work(i):
+        made = steps[i]
+        losses[i] = float(tf.nest.flatten(tf.function(made.step)(*made.batches[0]))[0])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.isfinite(loss) for loss in losses)
+    assert grappler_ext.reports()["step"].applied
+
+
+def test_a_session_with_its_own_configuration():
+    from tests.support.saved import run_graph_def, tf1_graph
+
+    definition = tf1_graph().as_graph_def()
+    wanted = run_graph_def(definition)
+    grappler_ext.enable()
+    found = run_graph_def(definition, config=grappler_ext.session_config())
+    assert found == wanted
+    assert any(r.applied for r in grappler_ext.reports().values())
+
+
+class TestBuilding:
+    """In processes of their own, since a pass is loaded once."""
+
+    def run(self, folder, code="", **variables):
+        command = ["-c", code] if code else ["-m", "grappler_ext.build"]
+        return subprocess.run([sys.executable, *command], capture_output=True, text=True,
+                              env={**os.environ, "XDG_CACHE_HOME": str(folder), **variables})
+
+    def test_no_compiler_is_one_clear_line(self, tmp_path):
+        done = self.run(tmp_path, CXX="no-such-compiler")
+        assert done.returncode == 1 and not done.stdout
+        assert "install g++" in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+
+    def test_a_compiler_that_fails_leaves_nothing_behind(self, tmp_path):
+        done = self.run(tmp_path, CXX="false")
+        assert done.returncode == 1 and "the compiler failed" in done.stderr
+        assert not list((tmp_path / "tfckpt").glob("*.so"))
+
+    def test_a_cache_that_cannot_be_written(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        done = self.run(tmp_path / "file")
+        assert done.returncode == 1 and "XDG_CACHE_HOME" in done.stderr
+
+    def test_what_is_built_is_found_again(self):
+        before = build.library()
+        started = time.perf_counter()
+        assert build.library() == before and before.exists()
+        assert time.perf_counter() - started < 1
