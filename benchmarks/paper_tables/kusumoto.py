@@ -219,6 +219,9 @@ def print_tables(networks: tuple[str, ...] = tuple(NETWORKS), step: float = 0.1)
         network = NETWORKS[name]()
         rows[name] = (network, measure(network, step))
     _print_solves(rows)
+    print(f"\nBudgets: ApproxDP's smallest, rounded up to {step:g} GB at the batch of the "
+          "published graphs.\n--budget_step=0 takes each solver's own smallest, which the paper's "
+          "figures do not agree with." if step else "\nBudgets: the smallest of each solver.")
     _print_table("Kusumoto et al. 2019, Table 1: with liveness analysis", rows,
                  lambda row: row.live, PAPER_LIVE)
     _print_table("Kusumoto et al. 2019, Table 2: without liveness analysis", rows,

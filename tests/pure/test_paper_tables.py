@@ -160,3 +160,21 @@ def test_gradients_of_a_concatenation_are_views_of_one_buffer():
     # gradients: one buffer of 30 for both branches; then 5 and 5, their sum 5.
     held = 5 + 10 + 20 + 30 + 4 + 30
     assert peak_bytes(net, plain_steps(net)) == held + 30 + 5 + 5 + 5
+
+
+def test_segments_of_chen_as_measured_by_hand():
+    # Nine unit nodes: eight candidates and both ends, so three parts of 3 bytes; the first
+    # candidate behind 3 bytes holds 4, the first behind 6 holds 7.
+    chain = from_edges([1] * 9, [1] * 9, [(i, i + 1) for i in range(8)])
+    assert kusumoto.chen_segments(chain) == (0b1111, 0b1111111, 0b111111111)
+    # One large node: no second segment ends before all three parts are passed.
+    heavy = from_edges([1, 90, 1, 1, 1, 1, 1, 1], [1] * 8, [(i, i + 1) for i in range(7)])
+    assert kusumoto.chen_segments(heavy) == (0b11, 0b11111111)
+    assert kusumoto.chen_segments(from_edges([7], [1], [])) == (1,)
+
+
+def test_budgets_come_in_steps_at_the_published_batch():
+    # VGG19 was published with 32 samples and is measured with 64: steps of 0.2 GB.
+    vgg = network("VGG19")
+    assert kusumoto.budget_for(vgg, 4_213_000_000) == 4_400_000_000
+    assert kusumoto.budget_for(vgg, 4_400_000_000) == 4_400_000_000
