@@ -1,5 +1,6 @@
 """Real data that needs no download: it comes inside scikit-learn.
 
+`digits`: hand-written digits with their values.
 `photo_batches`: crops of two photographs; the label says which photograph a crop is from.
 `text_batches`: pieces of the English descriptions of scikit-learn's data sets, as bytes; the
 label says which description a piece is from.
@@ -25,6 +26,16 @@ DESCRIBED: tuple[Callable[[], object], ...] = (
 PHOTO_CLASSES = 2
 TEXT_CLASSES = len(DESCRIBED)
 BYTE_VALUES = 256
+
+
+def digits(count: int | None = None) -> Batch:
+    """The first `count` of 1797 scanned digits, or all of them.
+
+    Images are float32 in [0, 1], shaped (count, 8, 8, 1); labels are int32 in [0, 10).
+    """
+    found = datasets.load_digits()
+    images = (found.images[:count, ..., None] / 16).astype(np.float32)
+    return images, found.target[:count].astype(np.int32)
 
 
 def photo_batches(steps: int, batch: int, size: int, seed: int) -> Iterator[Batch]:

@@ -1,0 +1,97 @@
+"""A SavedModel that trains is rewritten on the command line and needs no tfckpt afterwards.
+
+    python -m examples.04_offline_saved_model [--small]
+
+1. A module with a training function is saved.
+2. `python -m tfckpt rewrite` writes a second SavedModel beside it.
+3. A fresh process for each, in which tfckpt is never imported, loads it with plain
+   `tf.saved_model.load`, trains on scikit-learn's digits, and says what it measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from examples import data, saving
+
+LAYERS = 12
+TRAIN = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+model, arrays = tf.saved_model.load(sys.argv[1]), np.load(sys.argv[2])
+x, y = tf.constant(arrays["x"]), tf.constant(arrays["y"])
+losses = [float(model.train(x, y)) for _ in range(4)]
+tf.config.experimental.reset_memory_stats("CPU:0")
+before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+losses.append(float(model.train(x, y)))
+peak = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+assert "tfckpt" not in sys.modules
+print(json.dumps({"peak": peak, "losses": losses}))
+"""
+
+
+class Trainer(tf.Module):
+    """Layers of tanh on digits; `train` is one step of gradient descent."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        tf.random.set_seed(7)
+        sizes = [64] + [width] * LAYERS + [10]
+        self.weights = [tf.Variable(tf.random.normal((m, n)) / m**0.5)
+                        for m, n in zip(sizes[:-1], sizes[1:], strict=True)]
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 64)), tf.TensorSpec((None,), tf.int32)])
+    def train(self, x, y):
+        """One step on pixels (batch, 64) and digits (batch,); the loss before it."""
+        with tf.GradientTape() as tape:
+            for weight in self.weights[:-1]:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+                y, x @ self.weights[-1]))
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+
+def run(*command: str) -> str:
+    """What a command prints to standard output; what it says besides is shown if it fails."""
+    print("$", *("TRAIN" if part is TRAIN else part for part in command), flush=True)
+    done = subprocess.run(command, capture_output=True, text=True,
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+def train(model: str, arrays: str) -> saving.Run:
+    """Loads a SavedModel in a process of its own and trains it."""
+    found = json.loads(run(sys.executable, "-c", TRAIN, model, arrays).splitlines()[-1])
+    return saving.Run(found["peak"], tuple(found["losses"]))
+
+
+def main() -> None:
+    """Saves, rewrites, trains both."""
+    small = saving.small(__doc__)
+    images, labels = data.digits(1024 if small else None)
+    with tempfile.TemporaryDirectory() as folder:
+        plain, smaller = os.path.join(folder, "plain"), os.path.join(folder, "smaller")
+        tf.saved_model.save(Trainer(128 if small else 512), plain)
+        arrays = os.path.join(folder, "digits.npz")
+        np.savez(arrays, x=images.reshape(-1, 64), y=labels)
+        print(run(sys.executable, "-m", "tfckpt", "rewrite", plain, smaller,
+                  f"--batch_size={len(labels)}", "--budget=min"), end="")
+        saving.show(train(plain, arrays), train(smaller, arrays))
+
+
+if __name__ == "__main__":
+    main()
