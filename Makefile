@@ -12,13 +12,13 @@ WORKERS := --numprocesses=auto --maxprocesses=4 --dist
 # 2 = warnings of TensorFlow's C++ side are hidden, errors are shown.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help demo test lint types bench nightly clean
+.PHONY: help demo test lint types docs bench nightly clean
 
 help:
 	@echo "make demo     train two networks with and without tfckpt, print a table, draw a plot"
 	@echo "make test     run the tests"
 	@echo
-	@echo "make lint | types | bench | nightly | clean"
+	@echo "make lint | types | docs | bench | nightly | clean"
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
@@ -33,6 +33,9 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/python -m mypy
+
+docs: $(STAMP)
+	$(BIN)/python docs/build_api.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.memory --all

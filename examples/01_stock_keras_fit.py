@@ -45,7 +45,8 @@ def main() -> None:
     plain = train(build(blocks), images, labels, batch)
     model = tfckpt.keras.checkpoint(build(blocks), budget="min")  # the line that is new
     ours = train(model, images, labels, batch)
-    print(f"\n{tfckpt.keras.report(model)}")
+    report = tfckpt.keras.report(model)
+    print(f"\n{report}\n\n{report.explain(top=5)}")
     saving.show(plain, ours)
 
 

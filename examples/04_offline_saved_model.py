@@ -3,7 +3,7 @@
     python -m examples.04_offline_saved_model [--small]
 
 1. A module with a training function is saved.
-2. `python -m tfckpt rewrite` writes a second SavedModel beside it.
+2. `python -m tfckpt inspect` shows what it holds, `rewrite` writes a second SavedModel beside it.
 3. A fresh process for each, in which tfckpt is never imported, loads it with plain
    `tf.saved_model.load`, trains on scikit-learn's digits, and says what it measured.
 """
@@ -85,11 +85,12 @@ def main() -> None:
     images, labels = data.digits(1024 if small else None)
     with tempfile.TemporaryDirectory() as folder:
         plain, smaller = os.path.join(folder, "plain"), os.path.join(folder, "smaller")
-        tf.saved_model.save(Trainer(128 if small else 512), plain)
+        tf.saved_model.save(Trainer(128 if small else 256), plain)
         arrays = os.path.join(folder, "digits.npz")
         np.savez(arrays, x=images.reshape(-1, 64), y=labels)
-        print(run(sys.executable, "-m", "tfckpt", "rewrite", plain, smaller,
-                  f"--batch_size={len(labels)}", "--budget=min"), end="")
+        tfckpt, batch = (sys.executable, "-m", "tfckpt"), f"--batch_size={len(labels)}"
+        print(run(*tfckpt, "inspect", plain, batch, "--top=4"))
+        print(run(*tfckpt, "rewrite", plain, smaller, batch, "--budget=min"))
         saving.show(train(plain, arrays), train(smaller, arrays))
 
 

@@ -1,0 +1,1 @@
+"""Chooses a schedule with repeats for a cost graph and a budget. No TensorFlow."""

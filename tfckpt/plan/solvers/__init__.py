@@ -1,0 +1,1 @@
+"""The solvers of the literature; `candidates` has the table of them."""
