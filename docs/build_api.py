@@ -16,6 +16,7 @@ import warnings
 import pdoc
 
 import tfckpt
+from tfckpt.cli.quiet import load_tensorflow
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -34,6 +35,7 @@ def modules() -> list[str]:
 def main() -> None:
     """Writes the pages."""
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "docs"
+    load_tensorflow()
     for name in tfckpt.__all__:  # lazy until somebody asks; pdoc looks without asking
         setattr(tfckpt, name, getattr(tfckpt, name))
     warnings.filterwarnings("error", module="pdoc")
