@@ -4,8 +4,8 @@
 
 1. A module with a training function is saved.
 2. `python -m tfckpt inspect` shows what it holds, `rewrite` writes a second SavedModel beside it.
-3. A fresh process for each, in which tfckpt is never imported, loads it with plain
-   `tf.saved_model.load`, trains on scikit-learn's digits, and says what it measured.
+3. A fresh process, in which tfckpt is never imported, loads each with plain `tf.saved_model.load`,
+   trains it on scikit-learn's digits, and says what it measured.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ import numpy as np
 import tensorflow as tf
 
 tf.config.threading.set_inter_op_parallelism_threads(1)
-model, arrays = tf.saved_model.load(sys.argv[1]), np.load(sys.argv[2])
+arrays, *models = sys.argv[1:]
+arrays = np.load(arrays)
 x, y = tf.constant(arrays["x"]), tf.constant(arrays["y"])
-losses = [float(model.train(x, y)) for _ in range(4)]
-tf.config.experimental.reset_memory_stats("CPU:0")
-before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-losses.append(float(model.train(x, y)))
-peak = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+for path in models:
+    model = tf.saved_model.load(path)
+    losses = [float(model.train(x, y)) for _ in range(4)]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    losses.append(float(model.train(x, y)))
+    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+    print(json.dumps({"peak": peak, "losses": losses}))
 assert "tfckpt" not in sys.modules
-print(json.dumps({"peak": peak, "losses": losses}))
 """
 
 
@@ -73,10 +76,11 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def train(model: str, arrays: str) -> saving.Run:
-    """Loads a SavedModel in a process of its own and trains it."""
-    found = json.loads(run(sys.executable, "-c", TRAIN, model, arrays).splitlines()[-1])
-    return saving.Run(found["peak"], tuple(found["losses"]))
+def train(arrays: str, *models: str) -> list[saving.Run]:
+    """Loads SavedModels in a process of its own and trains them, one after the other."""
+    printed = run(sys.executable, "-c", TRAIN, arrays, *models).splitlines()
+    found = [json.loads(line) for line in printed if line.startswith("{")]
+    return [saving.Run(one["peak"], tuple(one["losses"])) for one in found]
 
 
 def main() -> None:
@@ -91,7 +95,7 @@ def main() -> None:
         tfckpt, batch = (sys.executable, "-m", "tfckpt"), f"--batch_size={len(labels)}"
         print(run(*tfckpt, "inspect", plain, batch, "--top=4"))
         print(run(*tfckpt, "rewrite", plain, smaller, batch, "--budget=min"))
-        saving.show(train(plain, arrays), train(smaller, arrays))
+        saving.show(*train(arrays, plain, smaller))
 
 
 if __name__ == "__main__":
