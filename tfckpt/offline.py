@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from tfckpt.api import Options, _plan, _refused, _single_device
+from tfckpt.api import Options, _edits, _plan, _refused, _single_device
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step
 from tfckpt.cost.build import build_cost_graph
@@ -21,7 +21,6 @@ from tfckpt.errors import RewriteError
 from tfckpt.plan.planner import Planned
 from tfckpt.report import Report, make_report
 from tfckpt.rewrite.apply_graphdef import apply_to_function_def, apply_to_graph_def
-from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.edits import Edits, check_edits
 from tfckpt.rewrite.references import await_readers, has_references
 
@@ -50,13 +49,12 @@ def plan_offline(step: Step, options: Options) -> Result:
     cost = build_cost_graph(graph)
     # see `tfckpt.rewrite.references` on why fences then do not await updates
     single = _single_device(graph) and not has_references(graph)
-    decision = _plan(graph, cost, dataclasses.replace(options, fad=False), single)
+    decision = _plan(graph, cost, options, single)
     planned = decision.planned
     edits, reason = None, "no plan is predicted to lower the peak"
     if planned.peak_bytes < planned.baseline_bytes:
         try:
-            edits = await_readers(graph, build_edits(graph, cost, planned.plan,
-                                                     await_updates=single))
+            edits = await_readers(graph, _edits(graph, decision, single))
             check_edits(graph, edits)
             reason = ""
         except RewriteError as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import io
+import pathlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -26,26 +29,49 @@ DARK = {"ink": "#e6e6e6", "faint": "#555555", "plain": "#a8a8a8", "ours": "#58b0
         "paper": "#16181c"}
 
 
-def _figure(width: float, height: float, colours: Mapping[str, str]) -> Any:
+def _matplotlib(module: str) -> Any:
+    """A module of matplotlib (never pyplot: the caller's backend is left alone)."""
     try:
-        from matplotlib.figure import Figure  # not pyplot: the caller's backend is left alone
+        return importlib.import_module(f"matplotlib.{module}")
     except ImportError as error:
         raise TfckptError("pictures: drawing needs matplotlib, which is not installed; run "
                           "pip install 'tfckpt[plots]'") from error
-    return Figure(figsize=(width, height), layout="constrained", facecolor=colours["paper"])
+
+
+def _figure(width: float, height: float, colours: Mapping[str, str]) -> Any:
+    return _matplotlib("figure").Figure(figsize=(width, height), layout="constrained",
+                                        facecolor=colours["paper"])
+
+
+def kind_of(path: str) -> str:
+    """The kind of picture that a path asks for by its ending, such as "png".
+
+    Raises:
+      TfckptError: matplotlib is not installed, or cannot write that kind.
+    """
+    kinds = _matplotlib("backend_bases").FigureCanvasBase.get_supported_filetypes()
+    kind = pathlib.PurePath(path).suffix.lstrip(".").lower()
+    if kind not in kinds:
+        raise TfckptError(f"pictures: {path!r} names no kind of picture; end the name in .png, "
+                          ".svg or .pdf")
+    return kind
+
+
+def drawn(figure: Any, kind: str) -> bytes:
+    """A figure as the bytes of a file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, dpi=130, facecolor=figure.get_facecolor())
+    return buffer.getvalue()
 
 
 def save(figure: Any, path: str) -> None:
     """Writes a figure; the kind follows from the path's ending.
 
     Raises:
-      TfckptError: the ending names no kind that matplotlib can write.
+      TfckptError: see `kind_of`.
+      OSError: the file cannot be written.
     """
-    try:
-        figure.savefig(path, dpi=130, facecolor=figure.get_facecolor())
-    except ValueError as error:
-        raise TfckptError(f"pictures: {path!r} cannot be drawn: {error}; end the name in .png, "
-                          ".svg or .pdf") from error
+    pathlib.Path(path).write_bytes(drawn(figure, kind_of(path)))
 
 
 def step_figure(reports: Mapping[str, Report], colours: Mapping[str, str] = LIGHT) -> Any:

@@ -62,7 +62,8 @@ def save_trainer(path, signatures=True) -> None:
                         signatures={"learn": module.train} if signatures else None)
 
 
-def tf1_graph(width=WIDTH, depth=DEPTH, batch=BATCH, use_resource=True) -> tf.Graph:
+def tf1_graph(width=WIDTH, depth=DEPTH, batch=BATCH, use_resource=True,
+              activation=tf.tanh) -> tf.Graph:
     """A TF1 training graph with momentum, an initialiser `init` and a train op `train`."""
     graph = tf.Graph()
     v1 = tf.compat.v1
@@ -74,7 +75,7 @@ def tf1_graph(width=WIDTH, depth=DEPTH, batch=BATCH, use_resource=True) -> tf.Gr
             with v1.variable_scope(f"layer{layer}"):
                 weight = v1.get_variable("w", initializer=start(layer, width),
                                          use_resource=use_resource)
-                h = tf.tanh(tf.matmul(h, weight))
+                h = activation(tf.matmul(h, weight))
         loss = tf.reduce_mean(tf.math.squared_difference(h, y), name="loss")
         v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, name="train")
         v1.group(*[v.initializer for v in v1.global_variables()], name="init")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support import process
+from tests.support import cli, process
 
 process.prepare()
 _seeded = process.seeded
+files, tool = cli.files, cli.tool

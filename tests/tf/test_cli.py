@@ -1,15 +1,13 @@
-"""The command line: results, messages, exit codes, and what a bad file or a full disk leaves."""
+"""The command line: what the commands say and write, and what their flags change."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,46 +15,12 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import saved
+from tests.support.cli import BATCH, listing
+from tests.support.forward_ad import COMPOSED
 from tfckpt.capture.files import read_path
-from tfckpt.cli import main
 from tfckpt.cli.arguments import budget_value
-from tfckpt.cli.output import progress
 
 ROOT = pathlib.Path(tfckpt.__file__).parents[1]
-BATCH = ["--batch_size", str(saved.BATCH)]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A folder with a SavedModel `model` and one TF1 graph as `graph.pb`, `.pbtxt` and `.meta`."""
-    folder = tmp_path_factory.mktemp("graphs")
-    saved.save_trainer(folder / "model")
-    graph = saved.tf1_graph()
-    with graph.as_default():
-        meta = tf.compat.v1.train.export_meta_graph()
-    (folder / "graph.pb").write_bytes(graph.as_graph_def().SerializeToString())
-    (folder / "graph.pbtxt").write_text(str(graph.as_graph_def()))
-    (folder / "graph.meta").write_bytes(meta.SerializeToString())
-    return folder
-
-
-@pytest.fixture
-def tool(files, tmp_path, capfd, monkeypatch):
-    """Runs a command line in an empty folder beside the files: (code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        capfd.readouterr()
-        code = main([str(files / a[1:]) if isinstance(a, str) and a.startswith("@") else str(a)
-                     for a in arguments])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
-
-
-def listing(folder) -> list[str]:
-    return sorted(str(p.relative_to(folder)) for p in pathlib.Path(folder).rglob("*"))
 
 
 # Usage.
@@ -225,165 +189,154 @@ def test_two_meta_graphs_and_signature_only(tool, tmp_path):
     assert code == 0 and "agree in every bit" in out
 
 
-# Bad input.
+# Options of `plan` and `rewrite`.
 
 
-def _broken(folder: pathlib.Path, files: pathlib.Path) -> dict[str, str]:
-    """Files that cannot be planned, and what must be said of them."""
-    data = (files / "graph.pb").read_bytes()
-    graph = read_path(str(files / "graph.pb")).proto
-
-    def write(name, content):
-        (folder / name).write_bytes(content)
-
-    write("empty.pb", b"")
-    write("truncated.pb", data[:len(data) // 2 + 7])
-    write("noise.pb", np.random.default_rng(0).bytes(4096))
-    write("prose.txt", b"Dear graph,\nplease train.\n")
-    write("almost.pbtxt", b'node { name: "x" op: "Placeholder" frob: 3 }\n')
-    write("no_ops.pbtxt", b"versions { producer: 1 }\n")
-    cut = type(graph)()
-    cut.CopyFrom(graph)
-    del cut.node[3]
-    write("dangling.pb", cut.SerializeToString())
-    custom = type(graph)()
-    custom.CopyFrom(graph)
-    next(n for n in custom.node if n.op == "Tanh").op = "MyFastTanh"
-    write("custom.pb", custom.SerializeToString())
-    forward = tf.Graph()
-    with forward.as_default():
-        tf.tanh(tf.compat.v1.placeholder(tf.float32, (3,)))
-    write("inference.pb", forward.as_graph_def().SerializeToString())
-    open_ended = tf.Graph()
-    with open_ended.as_default():
-        x = tf.compat.v1.placeholder(tf.float32, (None, 8), name="x")
-        tf.gradients(tf.reduce_sum(tf.tanh(x @ x[:8])), x)
-    write("open.pb", open_ended.as_graph_def().SerializeToString())
-    (folder / "hollow").mkdir()
-    (folder / "cut").mkdir()
-    write("cut/saved_model.pb", (files / "model/saved_model.pb").read_bytes()[:9000])
-    os.symlink("nowhere", folder / "link.pb")
-    return {"missing.pb": "No such file", "link.pb": "No such file", "empty.pb": "empty",
-            "truncated.pb": "truncated or corrupt", "noise.pb": "truncated or corrupt",
-            "prose.txt": "is text, but no GraphDef or MetaGraphDef",
-            "almost.pbtxt": "frob", "no_ops.pbtxt": "holds no ops",
-            "dangling.pb": "does not accept", "custom.pb": "MyFastTanh.*--op_library",
-            "inference.pb": "inference graph", "open.pb": "--batch_size",
-            "hollow": "without saved_model.pb", "cut": "truncated or corrupt"}
+def planned(tool, *arguments) -> dict:
+    """The only step of `plan --json`."""
+    code, out, err = tool("plan", *arguments, "--json")
+    assert code == 0 and err == "", err
+    step, = json.loads(out)["steps"]
+    return step
 
 
-NAMES = ["missing.pb", "link.pb", "empty.pb", "truncated.pb", "noise.pb", "prose.txt",
-         "almost.pbtxt", "no_ops.pbtxt", "dangling.pb", "custom.pb", "inference.pb", "open.pb",
-         "hollow", "cut"]
+@pytest.mark.parametrize("solver", ["store_all", "chen", "lcg", "acg", "approx_dp"])
+def test_every_solver_can_be_named(tool, solver):
+    step = planned(tool, "@graph.pb", "--solver", solver)
+    assert step["solver"].startswith(solver) or not step["applied"]
+    assert {p["solver"].partition(",")[0] for p in step["front"]} <= {solver, "store_all"}
+    if solver == "store_all":
+        assert step["recomputed_ops"] == 0
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory, files):
-    folder = tmp_path_factory.mktemp("broken")
-    return folder, _broken(folder, files)
+def test_the_objective_and_the_budget_choose(tool):
+    options = ["@graph.pb", "--solver", "approx_dp", "--budget"]
+    fast = planned(tool, *options, "0.8")
+    small = planned(tool, *options, "0.8", "--objective", "memory")
+    plain = fast["baseline_peak_bytes"]
+    assert fast["planned_peak_bytes"] <= 0.8 * plain and small["planned_peak_bytes"] <= 0.8 * plain
+    assert small["planned_peak_bytes"] < fast["planned_peak_bytes"]
+    assert fast["overhead"] < small["overhead"]
+    whole = int(fast["resident_bytes"] + 0.8 * plain)
+    assert planned(tool, *options, str(whole)) == fast
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "rewrite", "compare"])
-@pytest.mark.parametrize("name", NAMES)
-def test_bad_input_is_one_line_and_leaves_nothing(tool, corpus, name, command):
-    folder, said = corpus
-    assert sorted(said) == sorted(NAMES)
-    more = {"rewrite": ["out"], "compare": ["@graph.pb"]}.get(command, [])
-    code, out, err = tool(command, folder / name, *more)
-    assert code == 1 and out == "", (out, err)
-    assert err.startswith("tfckpt: error: ") and err.count("\n") == 1, err
-    assert "Traceback" not in err and "fault of tfckpt" not in err
-    assert re.search(said[name], err), err
-    assert listing(".") == []
+def test_the_batch_size_scales_what_is_kept(tool):
+    small, large = (planned(tool, "@model", "--batch_size", str(size), "--budget", "0.9")
+                    for size in (1024, 4096))
+    # weights and their gradients do not grow with the batch
+    ratio = large["baseline_peak_bytes"] / small["baseline_peak_bytes"]
+    assert 3 < ratio <= 4 and small["name"] == large["name"] == "train"
 
 
-def test_output_paths_that_cannot_be(tool, files):
-    for target, said in (("no/where.pb", "no directory"), (str(files / "graph.pb"), "--force")):
-        code, out, err = tool("rewrite", "@graph.pb", target)
-        assert code == 1 and out == "" and said in err and err.count("\n") == 1
-    pathlib.Path("folder").mkdir()
-    for source in ("@graph.pb", "@model"):
-        code, out, err = tool("rewrite", source, "folder", *BATCH, "--force")
-        assert code == 1 and "choose another path" in err
-    assert listing(".") == ["folder"]
+def test_free_moves_can_be_left_out(tool):
+    step = planned(tool, "@graph.pb", "--solver", "store_all", "--nofree_moves")
+    assert not step["applied"] and "no plan" in step["reason"]
 
 
-def test_a_missing_op_library(tool):
-    code, out, err = tool("inspect", "@graph.pb", "--op_library", "nothing.so")
-    assert code == 1 and "nothing.so" in err and err.count("\n") == 1
+def losses(path: str) -> tuple[np.ndarray, int]:
+    """Losses of three steps of a graph in a session, and how many ops it has."""
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(read_path(path).proto, name="")
+    with v1.Session(graph=graph) as session:
+        session.run("init")
+        x, y = saved.batch()
+        found = [session.run(["loss:0", "train"], {"x:0": x, "y:0": y})[0] for _ in range(3)]
+    return np.array(found), len(graph.get_operations())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_permissions(tool, files, tmp_path):
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    code, out, err = tool("rewrite", "@graph.pb", closed / "out.pb")
-    assert code == 1 and "permissions" in err
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_forward_ad_keeps_derivatives_only_when_asked_to(tool, use_resource):
+    graph = saved.tf1_graph(depth=4, use_resource=use_resource, activation=COMPOSED["mish"])
+    pathlib.Path("in.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    wanted, count = losses("in.pb")
+    taken = {}
+    for fad in ("false", "true", "auto"):
+        code, out, err = tool("rewrite", "in.pb", f"{fad}.pb", "--fad", fad, "--budget", "0.95",
+                              "--solver", "store_all" if fad != "auto" else "auto")
+        assert code == 0, err
+        report = pathlib.Path(f"{fad}.pb.report.txt").read_text()
+        taken[fad] = int(re.search(r"(\d+) of \d+ regions keep", report)[1])
+        found, ops = losses(f"{fad}.pb")
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        made = [node.name for node in read_path(f"{fad}.pb").proto.node if "_fad_" in node.name]
+        assert bool(made) == bool(taken[fad])
+        code, out, err = tool("rewrite", f"{fad}.pb", "again.pb")
+        assert code == 1 and "rewritten by tfckpt before" in err
+    assert taken["false"] == 0 and taken["true"] >= 3
 
 
-@pytest.mark.parametrize("source, target, call", [
-    ("@graph.pb", "out.pb", "fsync"), ("@model", "out", "rename"), ("@graph.pb", "out.pb", "link")])
-def test_a_full_disk_leaves_the_old_output_or_none(tool, monkeypatch, source, target, call):
-    real, fsync = getattr(os, call), os.fsync
-
-    def full(*arguments, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
-
-    monkeypatch.setattr(os, call, full)
-    code, out, err = tool("rewrite", source, target, *BATCH)
-    assert code == 1 and "No space left on device" in err and err.count("\n") == 1
-    assert listing(".") == []
-    monkeypatch.setattr(os, call, real)
-    assert tool("rewrite", source, target, *BATCH)[0] == 0
-    before = {name: pathlib.Path(name).read_bytes() for name in listing(".")
-              if pathlib.Path(name).is_file()}
-    monkeypatch.setattr(os, "fsync" if call == "link" else call, full)
-    code, out, err = tool("rewrite", source, target, *BATCH, "--force", "--budget", "0.9")
-    assert code == 1
-    monkeypatch.setattr(os, "fsync" if call == "link" else call,
-                        real if call != "link" else fsync)
-    assert {name: pathlib.Path(name).read_bytes() for name in before} == before
+def test_what_forward_ad_replaces_is_gone_from_the_graph(tool, tmp_path):
+    """Old backward ops would be run by whoever asks for every result, as `compare` does."""
+    graph = saved.tf1_graph(depth=3, activation=COMPOSED["mish"])
+    pathlib.Path("in.pb").write_bytes(graph.as_graph_def().SerializeToString())
+    assert tool("rewrite", "in.pb", "out.pb", "--fad", "true", "--solver", "store_all")[0] == 0
+    counts = [sum(node.op == "Sigmoid" for node in read_path(name).proto.node)
+              for name in ("in.pb", "out.pb")]
+    assert counts[0] == 3 and counts[1] < 3  # the gradient of softplus
+    code, out, err = tool("compare", "in.pb", "out.pb", "--json")
+    step, = json.loads(out)["steps"]
+    before, after = step["planned_peak_bytes"]
+    assert after < before and step["largest_relative_difference"] < 1e-6
 
 
-_KILLED = """
-import os, sys, signal
-from tfckpt.cli import main, output
-real = os.fsync
-def fsync(number):
-    real(number)
-    os.kill(os.getpid(), signal.{signal})
-os.fsync = fsync
-sys.exit(main(sys.argv[1:]))
-"""
+@pytest.mark.parametrize("arguments, said", [
+    (["plan", "@graph.pb", "--fad", "maybe"], "maybe"),
+    (["rewrite", "@graph.pb", "-"], "OUT must be a path"),
+    (["inspect", "@graph.pb", "--fad", "true"], "fad"),
+])
+def test_more_usage_errors(tool, arguments, said):
+    code, out, err = tool(*arguments)
+    assert code == 2 and out == "" and said in err
 
 
-@pytest.mark.parametrize("name, code, left", [("SIGKILL", -9, True), ("SIGTERM", 143, False)])
-def test_a_killed_run_leaves_no_half_file(files, tmp_path, name, code, left):
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED.format(signal=name), "rewrite", str(files / "graph.pb"),
-         str(tmp_path / "out.pb")], cwd=ROOT, capture_output=True, text=True, timeout=800,
-        check=False)
-    assert done.returncode == code, done.stderr
-    assert not (tmp_path / "out.pb").exists()
-    assert bool(listing(tmp_path)) == left  # a temporary file, which nothing takes for the output
+def test_pictures_of_the_front(tool, monkeypatch):
+    code, out, err = tool("plan", "@graph.pb", "--solver", "chen", "--plot", "front.svg")
+    assert code == 0 and b"<svg" in pathlib.Path("front.svg").read_bytes()
+    for name in ("front.xyz", "front"):
+        code, out, err = tool("plan", "@graph.pb", "--plot", name)
+        assert code == 1 and out == "" and name in err and ".png" in err
+    monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
+    code, out, err = tool("plan", "@graph.pb", "--plot", "other.png")
+    assert code == 1 and out == "" and "tfckpt[plots]" in err and err.count("\n") == 1
+    assert listing(".") == ["front.svg"]
 
 
-def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch):
-    with progress("planning"):
-        time.sleep(0.7)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress("planning"):
-        time.sleep(0.7)
-    said = capsys.readouterr().err
-    assert "planning ..." in said and said.endswith("\r\033[K")
+def test_a_saved_model_as_text(tool, files):
+    shutil.copytree(files / "model", "text")
+    document = read_path("text")
+    pathlib.Path("text/saved_model.pb").unlink()
+    pathlib.Path("text/fingerprint.pb").unlink(missing_ok=True)
+    pathlib.Path("text/saved_model.pbtxt").write_text(str(document.proto))
+    code, out, err = tool("rewrite", "text", "smaller", *BATCH)
+    assert code == 0, err
+    assert read_path("smaller").text and not pathlib.Path("smaller/saved_model.pb").exists()
+    code, out, err = tool("compare", "text", "smaller", *BATCH)
+    assert code == 0 and "agree in every bit" in out
 
 
-def test_fuzzed_graphs_are_rewritten_or_refused():
-    """A child, since TensorFlow itself may abort; FUZZ_SECONDS and FUZZ_SEED make it longer."""
-    seconds, seed = os.environ.get("FUZZ_SECONDS", "15"), os.environ.get("FUZZ_SEED", "0")
-    done = subprocess.run([sys.executable, "-m", "tests.support.fuzz", seconds, seed], cwd=ROOT,
-                          capture_output=True, text=True, timeout=float(seconds) + 800,
-                          check=False)
-    assert done.returncode == 0, f"from seed {seed}: {done.stderr[-3000:]}"
-    assert int(done.stdout.split()[0]) > 0  # some mutants still train
+class Mish(saved.Trainer):
+    """A trainer with activations that are compositions."""
+
+    def _forward(self, x):
+        for weight in self.weights[:3]:
+            x = COMPOSED["mish"](x @ weight)
+        return x
+
+
+def test_forward_ad_in_a_saved_model(tool):
+    module = Mish()
+    module.weights, module.slots = module.weights[:3], module.slots[:3]
+    tf.saved_model.save(module, "m")
+    options = [*BATCH, "--fad", "true", "--solver", "store_all"]
+    assert planned(tool, "m", *options)["kept_derivatives"] == 3
+    code, out, err = tool("rewrite", "m", "m2", *options)
+    assert code == 0, err
+    code, out, err = tool("compare", "m", "m2", *BATCH, "--json")
+    step, = json.loads(out)["steps"]
+    assert 0 <= step["largest_relative_difference"] < 1e-6
+    assert step["types"]["Sigmoid"][1] < step["types"]["Sigmoid"][0] == 3
+    before, after = step["planned_peak_bytes"]
+    assert after < before

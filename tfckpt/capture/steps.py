@@ -24,7 +24,7 @@ from tfckpt.graph import BACKWARD, FORWARD, Graph
 
 _GENERATED = re.compile(r"^__(?:inference|forward|backward)_(.*?)(?:_\d+)+$")
 _STATE = frozenset({"VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "Const"})
-_COPY_ATTR = "_tfckpt_copy"
+_OURS = re.compile(r"^tfckpt/|-tfckpt[0-9_]")  # names that only `tfckpt.rewrite` gives
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
 
 
@@ -94,7 +94,7 @@ def _refusal(source: str, error: Exception) -> CaptureError:
 
 def _refuse_rewritten(source: str, definition) -> None:
     bodies = [definition.node, *(f.node_def for f in definition.library.function)]
-    if any(_COPY_ATTR in node.attr for body in bodies for node in body):
+    if any(_OURS.search(node.name) for body in bodies for node in body):
         raise CaptureError(f"capture: {source!r} was rewritten by tfckpt before; start from the "
                            "original")
 

@@ -63,7 +63,9 @@ def _run(request: Request) -> int:
         load_tensorflow()
         from tfckpt.cli import commands
         with warnings_off():
-            return commands.run(request)
+            code = commands.run(request)
+        sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
+        return code
     except (UsageError, flags.Error) as error:
         _say(str(error), "usage error")
         return USAGE

@@ -19,6 +19,8 @@ _GRAPH = """\
 GRAPH is a SavedModel directory, a GraphDef or a MetaGraphDef, binary or text; - reads a GraphDef
 or MetaGraphDef from standard input. Results go to standard output, messages to standard error.
 Exit codes: 0 done, 1 could not, 2 usage."""
+FAD = {"auto": "auto", "true": True, "false": False}
+"""What --fad may be, and what it is called in Python."""
 _FRACTION = re.compile(r"^[0-9]*\.[0-9]+$")
 
 
@@ -53,6 +55,7 @@ def parse(command: str, arguments: Sequence[str]) -> Request:
     found: dict[str, Any] = {name: values[name].value for name in values}
     if "budget" in found:
         found["budget"] = budget_value(found["budget"])
+        found["fad"] = FAD[found["fad"]]
     return Request(command, tuple(rest), found, bool(values.help), bool(values.debug))
 
 
@@ -93,6 +96,9 @@ def _flags(command: str) -> flags.FlagValues:
         flags.DEFINE_string("objective", "time", '"time" (fastest that fits) or "memory".',
                             **where)
         flags.DEFINE_bool("free_moves", True, "Whether moves that cost no time are used.", **where)
+        flags.DEFINE_enum("fad", "false", list(FAD), "Whether derivatives of element-wise "
+                          "activations may be kept instead of the tensors that they are computed "
+                          "from; gradients then agree to rounding.", **where)
     if command != "rewrite":
         flags.DEFINE_bool("json", False, "Prints JSON.", **where)
     if command == "inspect":

@@ -15,12 +15,20 @@ from tfckpt.budget import format_bytes
 from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
 from tfckpt.capture.steps import Step, training_steps
 from tfckpt.cli.arguments import Request
-from tfckpt.cli.output import check_target, progress, table, write_file, write_saved_model
+from tfckpt.cli.output import (
+    check_target,
+    progress,
+    staged_file,
+    staged_saved_model,
+    table,
+    write_file,
+)
 from tfckpt.cli.running import largest_difference, run_step
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import CaptureError, PlanError, VerificationError
 from tfckpt.graph import REGIONS
 from tfckpt.offline import Result, plan_offline, rewrite
+from tfckpt.pictures import drawn, front_figure, kind_of
 from tfckpt.report import held_at_peak
 
 
@@ -44,6 +52,8 @@ def run(request: Request) -> int:
 def _read(path: str) -> Document:
     if path != "-":
         return read_path(path)
+    if sys.stdin is None:
+        raise CaptureError("capture: standard input is closed; name a file or pipe a graph in")
     return read_bytes(sys.stdin.buffer.read(), "standard input")
 
 
@@ -55,7 +65,7 @@ def _steps(request: Request, document: Document, rewritten: bool = False) -> lis
 def _options(request: Request) -> Options:
     try:
         return make_options(request.budget, request.solver, request.objective,
-                            request.batch_size, request.free_moves)
+                            request.batch_size, request.free_moves, request.fad)
     except PlanError as error:
         raise flags.Error(str(error)) from error
 
@@ -120,17 +130,19 @@ def _description(step: Step, top: int) -> dict:
 def _plan(request: Request) -> int:
     document = _read(request.paths[0])
     if request.plot:
+        kind = kind_of(request.plot)
         check_target(request.plot, directory=False, force=request.force)
     results = _results(request, document)
+    if request.plot:
+        write_file(request.plot, drawn(front_figure(results[0].report.front), kind),
+                   force=request.force)
+        if len(results) > 1:
+            print(f"tfckpt: {request.plot} shows {results[0].step.name} only", file=sys.stderr)
     if request.json:
         print(json.dumps({"source": document.source, "kind": document.kind,
                           "steps": [_planned(r) for r in results]}, indent=2))
     else:
         print("\n\n".join(_front_table(r) for r in results))
-    if request.plot:
-        results[0].report.front.plot(request.plot)
-        if len(results) > 1:
-            print(f"tfckpt: {request.plot} shows {results[0].step.name} only", file=sys.stderr)
     return 0
 
 
@@ -140,6 +152,7 @@ def _planned(result: Result) -> dict:
         "name": report.name, "baseline_peak_bytes": report.baseline_peak_bytes,
         "planned_peak_bytes": report.planned_peak_bytes, "resident_bytes": report.resident_bytes,
         "overhead": report.overhead, "recomputed_ops": report.recomputed_ops,
+        "kept_derivatives": sum(region.taken for region in report.forward_ad_regions),
         "solver": report.solver, "applied": report.applied, "reason": report.reason,
         "front": [{"peak_bytes": p.peak_bytes, "overhead": p.overhead, "solver": p.solver}
                   for p in report.front.points],
@@ -166,6 +179,8 @@ def _front_table(result: Result) -> str:
 
 def _rewrite(request: Request) -> int:
     source, target = request.paths
+    if target == "-":
+        raise flags.Error("OUT must be a path: standard output says what was done")
     document = _read(source)
     note = f"{target.rstrip('/')}.report.txt"
     is_directory = document.kind == SAVED_MODEL
@@ -173,12 +188,14 @@ def _rewrite(request: Request) -> int:
     check_target(note, directory=False, force=request.force)
     results = _results(request, document)
     data = rewrite(document, results).serialized()
-    if is_directory:
-        write_saved_model(target, source, data, force=request.force)
-    else:
-        write_file(target, data, force=request.force)
     text = "\n\n".join(f"{r.report}\n\n{r.report.explain()}" for r in results)
-    write_file(note, f"{text}\n".encode(), force=request.force)
+    force = request.force
+    staged = (staged_saved_model(target, source, data, force=force) if is_directory
+              else staged_file(target, data, force=force))
+    with staged as graph_in_place, staged_file(note, f"{text}\n".encode(),
+                                               force=force) as report_in_place:
+        graph_in_place()
+        report_in_place()
     for result in results:
         report = result.report
         if report.applied:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import shutil
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tfckpt.errors import RewriteError
 
@@ -45,6 +46,21 @@ def check_target(path: str, *, directory: bool, force: bool) -> None:
 
 def write_file(path: str, data: bytes, *, force: bool) -> None:
     """Writes a file whole or not at all."""
+    with staged_file(path, data, force=force) as put_in_place:
+        put_in_place()
+
+
+@contextlib.contextmanager
+def staged_file(path: str, data: bytes, *, force: bool) -> Iterator[Callable[[], None]]:
+    """Writes a file beside `path`; the function that it gives moves it there.
+
+    Outputs that belong together are staged first and moved then, so that a full disk leaves
+    none of them.
+
+    Raises:
+      RewriteError: see `check_target`.
+      OSError: it cannot be written.
+    """
     check_target(path, directory=False, force=force)
     target = pathlib.Path(path).absolute()
     number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -55,10 +71,7 @@ def write_file(path: str, data: bytes, *, force: bool) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
-        if force:
-            os.replace(temporary, target)
-        else:
-            _move_new(temporary, target)
+        yield functools.partial(os.replace if force else _move_new, temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -76,11 +89,14 @@ def _move_new(temporary: pathlib.Path, target: pathlib.Path) -> None:
         os.rename(temporary, target)  # a file system without hard links
 
 
-def write_saved_model(path: str, like: str, main: bytes, *, force: bool) -> None:
-    """Writes a SavedModel directory whole or not at all: that of `like` with other graphs.
+@contextlib.contextmanager
+def staged_saved_model(path: str, like: str, main: bytes, *,
+                       force: bool) -> Iterator[Callable[[], None]]:
+    """Writes a SavedModel beside `path`, that of `like` with other graphs; see `staged_file`.
 
     Raises:
       RewriteError: see `check_target`; `like` itself is read before `path` is replaced.
+      OSError: it cannot be written.
     """
     check_target(path, directory=True, force=force)
     source, target = pathlib.Path(like).absolute(), pathlib.Path(path).absolute()
@@ -90,21 +106,28 @@ def write_saved_model(path: str, like: str, main: bytes, *, force: bool) -> None
     around = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         made = around / "new"
-        shutil.copytree(source, made, ignore=lambda folder, _: (
-            # what was computed from the old graphs no longer describes the new ones
-            [name, "fingerprint.pb"] if pathlib.Path(folder) == source else []))
-        (made / name).write_bytes(main)
-        old = around / "old"
-        if target.exists():
-            os.rename(target, old)
         try:
-            os.rename(made, target)
-        except OSError:
-            if old.exists():
-                os.rename(old, target)
-            raise
+            shutil.copytree(source, made, ignore=lambda folder, _: (
+                # what was computed from the old graphs no longer describes the new ones
+                [name, "fingerprint.pb"] if pathlib.Path(folder) == source else []))
+        except shutil.Error as error:  # one entry for each file
+            raise OSError(error.args[0][0][2]) from error
+        (made / name).write_bytes(main)
+        yield functools.partial(_swap, made, target, around / "old")
     finally:
         shutil.rmtree(around, ignore_errors=True)
+
+
+def _swap(made: pathlib.Path, target: pathlib.Path, old: pathlib.Path) -> None:
+    """Moves a directory to a path, and what is there out of the way."""
+    if target.exists():
+        os.rename(target, old)
+    try:
+        os.rename(made, target)
+    except OSError:
+        if old.exists():
+            os.rename(old, target)
+        raise
 
 
 def _umask() -> int:

@@ -27,6 +27,7 @@ def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.co
     edited = tf.compat.v1.GraphDef()
     edited.CopyFrom(definition)
     _Nodes(edited.node, (), {}).apply(edits)
+    _drop(edited.node, edits.dropped, ())
     return edited
 
 
@@ -46,7 +47,25 @@ def apply_to_function_def(function: Any, edits: Edits, library: Iterable[Any] = 
     arguments = [argument.name for argument in function.signature.input_arg]
     signatures = {entry.signature.name: entry.signature for entry in library}
     _Nodes(edited.node_def, arguments, signatures, nested=True).apply(edits)
+    results = [*edited.ret.values(), *(f"^{name}" for name in edited.control_ret.values())]
+    _drop(edited.node_def, edits.dropped, results)
     return edited
+
+
+def _drop(nodes: Any, names: Iterable[str], results: Iterable[str]) -> None:
+    """Removes the named nodes, but those that lead to a result or to a node that stays."""
+    gone = set(names)
+    known = {node.name: node for node in nodes}
+    pending = [*results, *(name for node in nodes if node.name not in gone for name in node.input)]
+    while pending:
+        name = pending.pop().lstrip("^").partition(":")[0]
+        if name in gone:
+            gone.remove(name)
+            pending.extend(known[name].input)
+    kept = [node for node in nodes if node.name not in gone]
+    if len(kept) < len(nodes):
+        del nodes[:]
+        nodes.extend(kept)
 
 
 class _Nodes:

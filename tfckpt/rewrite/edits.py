@@ -73,12 +73,15 @@ class Edits:
       added: new ops, each after what it reads among the new ones.
       rewires, controls: changes to existing ops.
       in_xla: whether the graph is compiled by XLA.
+      dropped: ops whose work new ops do; a definition loses those that nothing reads any more, a
+        live graph keeps them, unread.
     """
 
     added: tuple[Create | Clone, ...] = ()
     rewires: tuple[Rewire, ...] = ()
     controls: tuple[AddControl, ...] = ()
     in_xla: bool = False
+    dropped: tuple[str, ...] = ()
 
     @property
     def clones(self) -> tuple[Clone, ...]:

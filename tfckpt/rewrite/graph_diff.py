@@ -13,7 +13,7 @@ def graph_edits(before: Graph, after: Graph) -> Edits:
     """The edits between a captured graph and what `tfckpt.fad.transform.take` made of it.
 
     Ops are told apart by name. New ops are created in the order in which they stand; ops that
-    `after` lacks are left, and nothing that runs reads them any more.
+    `after` lacks are dropped: nothing that runs reads them any more.
     """
     known = {op.name: op for op in before.ops}
     added = tuple(
@@ -26,7 +26,9 @@ def graph_edits(before: Graph, after: Graph) -> Edits:
         for op in after.ops if op.name in known
         for n, tensor in enumerate(op.inputs)
         if _name(before, known[op.name].inputs[n]) != _name(after, tensor))
-    return Edits(added, rewires, (), before.in_xla)
+    left = {op.name for op in after.ops}
+    dropped = tuple(op.name for op in before.ops if op.name not in left)
+    return Edits(added, rewires, (), before.in_xla, dropped)
 
 
 def join_edits(first: Edits, second: Edits) -> Edits:
@@ -46,7 +48,8 @@ def join_edits(first: Edits, second: Edits) -> Edits:
         inputs[rewire.index] = rewire.tensor
         added[created[rewire.op]] = dataclasses.replace(op, inputs=tuple(inputs))
     return Edits(_in_order([*added, *second.added]), tuple(rewires.values()),
-                 (*first.controls, *second.controls), second.in_xla)
+                 (*first.controls, *second.controls), second.in_xla,
+                 (*first.dropped, *second.dropped))
 
 
 def _in_order(ops: Sequence[Create | Clone]) -> tuple[Create | Clone, ...]:

@@ -2,8 +2,8 @@
 
 A read of a resource variable is a value. A read of a reference variable is its buffer, and an
 optimizer writes into that. TF1 lets the gradients of an op wait for each other before the update
-of its weight, so the plain step reads no weight too late. A copy has no such wait: every write
-of a variable must await the copies that read it.
+of its weight, so the plain step reads no weight too late. A new op has no such wait: every write
+of a variable must await the copies (and derivatives) that read it.
 
 Fences of such a step must not await updates (`await_updates=False`): an update that awaits a copy
 behind a fence that awaits the update would be a cycle.
@@ -27,7 +27,7 @@ def has_references(graph: Graph) -> bool:
 
 
 def await_readers(graph: Graph, edits: Edits) -> Edits:
-    """The edits, with every write of a reference variable awaiting the copies that read it.
+    """The edits, with every write of a reference variable awaiting the new ops that read it.
 
     Complexity: linear in ops, edits and edges that are added.
     """
@@ -46,7 +46,7 @@ def await_readers(graph: Graph, edits: Edits) -> Edits:
         kind = types.get(new.source, "") if isinstance(new, Clone) else new.type
         if kind in _SAME_BUFFER:
             behind[new.name] = read
-        elif isinstance(new, Clone):
+        else:
             for variable in sorted(read):
                 readers.setdefault(variable, []).append(new.name)
     sinks = frozenset(graph.sinks)
