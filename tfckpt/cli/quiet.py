@@ -13,7 +13,7 @@ def load_tensorflow() -> None:
     """Imports TensorFlow; what it says is shown only if it fails."""
     if "tensorflow" in sys.modules:
         return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors reach us as exceptions
     with _stderr_set_aside():
         import tensorflow as tf
 
