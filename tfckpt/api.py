@@ -10,6 +10,7 @@ import functools
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,9 +85,11 @@ class Records:
     def __init__(self) -> None:
         self.report: Report | None = None
         self.reports: dict[str, Report] = {}
+        self.graph: Callable[[], tf.Graph | None] = lambda: None
 
-    def add(self, signature: str, report: Report) -> None:
-        """Notes the report of a trace."""
+    def add(self, signature: str, report: Report, graph: tf.Graph) -> None:
+        """Notes the report of a trace, and its graph for as long as TensorFlow keeps that."""
+        self.graph = weakref.ref(graph)
         self.report = report
         self.reports[signature] = report
 
@@ -252,7 +255,7 @@ def _on_trace(func_graph) -> None:
     delattr(func_graph, _MARK)  # a graph is rewritten once
     report = rewrite_graph(func_graph, mark)
     if report is not None:
-        mark.records.add(_signature(func_graph), report)
+        mark.records.add(_signature(func_graph), report, func_graph)
 
 
 def rewrite_graph(func_graph, mark: Mark) -> Report | None:

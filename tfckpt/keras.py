@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import statistics
 import warnings
 import weakref
@@ -16,9 +17,11 @@ import tensorflow as tf
 
 from tfckpt.api import Mark, Records, _warn_eager, make_options, mark_tracing_graph, set_batch_hint
 from tfckpt.budget import format_bytes
-from tfckpt.errors import PlanError, VerificationError
+from tfckpt.errors import PlanError, TfckptError, VerificationError
+from tfckpt.pictures import step_figure
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
+from tfckpt.tensorboard import Board
 from tfckpt.verify.memory import default_device, memory_info
 
 _records: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -145,13 +148,22 @@ class PeakMemory(keras.callbacks.Callback):
     began, without the first batch, which traces. Where the allocator keeps no statistics, a
     warning says what to set, and training goes on without the key.
 
+    With `log_dir`, TensorBoard finds each epoch's peak under Scalars and, for a model that
+    `checkpoint` wrapped, the live bytes of the planned step under Images (that needs matplotlib)
+    and the rewritten graph under Graphs. TensorBoard itself need not be installed.
+
     Args:
       compare: also print planned against measured peak at the end of the first epoch.
+      log_dir: directory for TensorBoard's event files; that of `keras.callbacks.TensorBoard` will
+        do. None writes none.
     """
 
-    def __init__(self, compare: bool = False):
+    def __init__(self, compare: bool = False, log_dir: str | os.PathLike | None = None):
         super().__init__()
         self._compare = compare
+        self._log_dir = log_dir
+        self._board: Board | None = None
+        self._shown: Report | None = None
         self._devices: tuple[str, ...] = ()
         self._before: dict[str, int] = {}
         self._largest: dict[str, int] = {}
@@ -169,6 +181,8 @@ class PeakMemory(keras.callbacks.Callback):
             warnings.warn(f"tfckpt: PeakMemory measures nothing. {error}", stacklevel=2)
         else:
             self._devices = found
+        if self._log_dir is not None:
+            self._board, self._shown = Board(os.fspath(self._log_dir)), None
 
     def on_epoch_begin(self, epoch, logs=None):
         """Forgets the batches of the epoch before."""
@@ -191,22 +205,53 @@ class PeakMemory(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Notes the epoch's peak; after the first epoch, fills the report and compares."""
-        if not self._dynamic:
-            return
-        _write(logs, self._largest)
-        measured = int(statistics.median(self._dynamic[1:] or self._dynamic))
-        found = _records[self.model].report if self.model in _records else None
-        if found is not None and found.applied:
-            first = found.measured_peak_bytes is None
-            found.measured_peak_bytes = measured
-            if first and measured > _ABOVE * found.baseline_peak_bytes:
-                warnings.warn(
-                    f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "
-                    f"plain step's planned {format_bytes(found.baseline_peak_bytes)}; compare with "
-                    "tfckpt.verify.measure_peak, which leaves the input pipeline out",
-                    stacklevel=2)
-        if self._compare and epoch == (self.params or {}).get("initial_epoch", 0):
-            print(_comparison(found, measured, self._devices), flush=True)
+        records = _records.get(self.model)
+        found = records.report if records else None
+        if self._dynamic:
+            _write(logs, self._largest)
+            measured = int(statistics.median(self._dynamic[1:] or self._dynamic))
+            _note(found, measured)
+            if self._compare and epoch == (self.params or {}).get("initial_epoch", 0):
+                print(_comparison(found, measured, self._devices), flush=True)
+        if self._board is not None:
+            peaks: dict[str, float] = {}
+            _write(peaks, self._largest)
+            self._board.scalars(peaks, epoch)
+            if records and found is not self._shown:  # once for each trace
+                self._shown = found
+                _show(self._board, records, epoch)
+
+    def on_train_end(self, logs=None):
+        """Closes the event file."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+def _note(found: Report | None, measured: int) -> None:
+    """Fills in what a report lacks; warns where a rewritten step needs more than planned for it."""
+    if found is None or not found.applied:
+        return
+    first = found.measured_peak_bytes is None
+    found.measured_peak_bytes = measured
+    if first and measured > _ABOVE * found.baseline_peak_bytes:
+        warnings.warn(
+            f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "
+            f"plain step's planned {format_bytes(found.baseline_peak_bytes)}; compare with "
+            "tfckpt.verify.measure_peak, which leaves the input pipeline out", stacklevel=3)
+
+
+def _show(board: Board, records: Records, epoch: int) -> None:
+    """The step's graph and the picture of its live bytes."""
+    graph = records.graph()
+    if graph is not None:
+        board.graph(graph)
+    if records.report is None:
+        return
+    try:
+        board.picture("live_bytes", step_figure({"": records.report}), epoch)
+    except TfckptError as error:
+        warnings.warn(f"tfckpt: PeakMemory writes no picture. {error}", stacklevel=3)
 
 
 def _devices_of(model) -> tuple[str, ...]:
@@ -220,7 +265,7 @@ def _devices_of(model) -> tuple[str, ...]:
 
 def _write(logs, peaks: dict[str, int]) -> None:
     """Puts peaks in bytes into a logs dictionary, in MiB."""
-    if logs is None:
+    if logs is None or not peaks:
         return
     logs[PEAK] = max(peaks.values()) / _MIB
     if len(peaks) > 1:

@@ -212,3 +212,64 @@ def test_the_warning_names_what_is_measured_nowhere(monkeypatch):
         warnings.simplefilter("error")
         monkeypatch.undo()
         assert KEY in train(Holder(1), tfckpt.keras.PeakMemory()).history
+
+
+def events(folder) -> list:
+    """What stands in the event files below a folder, in order; read without TensorBoard."""
+    found = []
+    for path in sorted(pathlib.Path(folder).rglob("events*")):
+        for record in tf.data.TFRecordDataset(str(path)):
+            found.append(tf.compat.v1.Event.FromString(record.numpy()))
+    return found
+
+
+def values(folder, tag) -> list:
+    return [(event.step, value) for event in events(folder)
+            for value in event.summary.value if value.tag == tag]
+
+
+def test_tensorboard_scalars_picture_and_graph(tmp_path):
+    process.fresh()
+    model = stack()
+    tfckpt.keras.checkpoint(model, solver="approx_dp")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = arrays(2048)
+    history = model.fit(x, y, batch_size=1024, epochs=3, verbose=0,
+                        callbacks=[tfckpt.keras.PeakMemory(log_dir=tmp_path / "logs")]).history
+    scalars = values(tmp_path, KEY)
+    assert [step for step, _ in scalars] == [0, 1, 2]
+    np.testing.assert_allclose([v.simple_value for _, v in scalars], history[KEY], rtol=1e-6)
+    (step, value), = values(tmp_path, "live_bytes")  # once for each trace, not for each epoch
+    image = tf.io.decode_png(value.image.encoded_image_string)
+    assert step == 0 and image.shape[:2] == (value.image.height, value.image.width)
+    assert value.image.width > 400 and len(np.unique(image.numpy())) > 10
+    graph, = [tf.compat.v1.GraphDef.FromString(event.graph_def)
+              for event in events(tmp_path) if event.graph_def]
+    copies = [node for node in graph.node if "_tfckpt_copy" in node.attr]
+    assert len(copies) == tfckpt.keras.report(model).recomputed_ops > 0
+    assert any(node.name.startswith("tfckpt/fence") for node in graph.node)
+
+
+def test_tensorboard_without_a_wrapped_model_without_statistics_without_matplotlib(
+        tmp_path, monkeypatch):
+    process.fresh()
+    train(Holder(1), tfckpt.keras.PeakMemory(log_dir=tmp_path / "plain"), epochs=2)
+    assert len(values(tmp_path / "plain", KEY)) == 2
+    assert not any(event.graph_def for event in events(tmp_path / "plain"))
+
+    def info(device, reset=False):
+        raise tfckpt.VerificationError("verify: nothing here")
+
+    monkeypatch.setattr(tfckpt.keras, "memory_info", info)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    model = stack()
+    tfckpt.keras.checkpoint(model, solver="approx_dp")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = arrays(1024)
+    with pytest.warns(UserWarning) as said:
+        model.fit(x, y, batch_size=1024, verbose=0,
+                  callbacks=[tfckpt.keras.PeakMemory(log_dir=str(tmp_path / "bare"))])
+    messages = " ".join(str(w.message) for w in said)
+    assert "measures nothing" in messages and "tfckpt[plots]" in messages
+    assert values(tmp_path / "bare", KEY) == [] == values(tmp_path / "bare", "live_bytes")
+    assert sum(bool(event.graph_def) for event in events(tmp_path / "bare")) == 1
