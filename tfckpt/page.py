@@ -28,6 +28,8 @@ h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margi
 .card b { display: block; font-size: 1.2rem; }
 .scroll { overflow-x: auto; }
 .scroll img, .scroll svg { display: block; width: 100%; min-width: 640px; height: auto; }
+.small { max-width: 760px; }
+.small img { min-width: 0; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--faint); }
 td:first-child { overflow-wrap: anywhere; }
@@ -37,7 +39,8 @@ th button { all: unset; cursor: pointer; font-weight: 600; }
 th button:focus-visible { outline: 2px solid currentColor; }
 th[aria-sort=ascending] button::after { content: " \\2191"; }
 th[aria-sort=descending] button::after { content: " \\2193"; }
-svg text { fill: var(--ink); font-size: 11px; }
+svg text { fill: var(--ink); font-size: 15px; }
+@media (max-width: 600px) { svg text { font-size: 20px; } }
 """
 _SCRIPT = """
 for (const table of document.querySelectorAll("table.sortable")) {
@@ -56,7 +59,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }));
 }
 """
-_ROWS = {"forward": 60, "again": 120, "backward": 180, "update": 230, "other": 230}
+_ROWS = {"forward": 20, "again": 80, "backward": 140, "update": 190, "other": 190}
+_MARGIN, _WIDTH, _HEIGHT = 120, 1200, 205
 _MOST_EDGES = 3000
 
 
@@ -85,7 +89,7 @@ def render(report: Report) -> str:
         "<h2>Peak against time</h2>",
         _picture("Peak against extra time of the plans that no other beats",
                  *(pictures.front_figure(report.front, c)
-                   for c in (pictures.LIGHT, pictures.DARK))),
+                   for c in (pictures.LIGHT, pictures.DARK)), kind="scroll small"),
         "<h2>The step, coloured by segment</h2>",
         "<p>Operations in the order in which they run. A colour is one recomputed stretch: what it "
         "runs again, and the backward up to the next. Lines lead from forward results to where "
@@ -109,9 +113,9 @@ def _cards(report: Report) -> str:
         for label, value in cards) + "</div>"
 
 
-def _picture(title: str, light, dark) -> str:
+def _picture(title: str, light, dark, *, kind: str = "scroll") -> str:
     """A picture that follows the reader's colour scheme."""
-    return (f'<div class="scroll"><picture><source media="(prefers-color-scheme: dark)" '
+    return (f'<div class="{kind}"><picture><source media="(prefers-color-scheme: dark)" '
             f'srcset="{_data(dark)}"><img alt="{html.escape(title)}" src="{_data(light)}">'
             "</picture></div>")
 
@@ -147,16 +151,15 @@ def _graph(steps: Sequence[Ran]) -> str:
     """The executed steps as dots, a row for each region, coloured by segment."""
     if not steps:
         return "<p>The order of the step's operations is not known.</p>"
-    width = 1200.0
-    gap = (width - 100) / max(len(steps), 1)
-    x = [90 + gap * (i + 0.5) for i in range(len(steps))]
+    gap = (_WIDTH - _MARGIN - 10) / len(steps)
+    x = [_MARGIN + gap * (i + 0.5) for i in range(len(steps))]
     y = [_ROWS["again" if step.copy else step.region] for step in steps]
     edges = [(source, i) for i, step in enumerate(steps) for source in step.reads
              if steps[source].region == "forward" and y[i] != y[source]]
     shown = edges[::-(-len(edges) // _MOST_EDGES) or 1]
-    lines = [f'<div class="scroll"><svg viewBox="0 0 {width:.0f} 250" role="img" '
+    lines = [f'<div class="scroll"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
              'aria-label="Operations of the step by region and segment">']
-    lines += [f'<text x="4" y="{_ROWS[row] + 4}">{label}</text>' for row, label in (
+    lines += [f'<text x="4" y="{_ROWS[row] + 5}">{label}</text>' for row, label in (
         ("forward", "forward"), ("again", "recomputed"), ("backward", "backward"),
         ("update", "update"))]
     for source, reader in shown:

@@ -170,26 +170,35 @@ def _short(name: str, longest: int = 44) -> str:
 
 
 def front_figure(front: Front, colours: Mapping[str, str] = LIGHT) -> Any:
-    """Peak against extra time of the front's plans, a colour for each solver."""
+    """Peak against extra time: filled what no other plan beats, hollow the best of each solver."""
     figure = _figure(7.6, 4.8, colours)
     axes = figure.subplots()
     _style(axes, colours)
     points = front.points
+    # between two peaks a budget has room for the smaller one only
     axes.step([p.peak_bytes / _MB for p in points], [100 * p.overhead for p in points],
-              where="post", color=colours["faint"], linewidth=1.0, zorder=1)
-    solvers = list(dict.fromkeys(p.solver for p in points))
+              where="pre", color=colours["faint"], linewidth=1.0, zorder=1)
+    solvers = list(dict.fromkeys(p.solver for p in (*points, *front.others)))
     markers = "osD^vP*X"
     for i, solver in enumerate(solvers):
-        mine = [p for p in points if p.solver == solver]
-        axes.scatter([p.peak_bytes / _MB for p in mine], [100 * p.overhead for p in mine], s=34,
-                     color=f"C{i % 10}", marker=markers[i % len(markers)], label=solver, zorder=2)
+        label = solver
+        for found, style in ((points, {"color": f"C{i % 10}"}),
+                             (front.others, {"facecolors": "none", "edgecolors": f"C{i % 10}",
+                                             "alpha": 0.55})):
+            mine = [p for p in found if p.solver == solver]
+            if mine:
+                axes.scatter([p.peak_bytes / _MB for p in mine], [100 * p.overhead for p in mine],
+                             s=34, marker=markers[i % len(markers)], label=label,
+                             zorder=3 if found is points else 2, **style)
+                label = "_nolegend_"
     if front.chosen is not None:
         at = (front.chosen.peak_bytes / _MB, 100 * front.chosen.overhead)
         axes.scatter(*at, s=170, facecolors="none", edgecolors=colours["ink"], linewidths=1.6,
-                     label="chosen", zorder=3)
+                     label="chosen", zorder=4)
     axes.set_xlabel("planned peak (MB), as asked for")
     axes.set_ylabel("extra time (%)")
-    axes.set_title(f"{front.name}: plans that no other beats in both", loc="left",
+    hollow = "; hollow: beaten" if front.others else ""
+    axes.set_title(f"{front.name}: plans that no other beats in both{hollow}", loc="left",
                    color=colours["ink"], fontsize=11)
     axes.set_xlim(left=0)
     legend = axes.legend(frameon=False, fontsize=9)

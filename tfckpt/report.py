@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tfckpt.budget import format_bytes
 from tfckpt.cost.costgraph import CostGraph
+from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.graph import BACKWARD, FORWARD, Graph
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion
 from tfckpt.plan.planner import Planned
@@ -51,6 +52,7 @@ class Front(tuple):
 
     Attributes:
       points: the same with solvers.
+      others: the best plans of every solver that these beat.
       chosen: the plan that was taken; not always one of `points`, since the allocator's rounding
         decides between close ones. None where the step is left as it is.
       name: of the step.
@@ -58,16 +60,17 @@ class Front(tuple):
     """
 
     points: tuple[FrontPoint, ...]
+    others: tuple[FrontPoint, ...]
     chosen: FrontPoint | None
     name: str
     baseline_bytes: int
 
     @classmethod
     def of(cls, points: Sequence[FrontPoint], chosen: FrontPoint | None, name: str,
-           baseline_bytes: int) -> Front:
+           baseline_bytes: int, others: Sequence[FrontPoint] = ()) -> Front:
         """A front of points, by falling peak."""
         front = cls((p.peak_bytes, p.overhead) for p in points)
-        front.points, front.chosen = tuple(points), chosen
+        front.points, front.others, front.chosen = tuple(points), tuple(others), chosen
         front.name, front.baseline_bytes = name, baseline_bytes
         return front
 
@@ -89,7 +92,8 @@ class Fate:
     Attributes:
       layer, op: where it comes from.
       bytes: its size.
-      fate: "kept" or "recomputed".
+      fate: "kept", "recomputed", or "derivative": kept, and what forward AD put in place of what
+        it is computed from.
     """
 
     layer: str
@@ -269,15 +273,15 @@ def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *,
 
 
 def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
-    points = [FrontPoint(p.peak_bytes, p.time / total - 1.0, p.solver)
-              for p in planned.front]
+    points, others = ([FrontPoint(p.peak_bytes, p.time / total - 1.0, p.solver) for p in found]
+                      for found in (planned.front, planned.others))
     chosen = None
     if applied:
         here = FrontPoint(planned.timeline.peak_bytes, planned.time / total - 1.0,
                           planned.plan.solver)
         chosen = next((p for p in points if p.solver == here.solver
                        and abs(p.overhead - here.overhead) < 1e-9), here)
-    return Front.of(points, chosen, name, planned.baseline_bytes)
+    return Front.of(points, chosen, name, planned.baseline_bytes, others)
 
 
 def _fates(cost: CostGraph, schedule) -> tuple[Fate, ...]:
@@ -294,9 +298,15 @@ def _fates(cost: CostGraph, schedule) -> tuple[Fate, ...]:
                 kept[s] = kept.get(s, False) or not resolved.copy[instance]
     entries = [(cost.storages[s], cost.vertices[cost.storages[s].producer].name, original)
                for s, original in sorted(kept.items())]
-    return tuple(sorted((Fate(_layer(op), op, storage.bytes, "kept" if original else "recomputed")
+    return tuple(sorted((Fate(_layer(op), op, storage.bytes, _fate(op, original))
                          for storage, op, original in entries),
                         key=lambda f: (-f.bytes, f.op)))
+
+
+def _fate(op: str, kept: bool) -> str:
+    if not kept:
+        return "recomputed"
+    return "derivative" if FORWARD_AD in op else "kept"
 
 
 def _kept(cost: CostGraph, schedule) -> int:

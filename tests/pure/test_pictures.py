@@ -10,7 +10,9 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from matplotlib.cbook import STEP_LOOKUP_MAP
 
 from tests.support.graphs import residual_network
 from tfckpt import page, pictures
@@ -107,6 +109,36 @@ def test_every_solver_of_the_front_and_the_choice_are_drawn():
     assert labels == ["store_all", "chen", "approx_dp", "chosen"]
     drawn = {tuple(map(float, xy)) for found in axes.collections for xy in found.get_offsets()}
     assert drawn == {(p.peak_bytes / MB, 100 * p.overhead) for p in points}
+
+
+def test_between_two_plans_the_line_shows_what_a_budget_there_gets():
+    points = [FrontPoint(9 * MB, 0.0, "a"), FrontPoint(5 * MB, 0.1, "b"),
+              FrontPoint(3 * MB, 0.3, "b")]
+    axes, = pictures.front_figure(Front.of(points, None, "step", 9 * MB)).axes
+    line, = axes.lines
+    corners = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data())
+    for budget in (3.5, 4.9, 5.1, 8.0):
+        at = np.interp(budget, corners[0][::-1], corners[1][::-1])
+        assert at == 100 * min(p.overhead for p in points if p.peak_bytes <= budget * MB)
+
+
+def test_every_solver_is_shown_where_others_beat_it_too(planned, report):
+    _, plan = planned
+    front = report.front
+    solvers = {p.solver.partition(",")[0] for p in (*front.points, *front.others)}
+    assert {"store_all", "chen", "acg", "approx_dp"} <= solvers
+    for other in front.others:
+        assert any(p.peak_bytes <= other.peak_bytes and p.overhead <= other.overhead + 1e-12
+                   for p in front.points)
+        assert not any(p.peak_bytes < other.peak_bytes and p.overhead < other.overhead
+                       for p in front.others if p.solver == other.solver)
+    axes, = pictures.front_figure(front).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    drawn = {p.solver for p in (*front.points, *front.others)}
+    assert sorted(labels) == sorted([*drawn, "chosen"])
+    hollow = sum(len(found.get_offsets()) for found in axes.collections
+                 if not len(found.get_facecolors()))
+    assert hollow == len(front.others) + (front.chosen is not None)
 
 
 def test_files_are_what_their_names_say(report, tmp_path):

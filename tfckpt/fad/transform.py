@@ -23,7 +23,8 @@ from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.program import NUMBER, TENSOR, TWO, Node
 from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
 
-_MARK = "-tfckpt_fad"
+MARK = "-tfckpt_fad"
+"""In the name of every op that forward AD adds."""
 
 Name = str
 """A tensor as "op:slot"."""
@@ -213,7 +214,7 @@ class _Writer:
     def _add(self, near: str, kind: str, inputs, dtype: str, shape, attrs, region: str,
              behind: int, controls: tuple[str, ...] = ()) -> Name:
         letter = "g" if region == BACKWARD else "d"
-        name = f"{near}{_MARK}_{letter}{len(self.added)}"
+        name = f"{near}{MARK}_{letter}{len(self.added)}"
         count = DTYPE_BYTES[dtype]
         for dimension in shape or ():
             count *= dimension or 0

@@ -54,6 +54,7 @@ class Planned:
       baseline, baseline_bytes: the plain step, under the middle one of the orders.
       front: the Pareto front of all priced candidates, by falling peak. Its peaks are requested
         bytes in the planned order, before pins and the allocator's slack.
+      others: the best of every solver that the front beats, priced in the same way.
     """
 
     plan: Plan
@@ -63,6 +64,7 @@ class Planned:
     baseline: Timeline
     baseline_bytes: int
     front: tuple[search.Point, ...]
+    others: tuple[search.Point, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,10 +182,15 @@ class _Planner:
             named = () if self.solver == "store_all" else (SOLVERS[self.solver],)
             pool = search.starts(self.evaluator, patterns, named, self.objective)
         chosen = self._least(pool) if budget is None else self._fitting(pool, budget)
-        front = tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
-                      for p in search.non_dominated(pool))
+        front = self._points(search.non_dominated(pool))
+        others = self._points(search.best_of_each(pool))
         return Planned(chosen.plan, chosen.timeline, chosen.peak, chosen.priced.time,
-                       self.baseline, self.baseline_bytes, front)
+                       self.baseline, self.baseline_bytes, front,
+                       tuple(p for p in others if p not in front))
+
+    def _points(self, pool: list[Priced]) -> tuple[search.Point, ...]:
+        return tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
+                     for p in pool)
 
     def _optima(self, budget: int | None) -> list[Priced]:
         """Proven schedules in the order of the most moves, the last one within the budget.

@@ -155,6 +155,14 @@ def refine(evaluator: Evaluator, untouched: Priced) -> None:
                 start.candidate, schedule=schedule, source=f"{start.candidate.source}, refined"))
 
 
+def best_of_each(pool: Sequence[Priced]) -> list[Priced]:
+    """What is not dominated by another of the same solver, solvers in the order of the pool."""
+    solvers: dict[str, list[Priced]] = {}
+    for priced in pool:
+        solvers.setdefault(priced.candidate.source, []).append(priced)
+    return [p for mine in solvers.values() for p in non_dominated(mine)]
+
+
 def non_dominated(pool: Iterable[Priced]) -> list[Priced]:
     """The candidates that no other beats in both peak and time, by rising time."""
     front: list[Priced] = []
