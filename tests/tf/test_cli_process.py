@@ -75,12 +75,14 @@ def test_progress_is_not_shown_in_a_pipe(capsys):
 
 
 _SIGNALLED = """
-import os, sys, signal
+import os, sys, signal, time
 from tfckpt.cli import main
 real = os.fsync
 def fsync(number):
     real(number)
     os.kill(os.getpid(), wanted)
+    while True:  # the signal may arrive in another thread, and a little later
+        time.sleep(0.01)
 os.fsync = fsync
 for wanted in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
     try:

@@ -9,6 +9,8 @@ from typing import Any
 
 from absl import flags
 
+from tfckpt.plan.planner import AUTO, OBJECTIVES, SOLVER_NAMES
+
 COMMANDS = {
     "inspect": ("GRAPH", "what it is: ops, regions, parameters, plain peak, tensors at the peak"),
     "plan": ("GRAPH", "the plans that no other beats in both peak and time, as a table"),
@@ -74,7 +76,7 @@ def usage(command: str | None = None) -> str:
                           "tfckpt COMMAND --help lists the flags of a command."])
     paths, what = COMMANDS[command]
     listed = _flags(command).get_help(include_special_flags=False)
-    listed = listed.partition("\n")[2]  # absl heads the list with the name of this module
+    listed = listed.partition(":\n")[2]  # absl heads the list with the name of this module
     return f"usage: tfckpt {command} {paths} [flags]\n\n{what}\n\n{_GRAPH}\n\n{listed}"
 
 
@@ -92,9 +94,10 @@ def _flags(command: str) -> flags.FlagValues:
     if command in ("plan", "rewrite"):
         flags.DEFINE_string("budget", "min", 'Bytes of the device ("2GiB"), a fraction of the '
                             'plain peak (0.5), or "min".', **where)
-        flags.DEFINE_string("solver", "auto", "Which solver proposes plans.", **where)
-        flags.DEFINE_string("objective", "time", '"time" (fastest that fits) or "memory".',
-                            **where)
+        flags.DEFINE_enum("solver", AUTO, list(SOLVER_NAMES), "Which solver proposes plans.",
+                          **where)
+        flags.DEFINE_enum("objective", OBJECTIVES[0], list(OBJECTIVES), "The fastest plan that "
+                          "fits, or the one with the least peak.", **where)
         flags.DEFINE_bool("free_moves", True, "Whether moves that cost no time are used.", **where)
         flags.DEFINE_enum("fad", "false", list(FAD), "Whether derivatives of element-wise "
                           "activations may be kept instead of the tensors that they are computed "
