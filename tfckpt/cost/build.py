@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.storage import (
+    PASSES_ON,
     REUSES_INPUT,
     SHAPE_ONLY,
     is_alias,
@@ -133,18 +134,44 @@ _ACTIVATIONS = _UNARY | _ADDS | {"LeakyRelu", "Gelu", "Mul"}
 _MERGES = {
     "Conv2D": _BIASED, "DepthwiseConv2dNative": _BIASED, "MatMul": _BIASED, "Conv3D": _BIASED,
     "BatchMatMulV2": _BIASED | {"Mul"}, "BiasAdd": _ACTIVATIONS, "Pad": frozenset({"Conv2D"}),
-    **{op: _ADDS | _PRODUCTS for op in sorted(_ADDS | _PRODUCTS)},
+    **{op: _ADDS | _PRODUCTS | {"Log", "Square"} for op in sorted(_ADDS)},
+    **{op: _ADDS | _PRODUCTS for op in sorted(_PRODUCTS)},
     **{op: _UNARY for op in sorted(_UNARY)},
+    "Sqrt": _UNARY | {"RealDiv", "Div", "Xdivy"}, "Exp": _UNARY | {"Sub"},
+    "Softmax": frozenset({"Log"}),
 }
-"""Op types that Grappler or oneDNN may merge into an only reader of these types."""
+"""Op types that Grappler or oneDNN may merge into an only reader of these types (x / sqrt(y) is
+made x * rsqrt(y), log(1 + x) is made log1p(x), log(softmax(x)) is made one op ...)."""
 REARRANGED = _ADDS | _PRODUCTS | _UNARY
 """Op types that Grappler's arithmetic optimizer rearranges."""
 
 
 def _fusible(graph: Graph, i: int, readers: list[list[int]]) -> bool:
     wanted = _MERGES.get(graph.ops[i].type)
-    return (wanted is not None and len(readers[i]) == 1
-            and graph.ops[readers[i][0]].type in wanted)
+    reader = _only_reader(graph, i, readers) if wanted is not None else None
+    return wanted is not None and reader is not None and graph.ops[reader].type in wanted
+
+
+def _only_reader(graph: Graph, op: int, readers: list[list[int]]) -> int | None:
+    """The only op that reads an op's results, behind pass-throughs, which TensorFlow removes."""
+    found: dict[int, None] = {}
+    pending: list[tuple[int, int | None]] = [(op, None)]
+    seen = set(pending)
+    while pending:
+        i, slot = pending.pop()
+        for r in readers[i]:
+            if slot is not None and (i, slot) not in graph.ops[r].inputs:
+                continue
+            if graph.ops[r].type not in PASSES_ON:
+                found[r] = None
+                continue
+            passed = [(r, n) for n, (source, k) in enumerate(graph.ops[r].inputs)
+                      if source == i and slot in (None, k)]
+            pending += [p for p in passed if p not in seen]
+            seen.update(passed)
+        if len(found) > 1:
+            return None
+    return next(iter(found), None)
 
 
 def _storages(graph: Graph, members, big, root):

@@ -14,6 +14,8 @@ _ALIASES = frozenset({
     "Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
     "PreventGradient", "EnsureShape", "Bitcast", "PlaceholderWithDefault",
 })
+PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
+"""Hand on each input as it is."""
 _RESIDENT = frozenset({
     "Const", "Placeholder", "VarHandleOp", "VariableV2", "ReadVariableOp", "IteratorGetNext",
     "IteratorGetNextSync", "OptionalGetValue", "_Arg", "GuaranteeConst",

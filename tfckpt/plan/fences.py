@@ -86,12 +86,16 @@ def _leaves(graph, resolved, original, start, stop, regions) -> list[int]:
 
 
 def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
-    """The steps to wait for in place of a step that TensorFlow may merge into its reader."""
+    """The steps to wait for in place of one that TensorFlow may merge into its reader or remove.
+
+    A join is removed unless another op waits for it, and what it joins merged with its readers.
+    """
     found = []
     stack = [position]
     while stack:
         p = stack.pop()
-        if not graph.vertices[resolved.schedule[p][0]].fusible:
+        vertex = graph.vertices[resolved.schedule[p][0]]
+        if not (vertex.fusible or vertex.join):
             found.append(p)
         else:
             stack.extend(resolved.maker[i] for i in resolved.reads[p])
