@@ -45,8 +45,8 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
       grappler_ext.build.BuildError: the native pass cannot be built.
     """
     from grappler_ext.bridge import Bridge, Rewriter
-    from tfckpt.api import make_options
     from tfckpt.capture import tf_adapter
+    from tfckpt.pipeline import make_options
 
     global _bridge, _rewriter
     options = make_options(budget, solver, objective, batch_size, free_moves)

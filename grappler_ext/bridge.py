@@ -11,8 +11,8 @@ from absl import logging
 
 from grappler_ext import build
 from grappler_ext.item import Names, failing, plan_item, rewrite_item
-from tfckpt.api import Options
 from tfckpt.capture.steps import readable
+from tfckpt.pipeline import Options
 from tfckpt.report import Report
 
 UNCHANGED, REWRITTEN = 0, 1

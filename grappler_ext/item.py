@@ -11,11 +11,11 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfckpt.api import Options
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.steps import Step, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.offline import Result, plan_offline
+from tfckpt.pipeline import Options
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 
 _FAILURE = "tfckpt/failure"

@@ -17,66 +17,25 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfckpt.budget import Budget, parse_budget
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
-from tfckpt.capture.tfgraph import NESTED_CALLS, capture
-from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.costgraph import CostGraph
-from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteError
+from tfckpt.capture.tfgraph import capture, gradient_inside
+from tfckpt.errors import CostError, PlanError, RewriteError
 from tfckpt.graph import Graph
-from tfckpt.plan.allocator import CPU_SMALLEST
-from tfckpt.plan.forward_ad import Decision, decide
-from tfckpt.plan.planner import (
-    AUTO,
-    OBJECTIVES,
-    SOLVER_NAMES,
-    Planned,
-    baseline,
-    plan_step,
+from tfckpt.pipeline import (
+    NOTHING_TO_GAIN,
+    Options,
+    join,
+    make_options,
+    plan_parts,
+    report_of,
+    unplanned_part,
 )
-from tfckpt.plan.simulate import Timeline
-from tfckpt.report import Report, make_report
+from tfckpt.plan.planner import AUTO
+from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
-from tfckpt.rewrite.build import build_edits
-from tfckpt.rewrite.edits import Edits, check_edits
-from tfckpt.rewrite.graph_diff import graph_edits, join_edits
 
 _MARK = "_tfckpt_mark"
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Checked options of one decorated step."""
-
-    budget: Budget
-    solver: str = AUTO
-    objective: str = "time"
-    batch_size: int | None = None
-    free_moves: bool = True
-    fad: str | bool = False
-
-
-def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
-                 batch_size: int | None = None, free_moves: bool = True,
-                 fad: str | bool = False) -> Options:
-    """Checks options before anything is traced.
-
-    Raises:
-      PlanError: an option is malformed; the message says what may be written.
-    """
-    if solver not in SOLVER_NAMES:
-        raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
-                        f"{', '.join(SOLVER_NAMES)}")
-    if objective not in OBJECTIVES:
-        raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
-                        f"{', '.join(OBJECTIVES)}")
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)
-                                   or batch_size <= 0):
-        raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
-    if not isinstance(fad, bool) and fad != AUTO:
-        raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
-    return Options(parse_budget(budget), solver, objective, batch_size, free_moves, fad)
 
 
 class Records:
@@ -91,7 +50,11 @@ class Records:
         """Notes the report of a trace, and its graph for as long as TensorFlow keeps that."""
         self.graph = weakref.ref(graph)
         self.report = report
-        self.reports[signature] = report
+        key, number = signature, 1
+        while key in self.reports:  # traces that differ by something else, such as captured objects
+            number += 1
+            key = f"{signature} #{number}"
+        self.reports[key] = report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +65,8 @@ class Mark:
     records: Records
     name: str
     jit_compile: bool = False
+    arguments: tuple[str, ...] = ()
+    """Python values among the arguments: a trace is made for each."""
 
 
 _calls = threading.local()
@@ -179,12 +144,15 @@ class CheckpointedStep:
 
         @functools.wraps(body)
         def marked(*args, **kwargs):
-            if not mark_tracing_graph(mark):
+            if not mark_tracing_graph(dataclasses.replace(
+                    mark, arguments=_python_values(args, kwargs))):
                 _warn_eager(name)
             return body(*args, **kwargs)
 
         self._plain = fn
         self._fn = tf_adapter.clone_function(fn, marked) if self._is_function else marked
+        # inside a compiled function: what was traced for the executor would be of no use there
+        self._compiled = tf_adapter.clone_function(fn, marked) if self._is_function else marked
         functools.update_wrapper(self, body)
 
     @property
@@ -206,8 +174,10 @@ class CheckpointedStep:
         previous = getattr(_calls, "arguments", None)
         if tf.executing_eagerly():
             _calls.arguments = (args, kwargs)
+        graph = tf_adapter.tracing_graph()
+        compiled = graph is not None and tf_adapter.in_xla(graph)
         try:
-            return self._fn(*args, **kwargs)
+            return (self._compiled if compiled else self._fn)(*args, **kwargs)
         finally:
             _calls.arguments = previous
 
@@ -239,6 +209,12 @@ class _BoundStep(functools.partial):
         return step.reports
 
 
+def _python_values(args, kwargs) -> tuple[str, ...]:
+    """Plain Python values in a call's arguments, as text."""
+    return tuple(repr(leaf) for leaf in tf.nest.flatten((args, kwargs))
+                 if isinstance(leaf, bool | int | float | str | bytes))
+
+
 def _warn_eager(name: str) -> None:
     warnings.warn(
         f"tfckpt: {name} runs eagerly, so there is no graph to rewrite and no memory is saved; "
@@ -255,7 +231,7 @@ def _on_trace(func_graph) -> None:
     delattr(func_graph, _MARK)  # a graph is rewritten once
     report = rewrite_graph(func_graph, mark)
     if report is not None:
-        mark.records.add(_signature(func_graph), report, func_graph)
+        mark.records.add(_signature(func_graph, mark), report, func_graph)
 
 
 def rewrite_graph(func_graph, mark: Mark) -> Report | None:
@@ -267,47 +243,39 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
     started = time.perf_counter()
     graph = _capture(func_graph, mark)
     if not graph.has_gradient():
+        hidden = gradient_inside(func_graph)
+        if hidden:
+            return _report_hidden(graph, mark, hidden, time.perf_counter() - started)
         if mark.name not in _without_gradient:
             _without_gradient.add(mark.name)
             logging.warning("tfckpt: %s computes no gradient; it is left as it is", mark.name)
         return None
-    cost = build_cost_graph(graph)
-    single = _single_device(graph)
+    parts = plan_parts(graph, mark.options)
+    reason = ""
     try:
-        decision = _plan(graph, cost, mark.options, single)
-    except InfeasibleBudgetError:
-        raise
-    except PlanError as error:  # ours, not the caller's: options were checked before
-        warnings.warn(f"tfckpt: {mark.name} trains unchanged: {error}", stacklevel=2)
-        return None
-    planned = decision.planned
-    applied, reason = planned.peak_bytes < planned.baseline_bytes, ""
-    fence_count = 0
-    if not applied:
-        reason = "no plan is predicted to lower the peak"
-    else:
-        try:
-            edits = _edits(graph, decision, single)
-            fence_count = sum(1 for op in edits.added if op.name.startswith("tfckpt/fence"))
+        edits = join(graph, parts)
+        if edits is not None:
             apply(func_graph, edits)
-        except RewriteError as error:
-            applied, reason = False, str(error)
-            warnings.warn(f"tfckpt: {mark.name} trains unchanged: {error}", stacklevel=2)
-    report = make_report(mark.name, graph, cost, decision, applied=applied, reason=reason,
-                         fence_count=fence_count, seconds=time.perf_counter() - started,
-                         refused=_refused(graph))
+    except RewriteError as error:
+        reason = str(error)
+    if reason:
+        parts = [dataclasses.replace(p, edits=None, reason=reason) for p in parts]
+    if any(p.edits is None and p.reason != NOTHING_TO_GAIN for p in parts):
+        warnings.warn(f"tfckpt: {mark.name} trains unchanged: {parts[0].reason}", stacklevel=2)
+    report = report_of(mark.name, graph, parts, time.perf_counter() - started)
     logging.info("%s", report)
     return report
 
 
-def _edits(graph: Graph, decision: Decision, single: bool) -> Edits:
-    """Checked edits: what forward AD changes, then what the plan does, as one value."""
-    edits = build_edits(decision.graph, decision.cost, decision.planned.plan,
-                        await_updates=single)
-    if decision.graph is not graph:
-        edits = join_edits(graph_edits(graph, decision.graph), edits)
-    check_edits(graph, edits)
-    return edits
+def _report_hidden(graph: Graph, mark: Mark, inside: str, seconds: float) -> Report | None:
+    """The report of a step whose gradient is computed by a function that the step calls."""
+    reason = (f"the gradient is computed inside of a loop, branch or function ({inside}); put the "
+              "decorator on the function that is called there")
+    warnings.warn(f"tfckpt: {mark.name} trains unchanged: {reason}", stacklevel=2)
+    try:
+        return report_of(mark.name, graph, [unplanned_part(graph, reason)], seconds)
+    except CostError:  # of a step that is not looked into anyway
+        return None
 
 
 def _capture(func_graph, mark: Mark) -> Graph:
@@ -337,51 +305,9 @@ def _argument_shapes(func_graph) -> dict[str, Sequence[int]]:
     return found
 
 
-def _single_device(graph: Graph) -> bool:
-    """Whether a fence may wait for updates: one device and no collective."""
-    devices = {op.device for op in graph.ops if op.device}
-    return len(devices) <= 1 and not any(op.type.startswith(("Collective", "Nccl"))
-                                         for op in graph.ops)
-
-
-def price_plain(graph: Graph, cost: CostGraph) -> tuple[int | None, tuple[Timeline, int]]:
-    """The smallest request that is counted in bytes, and what `baseline` says of the step."""
-    smallest: int | None = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
-    plain = baseline(cost, in_xla=graph.in_xla, smallest=smallest)
-    if 2 * plain[1] < plain[0].peak_bytes:  # hardly any request would be counted
-        smallest = None
-        plain = baseline(cost, in_xla=graph.in_xla, smallest=None)
-    return smallest, plain
-
-
-def _plan(graph: Graph, cost: CostGraph, options: Options, single: bool) -> Decision:
-    smallest, plain = price_plain(graph, cost)
-    budget = options.budget.dynamic(plain[1], cost.resident_bytes)
-
-    def plan(graph_cost: CostGraph) -> Planned:
-        return plan_step(graph_cost, budget, solver=options.solver, objective=options.objective,
-                         free_moves=options.free_moves, await_updates=single,
-                         in_xla=graph.in_xla, smallest=smallest, plain=plain)
-
-    fad = options.fad if options.solver == AUTO or options.fad is True else False
-    try:
-        try:
-            return decide(graph, cost, plan, fad=fad, budget=budget, objective=options.objective,
-                          plain_bytes=plain[1])
-        except CostError as error:  # of forward AD: the graph itself was priced before
-            warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
-            return Decision(graph, cost, plan(cost))
-    except InfeasibleBudgetError as error:
-        raise options.budget.explain(error, plain[1], cost.resident_bytes) from None
-
-
-def _refused(graph: Graph) -> list[str]:
-    return [f"{op.name}: a nested function is treated as one op, not looked into"
-            for op in graph.ops if op.type in NESTED_CALLS][:8]
-
-
-def _signature(func_graph) -> str:
+def _signature(func_graph, mark: Mark) -> str:
     captured = {t.name for t in func_graph.internal_captures}
     parts = [f"{t.dtype.name}{t.shape.as_list() if t.shape.rank is not None else '[?]'}"
              for t in func_graph.inputs if t.name not in captured]
-    return f"{func_graph.name}({', '.join(parts)})"
+    compiled = " compiled" if mark.jit_compile or tf_adapter.in_xla(func_graph) else ""
+    return f"{func_graph.name}({', '.join([*parts, *mark.arguments])}){compiled}"

@@ -15,10 +15,11 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfckpt.api import Mark, Records, _warn_eager, make_options, mark_tracing_graph, set_batch_hint
+from tfckpt.api import Mark, Records, _warn_eager, mark_tracing_graph, set_batch_hint
 from tfckpt.budget import format_bytes
 from tfckpt.errors import PlanError, TfckptError, VerificationError
 from tfckpt.pictures import step_figure
+from tfckpt.pipeline import make_options
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 from tfckpt.tensorboard import Board
@@ -79,7 +80,8 @@ def _wrap(model, mark: Mark) -> None:
     @functools.wraps(fit)
     def fit_with_hint(*args, **kwargs):
         this = owner()
-        previous = set_batch_hint(_batch_of(inspect.signature(fit), this, args, kwargs))
+        previous = set_batch_hint(_replica_batch(
+            this, _batch_of(inspect.signature(fit), this, args, kwargs)))
         try:
             return fit(this, *args, **kwargs)
         finally:
@@ -102,6 +104,13 @@ def _batch_of(signature, model, args, kwargs) -> int | None:
         return _leading(data[0])
     count = _leading(data)
     return None if count is None else min(count, size or 32)
+
+
+def _replica_batch(model, batch: int | None) -> int | None:
+    """What one replica gets of a batch, at most."""
+    strategy = getattr(model, "distribute_strategy", None)
+    replicas = strategy.num_replicas_in_sync if strategy is not None else 1
+    return None if batch is None else -(-batch // replicas)
 
 
 def _leading(data) -> int | None:

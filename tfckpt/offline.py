@@ -12,14 +12,22 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from tfckpt.api import Options, _edits, _plan, _refused, _single_device
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import RewriteError
+from tfckpt.pipeline import (
+    NOTHING_TO_GAIN,
+    Options,
+    Part,
+    edits_of,
+    plan_graph,
+    report_of,
+    single_device,
+)
 from tfckpt.plan.planner import Planned
-from tfckpt.report import Report, make_report
+from tfckpt.report import Report
 from tfckpt.rewrite.apply_graphdef import apply_to_function_def, apply_to_graph_def
 from tfckpt.rewrite.edits import Edits, check_edits
 from tfckpt.rewrite.references import await_readers, has_references
@@ -48,21 +56,19 @@ def plan_offline(step: Step, options: Options) -> Result:
     graph = step.graph
     cost = build_cost_graph(graph)
     # see `tfckpt.rewrite.references` on why fences then do not await updates
-    single = _single_device(graph) and not has_references(graph)
-    decision = _plan(graph, cost, options, single)
+    single = single_device(graph) and not has_references(graph)
+    decision = plan_graph(graph, cost, options, single)
     planned = decision.planned
-    edits, reason = None, "no plan is predicted to lower the peak"
+    edits, reason = None, NOTHING_TO_GAIN
     if planned.peak_bytes < planned.baseline_bytes:
         try:
-            edits = await_readers(graph, _edits(graph, decision, single))
+            edits = await_readers(graph, edits_of(graph, decision, single=single))
             check_edits(graph, edits)
             reason = ""
         except RewriteError as error:
             edits, reason = None, str(error)
-    fences = sum(op.name.startswith("tfckpt/fence") for op in edits.added) if edits else 0
-    report = make_report(step.name, graph, cost, decision, applied=edits is not None,
-                         reason=reason, fence_count=fences,
-                         seconds=time.perf_counter() - started, refused=_refused(graph))
+    report = report_of(step.name, graph, [Part("", graph, cost, decision, edits, reason)],
+                       time.perf_counter() - started)
     return Result(step, cost, planned, edits, report)
 
 

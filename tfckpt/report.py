@@ -102,6 +102,16 @@ class Fate:
     fate: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """Plain and planned dynamic peak of one of several devices, in bytes, and why they agree."""
+
+    device: str
+    baseline_bytes: int
+    planned_bytes: int
+    reason: str
+
+
 @dataclasses.dataclass
 class Report:
     """What tfckpt did to one traced step. Peaks are dynamic: above what the step starts with.
@@ -124,6 +134,8 @@ class Report:
       forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
         derivative saves, whether it is kept, and why; empty with `fad=False`.
       refused: ops the rewriter will not look into or repeat, with the reason.
+      devices: where the step runs on several, the peaks of each, the fullest first; all else
+        here is of that one.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
     """
 
@@ -151,6 +163,7 @@ class Report:
     fates: tuple[Fate, ...] = ()
     refused: tuple[str, ...] = ()
     forward_ad_regions: tuple[ForwardAdRegion, ...] = ()
+    devices: tuple[DevicePeak, ...] = ()
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
     traced: tuple[CostGraph, CostGraph, Plan] | None = dataclasses.field(default=None, repr=False)
@@ -186,6 +199,9 @@ class Report:
             ("plan", f"{self.solver}, made in {self.plan_seconds:.1f} s"),
             ("applied", "yes" if self.applied else f"no: {self.reason}"),
         ]
+        rows += [(d.device.rpartition("device:")[2], f"{format_bytes(d.planned_bytes)} of "
+                  f"{format_bytes(d.baseline_bytes)} plain"
+                  + (f" ({d.reason})" if d.reason else "")) for d in self.devices]
         rows += [("refused", text) for text in self.refused]
         width = max(len(label) for label, _ in rows)
         lines = [f"tfckpt report for {self.name}"]

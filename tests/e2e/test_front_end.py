@@ -126,6 +126,9 @@ def test_an_argument_in_python_is_a_trace_of_its_own():
     step(batch(), 0.2)
     second = step.report
     assert first.applied and second.applied and second is not first
+    assert list(step.reports.values()) == [first, second]
+    assert [name.endswith(f", {rate})") for name, rate in zip(step.reports, (0.1, 0.2), strict=True)
+            ] == [True, True]
 
 
 def test_as_a_method_of_any_class():

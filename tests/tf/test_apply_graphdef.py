@@ -10,12 +10,12 @@ import pytest
 import tensorflow as tf
 
 from tests.support import saved
-from tfckpt.api import make_options
 from tfckpt.capture.files import META_GRAPH, SAVED_MODEL, read_bytes, read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.cli import main
 from tfckpt.errors import CaptureError, CostError, RewriteError
 from tfckpt.offline import plan_offline, rewrite
+from tfckpt.pipeline import make_options
 from tfckpt.rewrite.apply_graphdef import apply_to_function_def, apply_to_graph_def
 from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.purity import is_pure, is_write
-from tfckpt.capture.regions import regions
+from tfckpt.capture.regions import is_gradient_scope, regions
 from tfckpt.errors import CaptureError
 from tfckpt.graph import Graph, Op, Tensor, check_graph
 
@@ -64,6 +64,18 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     result = Graph(getattr(graph, "name", name), ops, ids, sinks, tf_adapter.in_xla(graph))
     check_graph(result)
     return result
+
+
+def gradient_inside(graph: tf.Graph) -> str:
+    """The first op that calls a function which computes a gradient; "" where none does."""
+    library = {f.signature.name: f for f in graph.as_graph_def().library.function}
+    trains = {name for name, function in library.items()
+              if any(is_gradient_scope(node.name) for node in function.node_def)}
+    for op in graph.get_operations() if trains else ():
+        for value in op.node_def.attr.values():
+            if value.func.name in trains or any(f.name in trains for f in value.list.func):
+                return str(op.name)
+    return ""
 
 
 def _writes(op: tf.Operation, stateful: bool) -> bool:

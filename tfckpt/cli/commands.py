@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import flags
 
-from tfckpt.api import Options, make_options, price_plain
 from tfckpt.budget import format_bytes
 from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
 from tfckpt.capture.steps import Step, training_steps
@@ -29,6 +28,7 @@ from tfckpt.errors import CaptureError, PlanError, VerificationError
 from tfckpt.graph import REGIONS
 from tfckpt.offline import Result, plan_offline, rewrite
 from tfckpt.pictures import drawn, front_figure, kind_of
+from tfckpt.pipeline import Options, make_options, price_plain
 from tfckpt.report import held_at_peak
 
 

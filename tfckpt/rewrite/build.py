@@ -13,7 +13,8 @@ from tfckpt.rewrite.names import SCOPE
 from tfckpt.rewrite.xla_holds import XlaHolds
 
 
-def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: bool = True) -> Edits:
+def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: bool = True,
+                device: str = "", label: str = "") -> Edits:
     """The edits that realise a plan.
 
     Args:
@@ -21,11 +22,13 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: boo
       cost: its cost graph, which the plan refers to.
       plan: schedule, moves and pins.
       await_updates: see `tfckpt.plan.fences.fences`.
+      device, label: of one of several devices whose parts are edited: where its fences stand, and
+        what tells the names of its new ops from those of others.
 
     Raises:
       RewriteError: under XLA, no incoming gradient is left to guard a region with.
     """
-    draft = Draft(graph, cost, plan)
+    draft = Draft(graph, cost, plan, device, label)
     holds: Holds = XlaHolds(draft) if graph.in_xla else ExecutorHolds(draft)
     starts = {f.position: f for f in fences(cost, draft.resolved, await_updates=await_updates)}
     pinned: dict[Step, list[Step]] = {}

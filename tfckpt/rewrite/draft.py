@@ -21,6 +21,7 @@ class Draft:
     """What the parts of the rewriter share.
 
     Attributes:
+      device, label: of the part, where the step has several devices.
       root: per op and slot, the tensor whose storage it is, or `RESIDENT`.
       readers: per op, the ops that read it.
       storage: index in `cost.storages` by root.
@@ -30,8 +31,10 @@ class Draft:
       moved: originals with several readers, one of which moved to a copy, in order.
     """
 
-    def __init__(self, graph: Graph, cost: CostGraph, plan: Plan):
+    def __init__(self, graph: Graph, cost: CostGraph, plan: Plan, device: str = "",
+                 label: str = ""):
         self.graph, self.cost, self.plan = graph, cost, plan
+        self.device, self.label = device, label
         self.resolved: Resolved = resolve(cost, plan.schedule)
         self.root = roots(graph)
         self.readers = graph.consumers()

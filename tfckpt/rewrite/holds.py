@@ -16,7 +16,7 @@ from tfckpt.plan.fences import Fence
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.edits import AddControl, Clone, Create, Rewire, op_of
-from tfckpt.rewrite.names import SCOPE, guard_name, identity, tap_name
+from tfckpt.rewrite.names import FENCE, guard_name, identity, tap_name
 
 
 class Holds(Protocol):
@@ -67,8 +67,9 @@ class ExecutorHolds:
                     *self.barrier)
         self.regions += 1
         self.guarded = {}
-        self.barrier = (f"{SCOPE}/fence_{self.regions}",)
-        self.draft.added.append(Create(*self.barrier, "NoOp", (), controls, (), {}))
+        self.barrier = (f"{FENCE}{self.regions}{self.draft.label}",)
+        self.draft.added.append(Create(*self.barrier, "NoOp", (), controls, (), {},
+                                       self.draft.device))
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
         """The ops to wait for in order to wait for steps.
@@ -106,7 +107,7 @@ class ExecutorHolds:
     def _guard(self, tensor: str, dtype: str, device: str) -> str:
         """The tensor behind the region's fence, made once for each tensor."""
         if tensor not in self.guarded:
-            name = guard_name(tensor, self.regions)
+            name = guard_name(tensor, self.regions, self.draft.label)
             self.draft.added.append(identity(name, tensor, self.barrier, dtype, device))
             self.guarded[tensor] = f"{name}:0"
         return self.guarded[tensor]
@@ -114,7 +115,7 @@ class ExecutorHolds:
     def _wait(self, tensor: str, dtype: str, device: str, controls: tuple[str, ...]) -> str:
         """`tensor`, passed on once `controls` have run."""
         self.waits += 1
-        name = guard_name(tensor, -self.waits)
+        name = guard_name(tensor, -self.waits, self.draft.label)
         self.draft.added.append(identity(name, tensor, controls, dtype, device))
         return f"{name}:0"
 
@@ -174,7 +175,7 @@ class ExecutorHolds:
         for op in tuple(draft.added):  # taps made below are placed at once
             if op.name in early:
                 continue
-            if isinstance(op, Create) and op.name.startswith(f"{SCOPE}/fence_"):
+            if isinstance(op, Create) and op.name.startswith(FENCE):
                 op = dataclasses.replace(op, controls=tuple(dict.fromkeys(
                     [*op.controls, *pending])))
                 pending = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tfckpt.rewrite.edits import Create
 
 SCOPE = "tfckpt"
+FENCE = f"{SCOPE}/fence_"
 
 
 def copy_name(name: str, copy: int) -> str:
@@ -18,11 +19,11 @@ def copy_name(name: str, copy: int) -> str:
     return f"{name}-{SCOPE}{copy}"
 
 
-def guard_name(tensor: str, number: int) -> str:
+def guard_name(tensor: str, number: int, label: str = "") -> str:
     """Name of a guard, which sorts where the guarded tensor's does; negative for single waits."""
     op, _, slot = tensor.rpartition(":")
     kind = "guard" if number > 0 else "wait"
-    return f"{op}-{SCOPE}_{kind}{abs(number)}_{slot}"
+    return f"{op}-{SCOPE}_{kind}{abs(number)}_{slot}{label}"
 
 
 def tap_name(op: str) -> str:

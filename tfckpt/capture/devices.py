@@ -1,0 +1,91 @@
+"""The parts of a step that runs on several devices: one graph for each, planned by itself.
+
+Under a distribution strategy all replicas are traced into one graph, one after the other. A
+schedule over all of it would have one replica wait for another, so each device gets a schedule of
+its own. The part of a device has the ops of the whole graph, at the same indices, but those of
+other devices are opaque sources: they cannot be repeated, moved or waited for, and only say in
+which order the device's own ops may run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, Tensor
+
+COLLECTIVES = ("Collective", "Nccl")
+FOREIGN = "_Arg"
+"""Type of an op of another device in a part: what it makes is there when the device needs it."""
+
+
+def device_key(device: str) -> str:
+    """A device's name, the same for the spellings of it that one graph may hold."""
+    spec = tf.DeviceSpec.from_string(device)
+    task = "" if spec.job in (None, "localhost") else f"/job:{spec.job}/task:{spec.task or 0}"
+    return f"{task}/device:{spec.device_type or 'CPU'}:{spec.device_index or 0}"
+
+
+def device_parts(graph: Graph) -> dict[str, Graph]:
+    """The part of each device that computes gradients, by its name as ops spell it.
+
+    A single entry, the graph itself, where all ops run on one device.
+    """
+    placed = _placed(graph)
+    names: dict[str, str] = {}
+    for op, key in zip(graph.ops, placed, strict=True):
+        if key and op.region == BACKWARD:
+            names.setdefault(key, op.device)
+    if len({key for key in placed if key}) <= 1 or graph.in_xla:
+        return {next(iter(names.values()), ""): graph}
+    readers = graph.consumers()
+    return {names[key]: _part(graph, placed, readers, key) for key in names}
+
+
+def has_inner_collective(graph: Graph) -> bool:
+    """Whether replicas exchange something before the update (synchronised statistics)."""
+    return any(op.type.startswith(COLLECTIVES) and op.region in (FORWARD, BACKWARD)
+               for op in graph.ops)
+
+
+def _placed(graph: Graph) -> list[str]:
+    """The device of each op; an op without one is where its only readers are, or its inputs."""
+    keys: dict[str, str] = {"": ""}
+    for op in graph.ops:
+        if op.device not in keys:
+            keys[op.device] = device_key(op.device)
+    placed = [keys[op.device] for op in graph.ops]
+    unplaced = [not key for key in placed]
+    wanted: list[str | None] = [None] * len(placed)  # by readers; "" where they disagree
+    for index in range(len(placed) - 1, -1, -1):
+        if unplaced[index]:
+            placed[index] = wanted[index] or ""
+        for source, _ in graph.ops[index].inputs:
+            if unplaced[source] and placed[index]:
+                agree = wanted[source] in (None, placed[index])
+                wanted[source] = placed[index] if agree else ""
+    for index, op in enumerate(graph.ops):
+        if unplaced[index] and not placed[index] and op.inputs:
+            found = {placed[source] for source, _ in op.inputs}
+            placed[index] = next(iter(found)) if len(found) == 1 else ""
+    return placed
+
+
+def _part(graph: Graph, placed: list[str], readers: list[list[int]], key: str) -> Graph:
+    own = [place == key for place in placed]
+    ops = tuple(op if own[i] else _foreign(op, any(own[r] for r in readers[i]))
+                for i, op in enumerate(graph.ops))
+    leaving = [tensor for i, op in enumerate(graph.ops) if not own[i]
+               for tensor in op.inputs if own[tensor[0]]]
+    fetches = dict.fromkeys([t for t in graph.fetches if own[t[0]]] + leaving)
+    sinks = tuple(i for i in graph.sinks if own[i])
+    return Graph(graph.name, ops, tuple(fetches), sinks)
+
+
+def _foreign(op: Op, read_here: bool) -> Op:
+    sources = tuple(dict.fromkeys((*(source for source, _ in op.inputs), *op.controls)))
+    outputs = op.outputs if read_here else tuple(
+        Tensor(t.dtype, t.shape, 0) for t in op.outputs)
+    return dataclasses.replace(op, type=FOREIGN, inputs=(), controls=sources, outputs=outputs,
+                               pure=False, attrs={})

@@ -1,0 +1,257 @@
+"""From a captured step to edits: each device's part is priced, planned and turned into edits.
+
+Front ends call this; nothing here touches a live graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import tensorflow as tf
+
+from tfckpt.budget import Budget, parse_budget
+from tfckpt.capture.devices import device_parts, has_inner_collective
+from tfckpt.capture.tfgraph import NESTED_CALLS
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteError
+from tfckpt.graph import Graph
+from tfckpt.plan.allocator import CPU_SMALLEST
+from tfckpt.plan.forward_ad import Decision, decide
+from tfckpt.plan.planner import (
+    AUTO,
+    OBJECTIVES,
+    SOLVER_NAMES,
+    Planned,
+    baseline,
+    plan_step,
+)
+from tfckpt.plan.schedule import Plan, plain_schedule
+from tfckpt.plan.simulate import Timeline
+from tfckpt.report import DevicePeak, Report, make_report
+from tfckpt.rewrite.build import build_edits
+from tfckpt.rewrite.edits import Edits, check_edits
+from tfckpt.rewrite.graph_diff import graph_edits, join_edits
+from tfckpt.rewrite.names import FENCE
+
+NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
+_EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
+              "that waited for another replica could wait for ever")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Checked options of one decorated step."""
+
+    budget: Budget
+    solver: str = AUTO
+    objective: str = "time"
+    batch_size: int | None = None
+    free_moves: bool = True
+    fad: str | bool = False
+
+
+def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
+                 batch_size: int | None = None, free_moves: bool = True,
+                 fad: str | bool = False) -> Options:
+    """Checks options before anything is traced.
+
+    Raises:
+      PlanError: an option is malformed; the message says what may be written.
+    """
+    if solver not in SOLVER_NAMES:
+        raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
+                        f"{', '.join(SOLVER_NAMES)}")
+    if objective not in OBJECTIVES:
+        raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
+                        f"{', '.join(OBJECTIVES)}")
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)
+                                   or batch_size <= 0):
+        raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
+    if not isinstance(fad, bool) and fad != AUTO:
+        raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
+    return Options(parse_budget(budget), solver, objective, batch_size, free_moves, fad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What was planned for the part of a step that one device runs.
+
+    Attributes:
+      device: as ops spell it; "" where the step names none.
+      graph, cost: the part and its price.
+      edits: None where nothing is to be changed; `reason` says why.
+    """
+
+    device: str
+    graph: Graph
+    cost: CostGraph
+    decision: Decision
+    edits: Edits | None
+    reason: str = ""
+
+
+def plan_parts(graph: Graph, options: Options) -> list[Part]:
+    """Plans every device's part, the fullest device first; replicas get the same plan.
+
+    Raises:
+      CostError: the bytes of a tensor are unknown.
+      InfeasibleBudgetError: a device's part does not fit the budget.
+    """
+    parts: list[Part] = []
+    split = device_parts(graph)
+    for number, (device, part) in enumerate(split.items()):
+        several = len(split) > 1
+        parts.append(_plan_part(part, options, parts, device if several else "",
+                                f"_{number}" if several else "",
+                                _EXCHANGES if several and has_inner_collective(graph) else ""))
+    return sorted(parts, key=lambda p: -p.decision.planned.peak_bytes)
+
+
+def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, label: str,
+               refused: str) -> Part:
+    cost = build_cost_graph(graph)
+    if refused:
+        return Part(device, graph, cost, _unplanned(graph, cost), None, refused)
+    reason = ""
+    # a step that trains twice may read what an update wrote: no fence can then wait for updates
+    for single in [True, False] if not label and single_device(graph) else [False]:
+        try:
+            decision = _as_before(graph, cost, before) or plan_graph(graph, cost, options, single)
+            if decision.planned.peak_bytes >= decision.planned.baseline_bytes:
+                return Part(device, graph, cost, decision, None, NOTHING_TO_GAIN)
+            return Part(device, graph, cost, decision,
+                        edits_of(graph, decision, single=single, device=device, label=label))
+        except InfeasibleBudgetError:
+            raise
+        except (PlanError, RewriteError) as error:  # ours: options were checked before
+            reason = str(error)
+    return Part(device, graph, cost, _unplanned(graph, cost), None, reason)
+
+
+def _as_before(graph: Graph, cost: CostGraph, before: list[Part]) -> Decision | None:
+    """The decision for a replica that differs by names alone."""
+    for part in before:
+        if part.decision.graph is part.graph and _nameless(part.cost) == _nameless(cost):
+            return dataclasses.replace(part.decision, graph=graph, cost=cost)
+    return None
+
+
+def _nameless(cost: CostGraph) -> tuple:
+    return (tuple(dataclasses.replace(v, name="", ops=(), device="") for v in cost.vertices),
+            tuple(dataclasses.replace(s, name="", tensor=(-1, -1)) for s in cost.storages))
+
+
+def unplanned_part(graph: Graph, reason: str) -> Part:
+    """A step that is left as it is, priced.
+
+    Raises:
+      CostError: the bytes of a tensor are unknown.
+    """
+    cost = build_cost_graph(graph)
+    return Part("", graph, cost, _unplanned(graph, cost), None, reason)
+
+
+def _unplanned(graph: Graph, cost: CostGraph) -> Decision:
+    """The plain step as a decision."""
+    _, (timeline, peak) = price_plain(graph, cost)
+    plan = Plan(plain_schedule(cost))
+    return Decision(graph, cost, Planned(plan, timeline, peak, cost.total_time, timeline, peak, ()))
+
+
+def join(graph: Graph, parts: list[Part]) -> Edits | None:
+    """The edits of all parts as one value; None where no part has any.
+
+    Raises:
+      RewriteError: together they close a cycle.
+    """
+    found = [part.edits for part in parts if part.edits is not None]
+    if len(found) > 1:
+        merged = Edits(tuple(new for edits in found for new in edits.added),
+                       tuple(rewire for edits in found for rewire in edits.rewires),
+                       tuple(control for edits in found for control in edits.controls),
+                       graph.in_xla)
+        check_edits(graph, merged)
+        return merged
+    return found[0] if found else None
+
+
+def edits_of(graph: Graph, decision: Decision, *, single: bool, device: str = "",
+             label: str = "") -> Edits:
+    """Checked edits: what forward AD changes, then what the plan does, as one value."""
+    edits = build_edits(decision.graph, decision.cost, decision.planned.plan,
+                        await_updates=single, device=device, label=label)
+    if decision.graph is not graph:
+        edits = join_edits(graph_edits(graph, decision.graph), edits)
+    check_edits(graph, edits)
+    return edits
+
+
+def single_device(graph: Graph) -> bool:
+    """Whether a fence may wait for updates: one device and no collective."""
+    devices = {op.device for op in graph.ops if op.device}
+    return len(devices) <= 1 and not any(op.type.startswith(("Collective", "Nccl"))
+                                         for op in graph.ops)
+
+
+def price_plain(graph: Graph, cost: CostGraph) -> tuple[int | None, tuple[Timeline, int]]:
+    """The smallest request that is counted in bytes, and what `baseline` says of the step."""
+    smallest: int | None = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
+    plain = baseline(cost, in_xla=graph.in_xla, smallest=smallest)
+    if 2 * plain[1] < plain[0].peak_bytes:  # hardly any request would be counted
+        smallest = None
+        plain = baseline(cost, in_xla=graph.in_xla, smallest=None)
+    return smallest, plain
+
+
+def plan_graph(graph: Graph, cost: CostGraph, options: Options, single: bool) -> Decision:
+    """Plans one graph.
+
+    Args:
+      single: whether fences may wait for updates (see `single_device`).
+
+    Raises:
+      InfeasibleBudgetError: in the unit of the budget that was asked for.
+      PlanError: no plan could be made.
+    """
+    smallest, plain = price_plain(graph, cost)
+    budget = options.budget.dynamic(plain[1], cost.resident_bytes)
+
+    def plan(graph_cost: CostGraph) -> Planned:
+        return plan_step(graph_cost, budget, solver=options.solver, objective=options.objective,
+                         free_moves=options.free_moves, await_updates=single,
+                         in_xla=graph.in_xla, smallest=smallest, plain=plain)
+
+    fad = options.fad if options.solver == AUTO or options.fad is True else False
+    try:
+        try:
+            return decide(graph, cost, plan, fad=fad, budget=budget, objective=options.objective,
+                          plain_bytes=plain[1])
+        except CostError as error:  # of forward AD: the graph itself was priced before
+            warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
+            return Decision(graph, cost, plan(cost))
+    except InfeasibleBudgetError as error:
+        raise options.budget.explain(error, plain[1], cost.resident_bytes) from None
+
+
+def refusals(graph: Graph) -> list[str]:
+    """What the rewriter does not look into, with the reason."""
+    return [f"{op.name}: a nested function is treated as one op, not looked into"
+            for op in graph.ops if op.type in NESTED_CALLS][:8]
+
+
+def report_of(name: str, graph: Graph, parts: list[Part], seconds: float) -> Report:
+    """The report of a step: that of its fullest device, with the peaks of the others."""
+    first = parts[0]
+    added = [op for p in parts if p.edits is not None for op in p.edits.added]
+    report = make_report(
+        name, graph, first.cost, first.decision, applied=first.edits is not None,
+        reason=first.reason, fence_count=sum(op.name.startswith(FENCE) for op in added),
+        seconds=seconds, refused=refusals(graph))
+    if len(parts) > 1:
+        report.devices = tuple(
+            DevicePeak(p.device, p.decision.planned.baseline_bytes,
+                       (p.decision.planned.baseline_bytes if p.edits is None
+                        else p.decision.planned.peak_bytes), p.reason) for p in parts)
+    return report
