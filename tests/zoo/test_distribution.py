@@ -1,0 +1,78 @@
+"""Fences under a distribution strategy: each waits for its own device, and for no collective."""
+
+from __future__ import annotations
+
+import pytest
+
+import tfckpt
+from tests.support import process
+from tests.zoo import distribution
+from tests.zoo.entry import Wrap
+from tfckpt.capture.devices import device_key
+
+pytestmark = pytest.mark.skipif("not distribution.available()")
+
+
+class _Kept(Wrap):
+    """Keeps the wrapped step."""
+
+    def __init__(self, **options):
+        super().__init__(True)
+        self.options = options
+
+    def step(self, fn):
+        self.wrapped = tfckpt.checkpoint(fn, **self.options)
+        return self.wrapped
+
+
+def _traced(replicas, **options):
+    process.fresh()
+    wrap = _Kept(**options)
+    training = distribution.custom_loop(wrap, replicas)
+    graph = wrap.wrapped.get_concrete_function(*training.batches[0]).graph
+    return wrap.wrapped.report, graph.get_operations()
+
+
+def test_each_replica_has_the_same_plan_and_waits_for_nobody():
+    replicas = 2
+    report, operations = _traced(replicas)
+    assert report.applied and report.recomputed_ops > 0
+    assert len(report.devices) == replicas
+    assert len({(d.baseline_bytes, d.planned_bytes) for d in report.devices}) == 1
+    fences = [op for op in operations if op.name.startswith("tfckpt/fence_")]
+    by_device: dict[str, list] = {}
+    for fence in fences:
+        by_device.setdefault(device_key(fence.device), []).append(fence)
+    counts = {device: len(found) for device, found in by_device.items()}
+    assert len(counts) == replicas and len(set(counts.values())) == 1
+    copies = [op for op in operations if "-tfckpt" in op.name and op.name[-1].isdigit()
+              and op.name.rpartition("-tfckpt")[2].isdigit()]
+    assert len({sum(device_key(c.device) == d for c in copies) for d in counts}) == 1
+    for fence in fences:
+        behind = _ancestors(fence)
+        assert {device_key(op.device) for op in behind if op.device} == {device_key(fence.device)}
+        assert not [op.name for op in behind if op.type.startswith("Collective")]
+
+
+def _ancestors(op) -> list:
+    seen = {op.name: op}
+    stack = [op]
+    while stack:
+        current = stack.pop()
+        for source in [*(t.op for t in current.inputs), *current.control_inputs]:
+            if source.name not in seen:
+                seen[source.name] = source
+                stack.append(source)
+    return list(seen.values())
+
+
+@pytest.mark.nightly
+def test_a_budget_is_that_of_each_device():
+    least, _ = _traced(2)
+    whole = least.resident_bytes + least.baseline_peak_bytes - 1
+    report, _ = _traced(2, budget=whole)
+    for device in report.devices:
+        assert device.planned_bytes + report.resident_bytes <= whole < (
+            device.baseline_bytes + report.resident_bytes)
+    with pytest.raises(tfckpt.InfeasibleBudgetError):
+        _traced(2, budget=1)
