@@ -23,10 +23,12 @@ help:
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
 
-# Apart: OR-tools, which pure tests use, crashes in a process that has loaded TensorFlow.
+# Apart: OR-tools, which pure tests use, crashes in a process that has loaded TensorFlow, and the zoo
+# asks for several logical CPUs before TensorFlow starts.
 test: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS)=worksteal tests/pure
 	$(BIN)/python -m pytest $(WORKERS)=loadfile tests/tf tests/e2e
+	$(BIN)/python -m pytest $(WORKERS)=worksteal tests/zoo
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

@@ -19,5 +19,5 @@ def pytest_collection_modifyitems(items):
     """Marks each test with the name of its folder."""
     for item in items:
         if _HERE in item.path.parents and (
-                folder := item.path.relative_to(_HERE).parts[0]) in ("pure", "tf", "e2e"):
+                folder := item.path.relative_to(_HERE).parts[0]) in ("pure", "tf", "e2e", "zoo"):
             item.add_marker(folder)

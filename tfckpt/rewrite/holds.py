@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
@@ -56,6 +57,7 @@ class ExecutorHolds:
     def __init__(self, draft: Draft):
         self.draft = draft
         self.regions = 0
+        self.starts: list[int] = []
         self.waits = 0
         self.taps: dict[str, None] = {}
         self.barrier: tuple[str, ...] = ()
@@ -66,6 +68,7 @@ class ExecutorHolds:
         controls = (*self.signals([self.draft.plan.schedule[p] for p in fence.awaits]),
                     *self.barrier)
         self.regions += 1
+        self.starts.append(fence.position)
         self.guarded = {}
         self.barrier = (f"{FENCE}{self.regions}{self.draft.label}",)
         self.draft.added.append(Create(*self.barrier, "NoOp", (), controls, (), {},
@@ -168,17 +171,21 @@ class ExecutorHolds:
         for tensor in [t for new in draft.added for t in new.inputs] + [
                 r.tensor for r in draft.rewires]:
             readers[op_of(tensor)] = readers.get(op_of(tensor), 0) + 1
-        pending = [self._tap(draft.graph.ops[i].name, draft.graph.ops[i]) for i in draft.moved]
+        taps = {self._tap(draft.graph.ops[i].name, draft.graph.ops[i]): i for i in draft.moved}
+        behind = self._fences_behind(list(taps.values()))
         made = {op.name: op for op in draft.added}
-        ordered: list[Create | Clone] = [made[tap] for tap in pending]
-        early = frozenset(pending)
+        ordered: list[Create | Clone] = [made[tap] for tap in taps]
+        pending: list[str] = []
+        fence = 0
         for op in tuple(draft.added):  # taps made below are placed at once
-            if op.name in early:
+            if op.name in taps:
                 continue
             if isinstance(op, Create) and op.name.startswith(FENCE):
+                waiting = [tap for tap, i in taps.items() if behind[i] == fence]
                 op = dataclasses.replace(op, controls=tuple(dict.fromkeys(
-                    [*op.controls, *pending])))
+                    [*op.controls, *waiting, *pending])))
                 pending = []
+                fence += 1
             ordered.append(op)
             if isinstance(op, Clone) and op.alone and readers.get(op.name, 0) < 2:
                 tap = tap_name(op.name)
@@ -186,8 +193,19 @@ class ExecutorHolds:
                     self._tap(op.name, draft.graph.ops[draft.index[op.source]])
                     ordered.append(draft.added[-1])
                     pending.append(tap)
+        pending += [tap for tap, i in taps.items() if behind[i] == len(self.starts)]
         draft.added = ordered
         self._await_at_end(pending)
+
+    def _fences_behind(self, originals: Sequence[int]) -> dict[int, int]:
+        """For each original the number of the first fence scheduled after it.
+
+        A step that trains twice has forward ops that only run behind its first fences.
+        """
+        draft = self.draft
+        where = {draft.cost.vertices[v].ops[0]: p
+                 for p, (v, copy) in enumerate(draft.plan.schedule) if not copy}
+        return {i: bisect.bisect_right(self.starts, where[i]) for i in originals}
 
     def _await_at_end(self, taps: list[str]) -> None:
         """Has the step's last write wait for taps behind the last fence, so that they exist.
