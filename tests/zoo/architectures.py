@@ -44,7 +44,7 @@ def _encoder(h, heads=2, size=16, dropout=0.1, seed=0):
         h + layers.Dropout(dropout, seed=seed + 50)(inside))
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def text_classification_transformer(wrap):
     text = keras.Input((16,), dtype="int32")
     h = layers.Embedding(50, 16)(text) + layers.Embedding(16, 16)(tf.range(16))
@@ -170,7 +170,7 @@ def siamese_with_triplet_loss(wrap):
                     lambda: [*embed.variables, *optimizer.variables])
 
 
-@GROUP.entry()
+@GROUP.entry(expect=ANY)
 def sequence_to_sequence_with_attention(wrap):
     source, target = keras.Input((10,), dtype="int32"), keras.Input((8,), dtype="int32")
     coded, state = layers.GRU(16, return_sequences=True, return_state=True)(

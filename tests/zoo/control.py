@@ -85,7 +85,7 @@ def while_loop_between_layers(wrap):
     return by_hand(wrap, forward, ws)
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def loop_of_data_dependent_length(wrap):
     """Autograph: a Python `while` over tensors."""
     ws = weights()
@@ -189,7 +189,7 @@ def tensor_array(wrap):
     return by_hand(wrap, forward, ws)
 
 
-@GROUP.entry(expect=ANY, refused="nested function", smoke=True)
+@GROUP.entry(expect=ANY, refused="nested function")
 def nested_functions(wrap):
     @tf.function
     def layer(h, w):

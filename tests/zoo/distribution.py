@@ -34,7 +34,7 @@ def _fit(wrap, replicas, *inside, **options):
         return fit(wrap, stack(*inside), single_batches(), metrics=["accuracy"], **options)
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def mirrored_fit(wrap):
     return _fit(wrap, 2)
 

@@ -31,7 +31,7 @@ def _policy(name: str) -> None:
     keras.mixed_precision.set_global_policy(name)
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def bfloat16(wrap):
     _policy("mixed_bfloat16")
     return supervised(wrap, stack(), batches())
@@ -61,7 +61,7 @@ def _scaled(wrap, data, **options):
     return Training(wrap.function(step), data, lambda: [*model.variables, *optimizer.variables])
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def float16_with_loss_scaling(wrap):
     return _scaled(wrap, batches())
 
@@ -85,7 +85,7 @@ def float16_fit(wrap):
     return fit(wrap, stack(), batches())
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def float64(wrap):
     ws = weights(dtype="float64")
     return by_hand(wrap, lambda x: mean_square(_double(x, ws)), ws)

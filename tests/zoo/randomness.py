@@ -47,12 +47,12 @@ def alpha_dropout(wrap):
                       batches())
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def spatial_dropout(wrap):
     return supervised(wrap, convolutions(_dropped(layers.SpatialDropout2D, 0.3)), images())
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def gaussian_noise(wrap):
     return supervised(wrap, stack(_dropped(layers.GaussianNoise, 0.3)), batches())
 
@@ -103,7 +103,7 @@ def stateful_normal_of_unknown_shape(wrap):
     return _noise(wrap, lambda h, i: tf.random.normal(tf.shape(h), seed=i))
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def stateless_normal(wrap):
     return _noise(wrap, lambda h, i: tf.random.stateless_normal(tf.shape(h), (i, 3)))
 

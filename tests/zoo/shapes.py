@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.zoo.entry import Group, Training
+from tests.zoo.entry import ANY, Group, Training
 from tests.zoo.steps import (
     BATCH,
     CLASSES,
@@ -82,7 +82,7 @@ def unknown_rank_given_shape_inside(wrap):
         tf.TensorSpec(None), tf.TensorSpec((None,), tf.int32)])
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def smaller_last_batch_in_fit(wrap):
     data = batches()
     return fit(wrap, stack(), data, fit_options={"batch_size": 200})
@@ -144,7 +144,7 @@ def ragged_input(wrap):
     return by_hand(wrap, forward, ws, data)
 
 
-@GROUP.entry()
+@GROUP.entry(expect=ANY)
 def sparse_input(wrap):
     ws = weights()
     rng = made()
@@ -158,7 +158,7 @@ def sparse_input(wrap):
     return by_hand(wrap, forward, ws, data)
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def dictionaries_and_nests(wrap):
     ws = weights()
 

@@ -31,7 +31,7 @@ layers = keras.layers
 GROUP = Group("state")
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def batch_normalization(wrap):
     return supervised(wrap, convolutions(layers.BatchNormalization), images())
 
@@ -50,7 +50,7 @@ def renormalization_frozen(wrap):
     return supervised(wrap, model, batches())
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def spectral_normalization(wrap):
     parts = [keras.Input((FEATURES,))]
     for _ in range(4):
@@ -66,7 +66,7 @@ def normalization_layer_adapted(wrap):
     return supervised(wrap, keras.Sequential([scale, *stack().layers]), data)
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def stateful_metrics(wrap):
     return fit(wrap, stack(), batches(),
                metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
@@ -205,7 +205,7 @@ def python_calls(wrap):
     return Training(training.step, training.batches, lambda: [*ws, calls])
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def summaries(wrap):
     folder = pathlib.Path(tempfile.mkdtemp())
     writer, ws = tf.summary.create_file_writer(str(folder)), weights()

@@ -99,7 +99,7 @@ def persistent_tape(wrap):
     return Training(wrap.function(step), batches((512, FEATURES)), lambda: list(ws))
 
 
-@GROUP.entry(expect=ANY, smoke=True)
+@GROUP.entry(expect=ANY)
 def gradient_penalty(wrap):
     ws = weights(6)
 
@@ -201,7 +201,7 @@ def meta_learning(wrap):
     return Training(wrap.function(step), batches((512, FEATURES)), lambda: list(ws))
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def several_tasks(wrap):
     features = keras.Input((FEATURES,))
     h = features
@@ -224,7 +224,7 @@ def several_tasks(wrap):
                     lambda: [*model.variables, *optimizer.variables])
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def contrastive_over_shared_weights(wrap):
     """SimCLR: one encoder, two views, all pairs of a batch."""
     model = stack(depth=3)
@@ -299,7 +299,7 @@ def custom_gradient_with_variables(wrap):
     return by_hand(wrap, forward, ws)
 
 
-@GROUP.entry(smoke=True, expect=ANY)
+@GROUP.entry(expect=ANY)
 def recompute_grad_already_used(wrap):
     """Written by hand before: it must go on doing what it does."""
     ws = weights()

@@ -17,7 +17,7 @@ from tests.zoo import entry as zoo
 from tests.zoo import steps
 
 layers = keras.layers
-EVERY_DAY, NIGHTLY, MOST = 3, 36, 10
+EVERY_DAY, NIGHTLY, MOST = 2, 36, 10
 WIDTH = 24
 REGRESSIONS: tuple[tuple[int, int], ...] = ()
 

@@ -61,7 +61,8 @@ def concrete_signature(concrete):
     return train
 
 
-@pytest.mark.parametrize("first, second", [(False, True), (True, False)])
+@pytest.mark.parametrize("first, second", [
+    (False, True), pytest.param(True, False, marks=pytest.mark.nightly)])
 def test_a_checkpoint_is_taken_by_the_other_kind(tmp_path, first, second):
     whole = _trained(_model, False)
     for batch in whole.batches:
@@ -81,6 +82,7 @@ def _tf(variable):
     return getattr(variable, "value", variable)
 
 
+@pytest.mark.nightly
 def test_weights_saved_by_keras(tmp_path):
     def build(wrap):
         return steps.fit(wrap, steps.stack(), steps.batches())
