@@ -45,19 +45,19 @@ def make_train_step(model: Any) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     return train_step
 
 
-def _finish(model: Any, optimizer: Any, loss: Any, x: np.ndarray, y: np.ndarray) -> Job:
+def finish(model: Any, optimizer: Any, loss: Any, x: np.ndarray, y: np.ndarray) -> Job:
     """Compiles, creates the optimizer's slots and puts the batch into tensors."""
     model.compile(optimizer=optimizer, loss=loss, jit_compile=False)
     optimizer.build(model.trainable_variables)
     return Job(model, make_train_step(model), tf.constant(x), tf.constant(y))
 
 
-def _image_batch(seed: int, batch: int, size: int) -> np.ndarray:
+def image_batch(seed: int, batch: int, size: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
     return generator.random((batch, size, size, 3), dtype=np.float32)
 
 
-def _labels(seed: int, classes: int, shape: tuple[int, ...]) -> np.ndarray:
+def labels(seed: int, classes: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(seed + 1).integers(0, classes, shape, dtype=np.int32)
 
 
@@ -67,12 +67,12 @@ def _labels(seed: int, classes: int, shape: tuple[int, ...]) -> np.ndarray:
 def _resnet(builder: Callable[..., Any], batch: int, size: int, classes: int, seed: int) -> Job:
     keras.utils.set_random_seed(seed)
     model = builder(weights=None, classes=classes, input_shape=(size, size, 3))
-    return _finish(
+    return finish(
         model,
         keras.optimizers.SGD(0.01, momentum=0.9),
         "sparse_categorical_crossentropy",
-        _image_batch(seed, batch, size),
-        _labels(seed, classes, (batch,)),
+        image_batch(seed, batch, size),
+        labels(seed, classes, (batch,)),
     )
 
 
@@ -150,12 +150,12 @@ def transformer(
     """A transformer encoder with dropout (also on the attention weights), Adam."""
     keras.utils.set_random_seed(seed)
     model = transformer_model(layers, d, heads, mlp, seq, dropout, vocabulary, classes)
-    return _finish(
+    return finish(
         model,
         keras.optimizers.Adam(1e-4),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         np.random.default_rng(seed).integers(0, vocabulary, (batch, seq), dtype=np.int32),
-        _labels(seed, classes, (batch,)),
+        labels(seed, classes, (batch,)),
     )
 
 
@@ -196,12 +196,12 @@ def unet(
     if size % (1 << levels):
         raise ValueError(f"size {size} is not a multiple of 2**{levels}")
     keras.utils.set_random_seed(seed)
-    return _finish(
+    return finish(
         unet_model(levels, filters, size, classes),
         keras.optimizers.Adam(1e-4),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        _image_batch(seed, batch, size),
-        _labels(seed, classes, (batch, size, size)),
+        image_batch(seed, batch, size),
+        labels(seed, classes, (batch, size, size)),
     )
 
 

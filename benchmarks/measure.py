@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,16 @@ def default_device() -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One step: `peak` in bytes above what was allocated before it, `seconds` of wall time."""
+    """One step.
+
+    peak: bytes above what was allocated before it.
+    seconds: of wall time.
+    processor: seconds that all threads computed; other programs disturb them less.
+    """
 
     peak: int
     seconds: float
+    processor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Comparison:
 
     plain_peak, ours_peak: bytes above what was allocated when the step began.
     plain_seconds, ours_seconds: wall seconds of one step.
-    time_ratio: median, over neighbouring steps, of ours divided by plain.
+    time_ratio, processor_ratio: medians, over neighbouring steps, of ours divided by plain.
     """
 
     plain_peak: int
@@ -49,6 +55,7 @@ class Comparison:
     plain_seconds: float
     ours_seconds: float
     time_ratio: float
+    processor_ratio: float
 
     @property
     def memory_ratio(self) -> float:
@@ -62,19 +69,21 @@ class Meter:
     def __init__(self, device: str | None = None):
         self._device = device or default_device()
         self._before = 0
-        self._began = 0.0
+        self._began = self._computed = 0.0
 
     def start(self) -> None:
         """Takes the bytes allocated now as zero and starts the clock."""
         tf.config.experimental.reset_memory_stats(self._device)
         self._before = tf.config.experimental.get_memory_info(self._device)["current"]
+        self._computed = time.process_time()
         self._began = time.perf_counter()
 
     def stop(self) -> Sample:
         """Returns the highest bytes and the seconds since `start()`."""
         seconds = time.perf_counter() - self._began
+        processor = time.process_time() - self._computed
         peak = tf.config.experimental.get_memory_info(self._device)["peak"]
-        return Sample(int(peak) - self._before, seconds)
+        return Sample(int(peak) - self._before, seconds, processor)
 
 
 def measure_step(step: Callable[..., Any], *args: Any, device: str | None = None) -> Sample:
@@ -100,20 +109,27 @@ def compare(
     device: str | None = None,
 ) -> Comparison:
     """Alternates `plain` and `ours` for `steps` pairs after `warmup` unmeasured pairs."""
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, not {steps}")
+    rounds = take_turns([(plain, plain_args), (ours, ours_args)], steps, warmup, device)
+    return summarise([(p, o) for p, o in rounds])
+
+
+def take_turns(
+    steps: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
+    rounds: int,
+    warmup: int = 3,
+    device: str | None = None,
+) -> list[tuple[Sample, ...]]:
+    """Runs steps, each with its arguments, one after the other, `rounds` times after `warmup`."""
+    if rounds < 1:
+        raise ValueError(f"steps must be at least 1, not {rounds}")
     for _ in range(warmup):
-        measure_step(plain, *plain_args, device=device)
-        measure_step(ours, *ours_args, device=device)
+        for step, args in steps:
+            measure_step(step, *args, device=device)
     gc.collect()
-    pairs = [
-        (
-            measure_step(plain, *plain_args, device=device),
-            measure_step(ours, *ours_args, device=device),
-        )
-        for _ in range(steps)
+    return [
+        tuple(measure_step(step, *args, device=device) for step, args in steps)
+        for _ in range(rounds)
     ]
-    return summarise(pairs)
 
 
 def summarise(pairs: list[tuple[Sample, Sample]]) -> Comparison:
@@ -124,4 +140,7 @@ def summarise(pairs: list[tuple[Sample, Sample]]) -> Comparison:
         plain_seconds=statistics.median(p.seconds for p, _ in pairs),
         ours_seconds=statistics.median(o.seconds for _, o in pairs),
         time_ratio=statistics.median(o.seconds / p.seconds for p, o in pairs),
+        processor_ratio=statistics.median(
+            o.processor / max(p.processor, 1e-9) for p, o in pairs
+        ),
     )
