@@ -26,10 +26,14 @@ WORTHWHILE = 0.04
 """Of the plain peak, what all regions together must save before `auto` plans with them."""
 HALVES, SEARCHED = 3, 3_000
 """How often the regions taken are halved: at most, and times the vertices of the graph."""
+CHANGES = 1_000
+"""Choices that differ from the best in one region: so many, by the vertices, are planned."""
 NOTICED = 0.001
 """Of the plain peak, what one region must save before `auto` looks at it."""
 
 Planner = Callable[[CostGraph], Planned]
+Taken = tuple[int, ...]
+"""Indices of the alternatives that are taken, ascending."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +90,9 @@ def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
       InfeasibleBudgetError: no plan fits; the smallest budget of those tried is named.
 
     "auto" plans the step without forward AD, with all regions that save enough, and with the last
-    half, quarter and eighth of them, fewer of these in large graphs. A budget that is met with
-    nothing recomputed ends the search, as it leaves nothing to gain.
+    half, quarter and eighth of them, fewer of these in large graphs; in small ones it then changes
+    its mind about single regions. A budget that is met with nothing recomputed ends the search, as
+    it leaves nothing to gain. Each of these plans may keep a derivative or compute it again.
     """
     if fad is False:
         return Decision(graph, cost, plan(cost))
@@ -110,35 +115,69 @@ def _weighed(graph: Graph, cost: CostGraph, plan: Planner, offers: Offers,
              useful: Sequence[Alternative], reasons: dict, budget: int | None,
              objective: str) -> Decision:
     """The best of the plans without, with all, and with part of the alternatives."""
-    tried: dict[int, Decision] = {}  # by how many of the last regions are taken
+    tried: dict[Taken, Decision | None] = {}
     refusals: list[InfeasibleBudgetError] = []
-    for count in _suffixes(len(useful), len(cost.vertices)):
-        try:
-            tried[count] = _with(graph, cost, useful[len(useful) - count:], plan)
-        except InfeasibleBudgetError as error:
-            refusals.append(error)
-            continue
-        if budget is not None and not tried[count].planned.plan.recomputed:
+
+    def attempt(taken: Taken) -> None:
+        if taken not in tried:
+            try:
+                tried[taken] = _with(graph, cost, [useful[i] for i in taken], plan)
+            except InfeasibleBudgetError as error:
+                tried[taken] = None
+                refusals.append(error)
+
+    for taken in _suffixes(len(useful), len(cost.vertices)):
+        attempt(taken)
+        if budget is not None and _nothing_again(tried[taken]):
             break  # nothing is left that fewer derivatives could save
-    if not tried:
+    best = _best(tried, budget, objective)
+    room = CHANGES // max(len(cost.vertices), 1)
+    while best is not None and room and not (budget is not None and _nothing_again(tried[best])):
+        before = best
+        for taken in [t for t in _changes(best, len(useful)) if t not in tried][:room]:
+            room -= 1
+            attempt(taken)
+        best = _best(tried, budget, objective)
+        if best == before:
+            break
+    if best is None:
         raise min(refusals, key=lambda error: error.smallest_bytes)
-    counts = list(tried)
-    best = counts[best_of([tried[n].planned for n in counts], budget, objective)]
     why = ("without it the plan is better" if best else
            "recomputation alone gives as good a plan" if len(tried) > 1 else
            "the budget is met without it")
-    return _told(graph, offers, tried[best], useful[len(useful) - best:], reasons, why)
+    decision = tried[best]
+    assert decision is not None
+    return _told(graph, offers, decision, [useful[i] for i in best], reasons, why)
 
 
-def _suffixes(count: int, vertices: int) -> list[int]:
-    """How many of the last regions to take: none, all, half, a quarter ..., as planning allows.
+def _nothing_again(decision: Decision | None) -> bool:
+    return decision is not None and not decision.planned.plan.recomputed
+
+
+def _best(tried: dict[Taken, Decision | None], budget: int | None,
+          objective: str) -> Taken | None:
+    """The regions of the best plan: the earliest among equals; None where no plan fits."""
+    found = {taken: d.planned for taken, d in tried.items() if d is not None}
+    if not found:
+        return None
+    return list(found)[best_of(list(found.values()), budget, objective)]
+
+
+def _changes(taken: Taken, count: int) -> list[Taken]:
+    """All choices that differ in one region, last regions first."""
+    return [tuple(j for j in range(count) if (j in taken) != (j == i))
+            for i in reversed(range(count))]
+
+
+def _suffixes(count: int, vertices: int) -> list[Taken]:
+    """The last regions of the graph: none, all, half, a quarter ..., as planning allows.
 
     What the last layers keep is freed first in the backward, so that their derivatives cost
     little; what the first keep is held longest and is worth recomputing.
     """
     halves = min(HALVES, SEARCHED // max(vertices, 1))
     found = [0, count, *(count >> n for n in range(1, halves + 1))]
-    return sorted(set(found), key=found.index)
+    return [tuple(range(count - n, count)) for n in sorted(set(found), key=found.index)]
 
 
 def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],

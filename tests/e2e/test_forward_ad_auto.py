@@ -1,0 +1,53 @@
+"""One decision: with budget="min", `fad="auto"` plans no higher a peak than either way alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support.forward_ad import COMPOSED, KERAS, worst
+from tfckpt.plan.planner import ROOM
+
+ROWS, WIDTH, LAYERS = 2048, 256, 5
+ALL = {"mish": COMPOSED["mish"], "gelu_tanh": COMPOSED["gelu_tanh"], "gelu": KERAS["gelu"]}
+
+
+def body(activation):
+    made = np.random.default_rng(0)
+    weights = [tf.Variable(made.standard_normal((WIDTH, WIDTH)) / 16, dtype=tf.float32)
+               for _ in range(LAYERS)]
+    x = tf.constant(made.standard_normal((ROWS, WIDTH)), tf.float32)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = activation(tf.matmul(h, w))
+            loss = tf.reduce_sum(tf.square(tf.matmul(h, weights[0])))
+        return loss, tape.gradient(loss, weights)
+
+    return step, x
+
+
+@pytest.mark.parametrize("name", ["mish", pytest.param("gelu", marks=pytest.mark.nightly),
+                                  pytest.param("gelu_tanh", marks=pytest.mark.nightly)])
+def test_auto_is_never_above_either_way_alone(name):
+    step, x = body(ALL[name])
+    wanted = tf.function(step, autograph=False)(x)
+    reports = {}
+    for fad in (False, True, "auto"):
+        function = tfckpt.checkpoint(budget="min", objective="memory", fad=fad)(
+            tf.function(step, autograph=False))
+        assert worst(function(x), wanted) <= 1e-6
+        reports[fad] = function.report
+    peaks = {fad: r.planned_peak_bytes for fad, r in reports.items()}
+    assert peaks["auto"] <= min(peaks[False], peaks[True]) * 1.005
+    fast = tfckpt.checkpoint(budget="min", fad="auto")(tf.function(step, autograph=False))
+    assert worst(fast(x), wanted) <= 1e-6
+    # "min" may give some memory for time, alike with and without derivatives
+    room = (ROOM + 0.005) * reports["auto"].baseline_peak_bytes
+    assert fast.report.planned_peak_bytes <= min(peaks.values()) + room
+    print(name, {str(f): f"{p / reports[f].baseline_peak_bytes:.3f}" for f, p in peaks.items()},
+          f"{fast.report.planned_peak_bytes / fast.report.baseline_peak_bytes:.3f}")

@@ -1,0 +1,168 @@
+"""Keep, recompute or keep the derivative: `auto` against every choice on small joint graphs.
+
+The oracle takes each subset of the alternatives and finds the best rematerialization of what
+results by visiting schedules (`tests.support.best_schedule`, which imports nothing from tfckpt).
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support import best_schedule
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.storage import roots
+from tfckpt.errors import InfeasibleBudgetError
+from tfckpt.fad.alternatives import find_alternatives
+from tfckpt.fad.transform import take
+from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
+from tfckpt.plan.forward_ad import decide
+from tfckpt.plan.planner import ROOM, SAFETY, WORTH, Planned, baseline, plan_step
+
+pytestmark = pytest.mark.pure
+UNIT = 1024
+
+
+def chain(widths, shared=()):
+    """Layers x = product, y = x * tanh(x), with their gradients; widths in units of bytes.
+
+    Args:
+      shared: layers whose x another op of the backward reads as well.
+    """
+    ops: list[Op] = []
+    index: dict[str, int] = {}
+
+    def add(name, kind, inputs, region, width):
+        shape = (width, UNIT // 4)
+        index[name] = len(ops)
+        ops.append(Op(name, kind, tuple((index[i], 0) for i in inputs), (),
+                      (Tensor("float32", shape, width * UNIT),), region, kind != "Placeholder"))
+
+    add("in", "Placeholder", (), OTHER, 1)
+    below = "in"
+    for n, width in enumerate(widths):
+        add(f"x{n}", "MatMul", (below,), FORWARD, width)
+        add(f"t{n}", "Tanh", (f"x{n}",), FORWARD, width)
+        add(f"y{n}", "Mul", (f"x{n}", f"t{n}"), FORWARD, width)
+        below = f"y{n}"
+    add("loss", "Sum", (below,), FORWARD, 1)
+    add("seed", "BroadcastTo", ("loss",), BACKWARD, widths[-1])
+    above, results = "seed", []
+    for n in reversed(range(len(widths))):
+        width = widths[n]
+        add(f"gt{n}", "Mul", (above, f"t{n}"), BACKWARD, width)
+        add(f"gx{n}", "Mul", (above, f"x{n}"), BACKWARD, width)
+        add(f"th{n}", "TanhGrad", (f"t{n}", f"gx{n}"), BACKWARD, width)
+        add(f"dx{n}", "AddN", (f"gt{n}", f"th{n}"), BACKWARD, width)
+        reads = (f"y{n - 1}" if n else "in", f"dx{n}", *((f"x{n}",) if n in shared else ()))
+        add(f"dw{n}", "MatMul", reads, BACKWARD, 1)
+        results.append((index[f"dw{n}"], 0))
+        if n:
+            add(f"g{n}", "MatMul", (f"dx{n}",), BACKWARD, widths[n - 1])
+            above = f"g{n}"
+    return Graph("chain", tuple(ops), tuple(results), ())
+
+
+def choices(graph):
+    """Cost graphs by the regions taken, for every subset of those that save bytes."""
+    offered = [a for a in find_alternatives(graph, roots(graph)).alternatives if a.saves > 0]
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(offered, n) for n in range(len(offered) + 1))
+    return {tuple(graph.ops[a.region.source[0]].name for a in subset): build_cost_graph(
+        take(graph, list(subset))) for subset in subsets}
+
+
+def taken(decision):
+    return tuple(r.source for r in decision.regions if r.taken)
+
+
+def exact_planner(budget, plain):
+    """Plans as `plan_step` would that knew every schedule."""
+    def plan(cost):
+        pairs = best_schedule.front(cost)
+        fits = [pair for pair in pairs if budget is None or pair[0] <= budget]
+        if not fits:
+            raise InfeasibleBudgetError("nothing fits", pairs[-1][0])
+        peak, time = fits[-1] if budget is None else fits[0]
+        once = sum(v.time for v in cost.vertices)
+        recomputed = () if time <= once * (1 + 1e-9) else (0,)
+        return Planned(SimpleNamespace(recomputed=recomputed), plain[0], peak, time, plain[0],
+                       plain[1], ())
+    return plan
+
+
+@pytest.mark.parametrize("widths, shared", [
+    ((4,), ()), pytest.param((4, 4), (), marks=pytest.mark.nightly),
+    pytest.param((2, 6), (0,), marks=pytest.mark.nightly)])
+def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, shared):
+    graph = chain(widths, shared)
+    cost = build_cost_graph(graph)
+    plain = baseline(cost, smallest=None)
+    fronts = {name: best_schedule.front(c) for name, c in choices(graph).items()}
+    found = set()
+    for budget in sorted({peak for front in fronts.values() for peak, _ in front}):
+        times = [t for t in (best_schedule.least_time(f, budget) for f in fronts.values()) if t]
+        decision = decide(graph, cost, exact_planner(budget, plain), budget=budget,
+                          plain_bytes=plain[1])
+        if not taken(decision) and not decision.planned.plan.recomputed:
+            assert budget >= plain[1]  # it fits as it is: no derivative, since that keeps every bit
+        else:
+            assert decision.planned.time <= min(times) * 1.003  # equals are within 0.2 %
+        found.add((bool(taken(decision)), bool(decision.planned.plan.recomputed)))
+    assert len(found) > 1  # more than one kind of answer was right
+    decision = decide(graph, cost, exact_planner(None, plain), objective="memory",
+                      plain_bytes=plain[1])
+    least = min(front[-1][0] for front in fronts.values())
+    assert decision.planned.peak_bytes <= least + 0.003 * plain[1]
+
+
+@pytest.mark.parametrize("widths, shared", [
+    ((4, 4), ()), pytest.param((2, 4, 8), (1,), marks=pytest.mark.nightly),
+    pytest.param((8, 4, 1), (2,), marks=pytest.mark.nightly)])
+def test_no_subset_of_the_regions_gives_a_better_plan(widths, shared):
+    """The real planner on every subset, for the least peak and for budgets between."""
+    graph = chain(widths, shared)
+    cost = build_cost_graph(graph)
+    plain = baseline(cost, smallest=None)
+    subsets = choices(graph)
+    for budget in (None, int(0.9 * plain[1]), int(0.75 * plain[1])):
+        def plan(c, budget=budget):
+            return plan_step(c, budget, smallest=None, plain=plain)
+
+        plans = {}
+        for names, priced in subsets.items():
+            try:
+                plans[names] = plan(priced)
+            except InfeasibleBudgetError:
+                continue
+        decision = decide(graph, cost, plan, budget=budget, plain_bytes=plain[1])
+        if budget is None:
+            score = [p.peak_bytes / plain[1] + WORTH * p.time / plain[0].time
+                     for p in (decision.planned, *plans.values())
+                     if p.peak_bytes <= min(q.peak_bytes for q in plans.values())
+                     + ROOM * plain[1]]
+        else:
+            score = [p.time / plain[0].time for p in (decision.planned, *plans.values())]
+            if not decision.planned.plan.recomputed and not taken(decision):
+                continue  # it fits as it is
+            assert decision.planned.peak_bytes <= budget
+        assert score[0] <= min(score) + 0.003
+
+
+def test_what_is_kept_changes_with_the_budget():
+    """With room enough nothing; then both derivatives; then one, and the other layer recomputed."""
+    graph = chain((4, 4))
+    cost = build_cost_graph(graph)
+    plain = baseline(cost, smallest=None)
+
+    def kind(fraction):
+        budget = int(fraction * plain[1])
+        decision = decide(graph, cost, lambda c: plan_step(
+            c, budget, smallest=None, plain=plain), budget=budget, plain_bytes=plain[1])
+        return len(taken(decision)), bool(decision.planned.plan.recomputed)
+
+    assert kind(1.0 / SAFETY + 0.01) == (0, False)
+    assert kind(0.85) == (2, False)
+    assert kind(0.7) == (1, True)
