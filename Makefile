@@ -44,7 +44,9 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.planning_time
 
 nightly: $(STAMP)
-	$(BIN)/python -m pytest tests -m nightly
+	$(BIN)/python -m pytest -m nightly $(WORKERS)=worksteal tests/pure
+	$(BIN)/python -m pytest -m nightly $(WORKERS)=loadfile tests/tf tests/e2e
+	$(BIN)/python -m pytest -m nightly $(WORKERS)=worksteal tests/zoo
 
 $(STAMP): pyproject.toml
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
