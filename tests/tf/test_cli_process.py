@@ -84,6 +84,7 @@ def fsync(number):
     while True:  # the signal may arrive in another thread, and a little later
         time.sleep(0.01)
 os.fsync = fsync
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 for wanted in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
     try:
         code = main(sys.argv[1:])
