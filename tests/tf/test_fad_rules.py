@@ -41,7 +41,7 @@ CASES: dict[str, list[tuple[np.ndarray, ...]]] = {
 NOT_MOVED = {"StopGradient", "Cast", "IdentityN", "IsNan", "IsInf", "IsFinite", "LogicalNot",
              "Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual", "LogicalAnd",
              "LogicalOr"}
-CLOSE = {"float64": 1e-12, "float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
+CLOSE = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 ATTRS = {"LeakyRelu": {"alpha": 0.25}}
 
 
