@@ -184,24 +184,3 @@ def test_unknown_rank_is_refused_too():
     graph = tf.function(step).get_concrete_function(tf.TensorSpec(None, tf.float32)).graph
     with pytest.raises(CostError, match="unknown rank"):
         build_cost_graph(capture(graph, shapes=concrete_shapes(graph, 8, {})))
-
-
-def test_gradients_that_nothing_reads_hold_nothing():
-    """x / 3 has a gradient for the 3, which reads x; TensorFlow prunes it."""
-    w = tf.Variable(tf.ones((64, 64)))
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = tf.matmul(x, w, name="h")
-            loss = tf.reduce_sum(tf.sin(tf.divide(h, 3.0, name="third")))
-        return tape.gradient(loss, w)
-
-    graph = traced(step, tf.TensorSpec((64, 64), tf.float32))
-    reading = [op.name for op in graph.ops if op.region == "backward"
-               and any(graph.ops[s].name == "h" for s, _ in op.inputs)]
-    assert reading  # the gradient is in the graph ...
-    cost = build_cost_graph(graph)
-    storage = next(i for i, s in enumerate(cost.storages) if s.name == "h:0")
-    readers = [v.name for v in cost.vertices if storage in v.reads]
-    assert readers == ["third"]  # ... and no reader of h
-    assert not {v.name for v in cost.vertices} & set(reading)

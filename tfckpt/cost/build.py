@@ -3,11 +3,9 @@
 An op is an *anchor*, and becomes a vertex, when it allocates or reads memory that is not
 trivially small. Every other op is contracted: what it needs, its consumers need. It is not given
 to one consumer alone, since a learning rate read by every update would tie all of them to the
-first. What no anchor needs costs nothing and is left out. So are ops that the step does not need
-at all: TensorFlow builds gradients that nothing reads (that of a constant divisor, for one) and
-prunes them before it runs the step. Two ops that TensorFlow is known to run as one (a
-convolution's filter and bias gradients) form one vertex, since waiting for one and gating the
-other would be a cycle once they are merged.
+first. What no anchor needs costs nothing and is left out. Two ops that TensorFlow is known to
+run as one (a convolution's filter and bias gradients) form one vertex, since waiting for one and
+gating the other would be a cycle once they are merged.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from tfckpt.cost.storage import (
     storage_bytes,
 )
 from tfckpt.cost.time import is_expensive, seconds
-from tfckpt.fad.liveness import Liveness
 from tfckpt.graph import FORWARD, Graph, TensorId
 
 SMALL_FRACTION = 2.0e-5
@@ -38,9 +35,8 @@ def build_cost_graph(graph: Graph) -> CostGraph:
     """
     root = roots(graph)
     sizes = storage_bytes(graph, root)
-    alive = Liveness(graph).alive
-    big = {t: size for t, size in _big(graph, sizes).items() if alive[t[0]]}
-    reads = [_reads(op, root, big) if alive[i] else [] for i, op in enumerate(graph.ops)]
+    big = _big(graph, sizes)
+    reads = [_reads(op, root, big) for op in graph.ops]
     anchors = [i for i, op in enumerate(graph.ops)
                if reads[i] and not (is_alias(op) and len(op.outputs) == 1)
                or any((i, slot) in big for slot in range(len(op.outputs)))]
@@ -50,7 +46,7 @@ def build_cost_graph(graph: Graph) -> CostGraph:
     for merged, anchor in partner.items():
         members[anchor] += (merged,)
     storages, index = _storages(graph, [members[a] for a in anchors], big, root)
-    readers = [[r for r in entry if alive[r]] for entry in graph.consumers()]
+    readers = graph.consumers()
     vertices = tuple(_vertex(graph, members[anchor], reads, index, needs[v], readers)
                      for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
