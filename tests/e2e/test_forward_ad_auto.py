@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfckpt
-from tests.support.forward_ad import COMPOSED, KERAS, worst
+from tests.support.forward_ad import COMPOSED, KERAS, tower, worst
 from tfckpt.plan.planner import ROOM
 
-ROWS, WIDTH, LAYERS = 2048, 256, 5
+LAYERS = 5
 ALL = {"mish": COMPOSED["mish"], "gelu_tanh": COMPOSED["gelu_tanh"], "gelu": KERAS["gelu"]}
-
-
-def body(activation):
-    made = np.random.default_rng(0)
-    weights = [tf.Variable(made.standard_normal((WIDTH, WIDTH)) / 16, dtype=tf.float32)
-               for _ in range(LAYERS)]
-    x = tf.constant(made.standard_normal((ROWS, WIDTH)), tf.float32)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for w in weights:
-                h = activation(tf.matmul(h, w))
-            loss = tf.reduce_sum(tf.square(tf.matmul(h, weights[0])))
-        return loss, tape.gradient(loss, weights)
-
-    return step, x
 
 
 @pytest.mark.parametrize("name", ["mish", pytest.param("gelu", marks=pytest.mark.nightly),
                                   pytest.param("gelu_tanh", marks=pytest.mark.nightly)])
 def test_auto_is_never_above_either_way_alone(name):
-    step, x = body(ALL[name])
+    step, x = tower(ALL[name], LAYERS, end=lambda h, weights: tf.matmul(h, weights[0]))
     wanted = tf.function(step, autograph=False)(x)
     reports = {}
     for fad in (False, True, "auto"):

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.forward_ad import COMPOSED, KERAS, with_forward_ad
+from tests.support.forward_ad import COMPOSED, KERAS, tower, with_forward_ad
 from tfckpt.verify.memory import measure_peak
 
 ROWS, WIDTH, LAYERS = 2048, 256, 6
 UNIT = ROWS * WIDTH * 4  # 2 MiB
 
 
-def tower(activation):
-    made = np.random.default_rng(0)
-    weights = [tf.Variable(made.standard_normal((WIDTH, WIDTH)) / 16, dtype=tf.float32)
-               for _ in range(LAYERS)]
-    x = tf.constant(made.standard_normal((ROWS, WIDTH)), tf.float32)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for w in weights:
-                h = activation(tf.matmul(h, w))
-            loss = tf.reduce_sum(tf.square(tf.reverse(h, [0])))
-        return tape.gradient(loss, weights)
-
-    return step, x
-
-
 @pytest.mark.parametrize("name, activation, saved, slack", [
     ("mish", COMPOSED["mish"], 1, 1), ("gelu_tanh", COMPOSED["gelu_tanh"], 3, 3),
     ("keras_gelu", KERAS["gelu"], 2, 2)])
 def test_the_peak_falls_by_what_the_alternatives_save(name, activation, saved, slack):
-    step, x = tower(activation)
+    step, x = tower(activation, LAYERS, rows=ROWS, width=WIDTH)
     fad, seen = with_forward_ad(step)
     plain = tf.function(step, autograph=False)
     before, after = (measure_peak(f, x, repeats=3) / UNIT for f in (plain, fad))

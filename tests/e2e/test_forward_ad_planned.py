@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.forward_ad import COMPOSED, worst
+from tests.support.forward_ad import COMPOSED, tower, worst
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
@@ -23,23 +22,6 @@ from tfckpt.verify.memory import measure_peak
 ROWS, WIDTH, LAYERS = 2048, 256, 8
 UNIT = ROWS * WIDTH * 4
 _MARK = "_planned_test_mark"
-
-
-def step_of(activation):
-    made = np.random.default_rng(0)
-    weights = [tf.Variable(made.standard_normal((WIDTH, WIDTH)) / 16, dtype=tf.float32)
-               for _ in range(LAYERS)]
-    x = tf.constant(made.standard_normal((ROWS, WIDTH)), tf.float32)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for w in weights:
-                h = activation(tf.matmul(h, w))
-            loss = tf.reduce_sum(tf.square(tf.reverse(h, [0])))
-        return loss, tape.gradient(loss, weights)
-
-    return step, x
 
 
 def rewritten(body, fad: bool, recompute: bool):
@@ -74,7 +56,7 @@ def rewritten(body, fad: bool, recompute: bool):
 def test_both_together(name, factor):
     """Hardly more than either alone: a planner has to weigh them (`tests/pure`), here all regions
     are taken. Measured peaks scatter by a tensor or two of ten."""
-    step, x = step_of(COMPOSED[name])
+    step, x = tower(COMPOSED[name], LAYERS, rows=ROWS, width=WIDTH)
     wanted = tf.function(step, autograph=False)(x)
     peaks = {}
     for fad, recompute in ((False, False), (True, False), (False, True), (True, True)):

@@ -106,6 +106,29 @@ def two_layers(activation: Callable, *, width: int = 16, dtype=tf.float32, seed:
     return step, x
 
 
+def tower(activation: Callable, layers: int, *, rows: int = 2048, width: int = 256,
+          end: Callable = lambda h, weights: tf.reverse(h, [0])):
+    """Dense layers with the activation behind each: a step returning loss and gradients, and x.
+
+    Args:
+      end: what the loss squares, from the last activation and the weights.
+    """
+    made = np.random.default_rng(0)
+    weights = [tf.Variable(made.standard_normal((width, width)) / np.sqrt(width), dtype=tf.float32)
+               for _ in range(layers)]
+    x = tf.constant(made.standard_normal((rows, width)), tf.float32)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = activation(tf.matmul(h, w))
+            loss = tf.reduce_sum(tf.square(end(h, weights)))
+        return loss, tape.gradient(loss, weights)
+
+    return step, x
+
+
 def worst(found, wanted) -> float:
     """Largest difference relative to each tensor's largest entry."""
     pairs = [(np.asarray(tf.cast(a, tf.float64)), np.asarray(tf.cast(b, tf.float64)))
