@@ -24,7 +24,7 @@ class Bridge:
     """The loaded library. One for each process: a pass can be registered once only."""
 
     def __init__(self) -> None:
-        path = str(build.library())
+        path = str(build.shared_object())
         tf.load_op_library(path)
         self._library = ctypes.CDLL(path)
         self._library.tfckpt_answer.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]

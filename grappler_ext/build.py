@@ -26,7 +26,7 @@ class BuildError(RuntimeError):
     """The native part cannot be built here; all of `tfckpt` works without it."""
 
 
-def library(force: bool = False) -> pathlib.Path:
+def shared_object(force: bool = False) -> pathlib.Path:
     """The built library, built first if need be.
 
     Processes that ask at the same time wait for one of them to build it.
@@ -103,7 +103,7 @@ def main() -> int:
               file=sys.stderr)
         return 2
     try:
-        print(library(force="--force" in sys.argv[1:]))
+        print(shared_object(force="--force" in sys.argv[1:]))
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

@@ -11,8 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
-from tfckpt.capture.steps import Step, training_part, trains
+from tfckpt.capture.steps import Step, known_shapes, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.offline import Result, plan_offline
 from tfckpt.pipeline import Options
@@ -50,9 +49,7 @@ def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options)
     fetched = [name.partition(":") for name in names.fetch]
     fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)] for op, _, slot in fetched
                if live.get_operation_by_name(op).outputs]
-    shapes = None
-    if has_unknown_shapes(live):
-        shapes = concrete_shapes(live, options.batch_size, {}, library=definition.library)
+    shapes = known_shapes(live, options.batch_size, definition.library)
     graph = training_part(capture(live, fetches=fetches, name=names.id, shapes=shapes))
     if not trains(graph):
         return None

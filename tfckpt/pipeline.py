@@ -21,10 +21,9 @@ from tfckpt.plan.allocator import CPU_SMALLEST
 from tfckpt.plan.forward_ad import Decision, decide
 from tfckpt.plan.planner import (
     AUTO,
-    OBJECTIVES,
-    SOLVER_NAMES,
     Planned,
     baseline,
+    check_names,
     plan_step,
 )
 from tfckpt.plan.schedule import Plan, plain_schedule
@@ -60,12 +59,7 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
     Raises:
       PlanError: an option is malformed; the message says what may be written.
     """
-    if solver not in SOLVER_NAMES:
-        raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
-                        f"{', '.join(SOLVER_NAMES)}")
-    if objective not in OBJECTIVES:
-        raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
-                        f"{', '.join(OBJECTIVES)}")
+    check_names(solver, objective)
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)
                                    or batch_size <= 0):
         raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")

@@ -103,7 +103,7 @@ def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
     live = tf_adapter.function_graph(function, definition)
     name = readable(function.signature.name)
     graph = dataclasses.replace(
-        capture(live, shapes=_shapes(live, batch_size, definition.library)), name=name)
+        capture(live, shapes=known_shapes(live, batch_size, definition.library)), name=name)
     if "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b:
         graph = dataclasses.replace(graph, in_xla=True)
     if not trains(graph):
@@ -117,14 +117,15 @@ def _main_step(document: Document, meta: int, definition, batch_size, fetches) -
         tf.graph_util.import_graph_def(definition, name="")
     wanted = [live.get_tensor_by_name(name) for name in fetches if ":" in name]
     graph = capture(live, fetches=wanted if fetches else _unread(live), name=document.source,
-                    shapes=_shapes(live, batch_size, definition.library))
+                    shapes=known_shapes(live, batch_size, definition.library))
     named = {live.get_operation_by_name(name.partition(":")[0]).name for name in fetches}
     graph = (_needed(graph, [op.name in named for op in graph.ops]) if fetches
              else training_part(graph))
     return [Step(document.source, graph, meta)] if trains(graph) else []
 
 
-def _shapes(live, batch_size, library) -> tf.Graph | None:
+def known_shapes(live: tf.Graph, batch_size: int | None, library) -> tf.Graph | None:
+    """The graph with its unknown dimensions filled in; None where none is unknown."""
     if not has_unknown_shapes(live):
         return None
     return concrete_shapes(live, batch_size, {}, library=library)

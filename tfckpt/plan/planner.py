@@ -80,6 +80,16 @@ class _Finished:
     priced: Priced
 
 
+def check_names(solver: str, objective: str) -> None:
+    """Raises `PlanError`, naming the choices, for an unknown solver or objective."""
+    if solver not in SOLVER_NAMES:
+        raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
+                        f"{', '.join(SOLVER_NAMES)}")
+    if objective not in OBJECTIVES:
+        raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
+                        f"{', '.join(OBJECTIVES)}")
+
+
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
               objective: str = "time", free_moves: bool = True,
               await_updates: bool = True, in_xla: bool = False,
@@ -156,12 +166,7 @@ class _Planner:
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
                  await_updates: bool, in_xla: bool, smallest: int | None,
                  plain: tuple[Timeline, int] | None = None):
-        if solver not in SOLVER_NAMES:
-            raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
-                            f"{', '.join(SOLVER_NAMES)}")
-        if objective not in OBJECTIVES:
-            raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
-                            f"{', '.join(OBJECTIVES)}")
+        check_names(solver, objective)
         self.graph, self.solver, self.objective = graph, solver, objective
         self.free_moves, self.await_updates, self.in_xla = free_moves, await_updates, in_xla
         self.evaluator = Evaluator(graph)
