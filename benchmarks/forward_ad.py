@@ -10,9 +10,9 @@ The rows, for a model and an activation each:
              (the next layer's input included), measured peak, time
   recompute  the same peak by recomputation alone: time of each step's activation part, which is
              the step's time above that of the same model without the activation
-  batch      the largest batch whose planned peak fits a budget of the whole device, for the plain
-             step and with derivatives kept; both are then run at their batch, the plain one also
-             at the other's
+  batch      the largest batch that fits a budget of the whole device, for the plain step and with
+             derivatives kept: planned first, then run at that batch, and at one more or one less
+             until what is measured fits too; the plain step is also run at the other's batch
   together   budget="min": recomputation, derivatives, both
 
 Steps of a line take turns in one process; peaks are allocator statistics above what was
@@ -54,8 +54,9 @@ COLUMNS = {
              "time", "processor time"),
     "recompute": ("peak ratio, FAD", "peak ratio, recomputed", "FAD time", "recomputed time",
                   "activation part of plain", "FAD faster there by", "by processor time"),
-    "batch": ("budget MB", "plain batch", "plain MB there", "FAD batch", "FAD MB there",
-              "plain MB at FAD's batch", "batch ratio"),
+    "batch": ("budget MB", "planned plain batch", "planned FAD batch", "plain batch",
+              "plain MB there", "FAD batch", "FAD MB there", "plain MB at FAD's batch",
+              "batch ratio"),
     "together": ("plain MB", "FAD", "recomputed", "both", "planned FAD", "planned recomputed",
                  "planned both", "time FAD", "time recomputed", "time both"),
 }
@@ -157,10 +158,12 @@ def batch(steps: Steps) -> list[str]:
     budget = parse_budget(FLAGS.device_bytes).device_bytes
     assert budget is not None
     price = Priced(steps)
-    plain, ours = (price.largest(budget, fad) for fad in (False, True))
-    measured = [price.measured(plain), price.measured(ours, **ALONE), price.measured(ours)]
-    return [f"{budget / MB:.0f}", str(plain), f"{measured[0] / MB:.0f}", str(ours),
-            f"{measured[1] / MB:.0f}", f"{measured[2] / MB:.0f}", f"{ours / plain:.2f}"]
+    planned = [price.largest(budget, fad) for fad in (False, True)]
+    (plain, plain_bytes), (ours, our_bytes) = (
+        price.confirmed(planned[0], budget), price.confirmed(planned[1], budget, **ALONE))
+    return [f"{budget / MB:.0f}", *map(str, planned), str(plain), f"{plain_bytes / MB:.0f}",
+            str(ours), f"{our_bytes / MB:.0f}", f"{price.measured(ours) / MB:.0f}",
+            f"{ours / plain:.2f}"]
 
 
 class Priced:
@@ -191,6 +194,17 @@ class Priced:
         found = _peaks(_rounds(step))[0]
         gc.collect()
         return self.report(batch).resident_bytes + found
+
+    def confirmed(self, batch: int, budget: int, **options) -> tuple[int, float]:
+        """The largest batch near `batch` whose measured bytes fit, and those bytes."""
+        found = self.measured(batch, **options)
+        if found <= budget:
+            while (more := self.measured(batch + 1, **options)) <= budget:
+                batch, found = batch + 1, more
+        while found > budget and batch > 1:
+            batch -= 1
+            found = self.measured(batch, **options)
+        return batch, found
 
     def largest(self, budget: int, fad: bool) -> int:
         """The largest batch that fits, by secants: the bytes are nearly a line in the batch."""

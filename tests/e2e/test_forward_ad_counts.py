@@ -41,8 +41,8 @@ def kept(activation, fad: bool) -> tuple[float, int]:
     return (least[1] - least[0]) / (DEEP - SHALLOW), taken
 
 
-# Gelu by erf, celu and squareplus divide by a constant. In the graph the gradient for that
-# constant reads one tensor more; nothing reads it, and measured, that tensor is not held.
+# Gelu by erf, celu and squareplus divide by a constant. The gradient for that constant would read
+# one tensor more; nothing reads that gradient, so TensorFlow leaves it out and holds one less.
 COUNTS = {
     "swish": (COMPOSED["swish"], 3), "mish": (COMPOSED["mish"], 3),
     "gelu_tanh": (COMPOSED["gelu_tanh"], 5), "gelu_erf": (COMPOSED["gelu_erf"], 4),

@@ -33,6 +33,31 @@ def of_type(graph, op_type):
     return [op.region for op in graph.ops if op.type == op_type]
 
 
+def test_what_nothing_reads_is_left_out():
+    counter = tf.Variable(0)
+
+    def body(x):
+        tf.exp(tf.sin(x, name="unread"), name="last_unread")
+        counter.assign_add(1)
+        return tf.cos(x, name="read")
+
+    names = [op.name for op in captured(body).ops]
+    assert "read" in names and "unread" not in names and "last_unread" not in names
+    assert any("AssignAdd" in name for name in names)
+
+
+def test_the_gradient_of_a_constant_is_left_out():
+    def body(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(x / tf.constant(3.0))
+        return tape.gradient(loss, x)
+
+    traced = tf.function(body).get_concrete_function(ROWS).graph
+    assert sum(op.type == "Neg" for op in traced.get_operations()) == 1  # -x / 3 / 3
+    assert not [op for op in captured(body).ops if op.type == "Neg"]
+
+
 # Regions.
 
 

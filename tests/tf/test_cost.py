@@ -130,6 +130,50 @@ def test_peak_of_the_network():
     assert 4 * ACTIVATION <= timeline.peak_bytes <= 4 * ACTIVATION + LAYERS * WEIGHT
 
 
+# Ops that Grappler rearranges with their readers.
+
+
+def vertices_of(body):
+    """Names of the forward's vertices, in order, with what each writes."""
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.square(body(x)))
+        return tape.gradient(loss, x)
+
+    cost = build_cost_graph(traced(step, tf.TensorSpec((64, 64), tf.float32)))
+    return {v.name: [cost.storages[s].name for s in v.writes]
+            for v in cost.vertices if v.region == "forward"}
+
+
+def test_a_product_that_only_a_product_reads_is_part_of_it():
+    found = vertices_of(lambda x: tf.multiply(
+        tf.multiply(x, tf.stop_gradient(x), name="inner"), 1.7, name="outer"))
+    assert found == {"outer": ["outer:0"]}
+
+
+def test_a_product_that_others_read_stands_alone():
+    def body(x):
+        inner = tf.multiply(x, x, name="inner")
+        return tf.multiply(inner, 1.7, name="outer") * tf.sin(inner, name="sine")
+
+    found = vertices_of(body)
+    assert found["inner"] == ["inner:0"] and found["outer"] == ["outer:0"]
+
+
+def test_what_becomes_log1p_is_one_vertex_that_writes_both():
+    found = vertices_of(lambda x: tf.math.log(tf.add(1.0, tf.exp(x), name="plus"), name="log"))
+    assert sorted(found["log"]) == ["log:0", "plus:0"] and "plus" not in found
+
+
+def test_a_sum_is_part_of_a_later_sum_behind_other_work():
+    def body(x):
+        early = tf.add(x, 0.5, name="early")
+        return tf.add(early, tf.matmul(x, x, name="product"), name="late")
+
+    assert vertices_of(body) == {"product": ["product:0"], "late": ["late:0"]}
+
+
 def test_time_of_a_product_counts_its_multiplications():
     step, spec = _network()
     cost = build_cost_graph(traced(step, spec))

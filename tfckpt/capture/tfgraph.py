@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -42,7 +42,10 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
     """
-    operations = _sorted(graph.get_operations())
+    wanted = graph.outputs if fetches is None else fetches
+    fetched = [t for t in wanted if t is not None]
+    must_run = {op.name for op in tf_adapter.control_outputs(graph)}
+    operations = _live(_sorted(graph.get_operations()), {t.op.name for t in fetched} | must_run)
     index = {op.name: i for i, op in enumerate(operations)}
     inputs = [[(index[t.op.name], t.value_index) for t in op.inputs] for op in operations]
     controls = [[index[c.name] for c in op.control_inputs] for op in operations]
@@ -57,13 +60,27 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            op.device, _attrs(op))
         for i, op in enumerate(operations)
     )
-    wanted = graph.outputs if fetches is None else fetches
-    ids = tuple((index[t.op.name], t.value_index) for t in wanted if t is not None)
-    must_run = {op.name for op in tf_adapter.control_outputs(graph)}
+    ids = tuple((index[t.op.name], t.value_index) for t in fetched)
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
     result = Graph(getattr(graph, "name", name), ops, ids, sinks, tf_adapter.in_xla(graph))
     check_graph(result)
     return result
+
+
+def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[tf.Operation]:
+    """The ops that run: those wanted, those that write or return nothing, and what they need.
+
+    TensorFlow leaves out the others (gradients of constants, say) before it runs or optimises a
+    graph, so they read nothing and keep nothing.
+    """
+    needed = set(wanted)
+    live = []
+    for op in reversed(operations):
+        if op.name in needed or not op.outputs or _writes(op, tf_adapter.is_stateful(op)):
+            live.append(op)
+            needed.update(t.op.name for t in op.inputs)
+            needed.update(c.name for c in op.control_inputs)
+    return live[::-1]
 
 
 def gradient_inside(graph: tf.Graph) -> str:

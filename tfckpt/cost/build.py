@@ -5,14 +5,16 @@ trivially small. Every other op is contracted: what it needs, its consumers need
 to one consumer alone, since a learning rate read by every update would tie all of them to the
 first. What no anchor needs costs nothing and is left out. Two ops that TensorFlow is known to
 run as one (a convolution's filter and bias gradients) form one vertex, since waiting for one and
-gating the other would be a cycle once they are merged.
+gating the other would be a cycle once they are merged. So do forward ops that Grappler rearranges
+with their only reader (see `tfckpt.cost.absorbed`).
 """
 
 from __future__ import annotations
 
+from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
+from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.storage import (
-    PASSES_ON,
     REUSES_INPUT,
     SHAPE_ONLY,
     is_alias,
@@ -40,15 +42,21 @@ def build_cost_graph(graph: Graph) -> CostGraph:
     anchors = [i for i, op in enumerate(graph.ops)
                if reads[i] and not (is_alias(op) and len(op.outputs) == 1)
                or any((i, slot) in big for slot in range(len(op.outputs)))]
-    partner = merged_pairs(graph)
-    partner, anchors, needs = _needs(graph, anchors, partner)
+    readers = graph.consumers()
+    absorbed = absorbed_ops(graph, anchors, readers, {root[i][slot] for i, slot in graph.fetches})
+    inner = {t: big.pop(t) for t in tuple(big)
+             if t[0] in absorbed and only_reader(graph, t[0], readers) is not None}
+    reads = [[t for t in entry if t not in inner] for entry in reads]
+    anchors = [a for a in anchors if a not in absorbed]
+    partner, anchors, needs = _needs(graph, anchors, merged_pairs(graph))
     members: dict[int, tuple[int, ...]] = {anchor: (anchor,) for anchor in anchors}
-    for merged, anchor in partner.items():
+    for merged, anchor in sorted({**partner, **absorbed}.items()):
         members[anchor] += (merged,)
     storages, index = _storages(graph, [members[a] for a in anchors], big, root)
-    readers = graph.consumers()
-    vertices = tuple(_vertex(graph, members[anchor], reads, index, needs[v], readers)
-                     for v, anchor in enumerate(anchors))
+    vertices = tuple(
+        _vertex(graph, members[anchor], reads, index, needs[v], readers,
+                workspace(graph, root, inner, members[anchor]) if inner else 0)
+        for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables)
     check_cost_graph(result)
@@ -124,57 +132,6 @@ def merged_pairs(graph: Graph) -> dict[int, int]:
             if op.type == "BiasAddGrad" and op.inputs[0] in filters}
 
 
-_ADDS = frozenset({"Add", "AddV2", "AddN", "Sub"})
-_PRODUCTS = frozenset({"Mul", "RealDiv"})
-_UNARY = frozenset({"Neg", "Square", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p", "Tanh",
-                    "Sigmoid", "Relu", "Relu6", "Elu", "Abs", "Erf", "Erfc", "Sin", "Cos", "Inv",
-                    "Reciprocal", "Softplus", "Softsign", "Selu"})
-_BIASED = frozenset({"BiasAdd"}) | _ADDS
-_ACTIVATIONS = _UNARY | _ADDS | {"LeakyRelu", "Gelu", "Mul"}
-_MERGES = {
-    "Conv2D": _BIASED, "DepthwiseConv2dNative": _BIASED, "MatMul": _BIASED, "Conv3D": _BIASED,
-    "BatchMatMulV2": _BIASED | {"Mul"}, "BiasAdd": _ACTIVATIONS, "Pad": frozenset({"Conv2D"}),
-    **{op: _ADDS | _PRODUCTS | {"Log", "Square"} for op in sorted(_ADDS)},
-    **{op: _ADDS | _PRODUCTS for op in sorted(_PRODUCTS)},
-    **{op: _UNARY for op in sorted(_UNARY)},
-    "Sqrt": _UNARY | {"RealDiv", "Div", "Xdivy"}, "Exp": _UNARY | {"Sub"},
-    "Sigmoid": _UNARY | {"Mul"},
-    "Softmax": frozenset({"Log"}),
-}
-"""Op types that Grappler or oneDNN may merge into an only reader of these types (x / sqrt(y) is
-made x * rsqrt(y), log(1 + x) is made log1p(x), log(softmax(x)) is made one op ...)."""
-REARRANGED = _ADDS | _PRODUCTS | _UNARY
-"""Op types that Grappler's arithmetic optimizer rearranges."""
-
-
-def _fusible(graph: Graph, i: int, readers: list[list[int]]) -> bool:
-    wanted = _MERGES.get(graph.ops[i].type)
-    reader = _only_reader(graph, i, readers) if wanted is not None else None
-    return wanted is not None and reader is not None and graph.ops[reader].type in wanted
-
-
-def _only_reader(graph: Graph, op: int, readers: list[list[int]]) -> int | None:
-    """The only op that reads an op's results, behind pass-throughs, which TensorFlow removes."""
-    found: dict[int, None] = {}
-    pending: list[tuple[int, int | None]] = [(op, None)]
-    seen = set(pending)
-    while pending:
-        i, slot = pending.pop()
-        for r in readers[i]:
-            if slot is not None and (i, slot) not in graph.ops[r].inputs:
-                continue
-            if graph.ops[r].type not in PASSES_ON:
-                found[r] = None
-                continue
-            passed = [(r, n) for n, (source, k) in enumerate(graph.ops[r].inputs)
-                      if source == i and slot in (None, k)]
-            pending += [p for p in passed if p not in seen]
-            seen.update(passed)
-        if len(found) > 1:
-            return None
-    return next(iter(found), None)
-
-
 def _storages(graph: Graph, members, big, root):
     fetched = {root[i][slot] for i, slot in graph.fetches}
     storages: list[Storage] = []
@@ -190,18 +147,18 @@ def _storages(graph: Graph, members, big, root):
     return storages, index
 
 
-def _vertex(graph, members, reads, index, needs, readers) -> Vertex:
+def _vertex(graph, members, reads, index, needs, readers, extra) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
-    read = tuple(sorted({index[t] for i in members for t in reads[i]}))
-    write = tuple(index[(i, slot)] for i in members for slot in range(len(graph.ops[i].outputs))
-                  if (i, slot) in index)
+    write = tuple(sorted(index[(i, slot)] for i in members
+                         for slot in range(len(graph.ops[i].outputs)) if (i, slot) in index))
+    read = tuple(sorted({index[t] for i in members for t in reads[i]} - set(write)))
     reuses = tuple((w, r) for w in write for r in read) if op.type in REUSES_INPUT else ()
     is_assign = op.type == "AssignVariableOp"
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs,
         time=sum(seconds(graph, graph.ops[i]) for i in members),
-        reuses=reuses, recomputable=op.pure and op.region == FORWARD,
+        reuses=reuses, recomputable=op.pure and op.region == FORWARD, workspace=extra,
         cheap=not is_expensive(op), donates=read if is_assign else (), ops=tuple(members),
-        fusible=_fusible(graph, anchor, readers),
+        fusible=merges_into_its_reader(graph, anchor, readers),
         join=op.type == "IdentityN" and len(op.inputs) > 1, device=op.device)

@@ -9,7 +9,7 @@ from tfckpt.plan.schedule import Plan, Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.edits import Clone, Create, Edits, Rewire
 from tfckpt.rewrite.holds import ExecutorHolds, Holds
-from tfckpt.rewrite.names import SCOPE
+from tfckpt.rewrite.names import SCOPE, copy_name
 from tfckpt.rewrite.xla_holds import XlaHolds
 
 
@@ -51,20 +51,32 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: boo
 
 
 def _copy(draft: Draft, holds: Holds, fence: Fence, position: int, pins: list[Step]) -> None:
-    """Clones the op of a copy step; it reads the latest copies, and is held back."""
-    step = draft.plan.schedule[position]
-    index = draft.cost.vertices[step[0]].ops[0]
-    op = draft.graph.ops[index]
+    """Clones the ops of a copy step; they read the latest copies, and are held back."""
+    vertex, copy = draft.plan.schedule[position]
+    anchor, *absorbed = draft.cost.vertices[vertex].ops
     triggers = holds.signals(pins)
-    inputs, outside = [], []
-    for i, tensor in enumerate(op.inputs):
-        name, copy = draft.read(position, tensor)
-        inputs.append(name)
-        if not (copy and _made_since(draft, fence.position, position, tensor)):
-            outside.append(i)
-    held, controls = holds.hold_copy(op, inputs, outside, position in fence.gates, triggers)
-    draft.added.append(Clone(draft.name_of(step), op.name, tuple(held), controls,
-                             draft.read_by_several(index)))
+    passed: dict[str, str] = {}  # by what an op of the group would have read
+    for index in (*absorbed, anchor):
+        op = draft.graph.ops[index]
+        inputs, outside, inner, fresh = [], [], False, False
+        for i, tensor in enumerate(op.inputs):
+            if draft.root[tensor[0]][tensor[1]][0] in absorbed:
+                inputs.append(draft.view(tensor, copy))
+                inner = True
+                continue
+            name, made = draft.read(position, tensor)
+            if name in passed:
+                inner = True  # what holds back another op of the group holds back this one
+            elif made and _made_since(draft, fence.position, position, tensor):
+                fresh = True
+            else:
+                outside.append(i)
+            inputs.append(passed.get(name, name))
+        ready, controls = holds.hold_copy(op, inputs, outside, not (inner or fresh),
+                                          () if inner else triggers)
+        passed.update({old: new for old, new in zip(inputs, ready, strict=True) if old != new})
+        draft.added.append(Clone(copy_name(op.name, copy), op.name, tuple(ready), controls,
+                                 draft.read_by_several(index)))
 
 
 def _made_since(draft: Draft, start: int, position: int, tensor: TensorId) -> bool:
@@ -74,18 +86,18 @@ def _made_since(draft: Draft, start: int, position: int, tensor: TensorId) -> bo
 
 
 def _original(draft: Draft, holds: Holds, position: int) -> None:
-    """Has an op of the backward or the update read the latest copies."""
-    op = draft.op(draft.plan.schedule[position][0])
-    if op.region == FORWARD:
-        return
-    holds.before_original(op)
-    for i, tensor in enumerate(op.inputs):
-        name, copy = draft.read(position, tensor)
-        if copy:
-            draft.rewires.append(Rewire(op.name, i, name))
-            original = draft.root[tensor[0]][tensor[1]][0]
-            if draft.read_by_several(original):
-                draft.moved[original] = None
+    """Has the ops of an original read the latest copies."""
+    ops = [draft.graph.ops[i] for i in draft.cost.vertices[draft.plan.schedule[position][0]].ops]
+    if ops[0].region != FORWARD:
+        holds.before_original(ops[0])
+    for op in ops:
+        for i, tensor in enumerate(op.inputs):
+            name, copy = draft.read(position, tensor)
+            if copy:
+                draft.rewires.append(Rewire(op.name, i, name))
+                original = draft.root[tensor[0]][tensor[1]][0]
+                if draft.read_by_several(original):
+                    draft.moved[original] = None
 
 
 def _bypass_joins(draft: Draft) -> None:

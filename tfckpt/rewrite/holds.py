@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from tfckpt.cost.build import REARRANGED
 from tfckpt.cost.costgraph import BACKWARD
+from tfckpt.cost.merging import REARRANGED
 from tfckpt.graph import Op, TensorId
 from tfckpt.plan.fences import Fence
 from tfckpt.plan.schedule import Step
@@ -212,8 +212,8 @@ class ExecutorHolds:
         A step that trains twice has forward ops that only run behind its first fences.
         """
         draft = self.draft
-        where = {draft.cost.vertices[v].ops[0]: p
-                 for p, (v, copy) in enumerate(draft.plan.schedule) if not copy}
+        where = {op: p for p, (v, copy) in enumerate(draft.plan.schedule) if not copy
+                 for op in draft.cost.vertices[v].ops}
         return {i: bisect.bisect_right(self.starts, where[i]) for i in originals}
 
     def _await_at_end(self, taps: list[str]) -> None:

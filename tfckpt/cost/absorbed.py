@@ -1,0 +1,117 @@
+"""Forward ops that are one vertex with a reader, because Grappler rearranges the two.
+
+c * (a * b) is made a * (c * b), a sum of sums one sum, and so on, where the inner op has no other
+reader; log(1 + x) is made log1p(x) in any case. Were the inner result kept and the outer op run
+again, the inner one would have two readers, or stand behind a guard, and stay as it is: the copy
+would round differently from the plain step. As one vertex they lose little: what comes in or
+what goes out can be kept as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tfckpt.cost.merging import REARRANGED, SUMS, merges_into_its_reader, only_reader
+from tfckpt.cost.storage import PASSES_ON
+from tfckpt.cost.time import is_expensive
+from tfckpt.graph import FORWARD, Graph, Op, TensorId
+
+
+def absorbed_ops(graph: Graph, anchors: Sequence[int], readers: list[list[int]],
+                 fetched: Collection[TensorId]) -> dict[int, int]:
+    """For each op that is merged with its reader the anchor, the last op of its group.
+
+    Args:
+      anchors: ops that would be vertices, ascending.
+      readers: as `Graph.consumers`.
+      fetched: tensors that leave the step.
+    """
+    merger = _Merger(graph, anchors, readers, fetched)
+    found: dict[int, int] = {}
+    for final in reversed(anchors):
+        if final in found or graph.ops[final].region != FORWARD:
+            continue
+        pending = [final]
+        while pending:
+            op = pending.pop()
+            for source in merger.joining(op, final):
+                if source not in found:
+                    found[source] = final
+                    pending.append(source)
+    return found
+
+
+class _Merger:
+    """Which ops Grappler rearranges with a reader."""
+
+    def __init__(self, graph: Graph, anchors: Sequence[int], readers: list[list[int]],
+                 fetched: Collection[TensorId]):
+        self.graph, self.readers, self.fetched = graph, readers, fetched
+        self.anchors = frozenset(anchors)
+        self.work = [0]  # expensive ops before each op
+        for i, op in enumerate(graph.ops):
+            self.work.append(self.work[-1] + (i in self.anchors and is_expensive(op)))
+
+    def joining(self, op: int, final: int) -> list[int]:
+        """The ops whose results `op` reads and with which it is rearranged.
+
+        Sums are moved to the last of them. Where anything else is rearranged, only cheap ops
+        run between the two, so nothing is held much longer for being counted as one.
+        """
+        found = []
+        for source in self._sources(op):
+            near = self.work[source] == self.work[final]
+            alike = {self.graph.ops[source].type, self.graph.ops[op].type} <= SUMS
+            if (near or alike) and (self._rearranged(source, op)
+                                    or self._converted(source, op, final)):
+                found.append(source)
+        return found
+
+    def _sources(self, op: int) -> list[int]:
+        """The anchors whose results an op reads, behind pass-throughs."""
+        found: dict[int, None] = {}
+        for source, slot in self.graph.ops[op].inputs:
+            while self.graph.ops[source].type in PASSES_ON and source not in self.anchors:
+                source, slot = self.graph.ops[source].inputs[slot]
+            if source in self.anchors and (source, 0) not in self.fetched:
+                found[source] = None
+        return list(found)
+
+    def _rearranged(self, source: int, op: int) -> bool:
+        one, other = self.graph.ops[source], self.graph.ops[op]
+        return (one.type in REARRANGED and other.type in REARRANGED and self._alike(one, other)
+                and merges_into_its_reader(self.graph, source, self.readers)
+                and only_reader(self.graph, source, self.readers) == op)
+
+    def _converted(self, source: int, op: int, final: int) -> bool:
+        """log(x + 1) and exp(x) - 1, which become one op whoever else reads the inner one."""
+        one, other = self.graph.ops[source], self.graph.ops[op]
+        added = {"Log": one, "Sub": other}.get(other.type)
+        return (added is not None and self._alike(one, other)
+                and (one.type in SUMS if other.type == "Log" else one.type == "Exp")
+                and any(self.graph.ops[s].attrs.get("value") == 1.0 for s, _ in added.inputs)
+                and all(r >= final or r == op for r in self.readers[source]))
+
+    def _alike(self, one: Op, other: Op) -> bool:
+        return (one.region == other.region == FORWARD and one.pure and other.pure
+                and one.device == other.device)
+
+
+def workspace(graph: Graph, root: Sequence[Sequence[TensorId]], inner: Mapping[TensorId, int],
+              members: Sequence[int]) -> int:
+    """Bytes that a group holds besides its result while it runs, written in place where it can.
+
+    Args:
+      root: the tensor whose storage each tensor is (`tfckpt.cost.storage.roots`).
+      inner: bytes of the results that stay inside of groups.
+      members: the group's anchor, then its other ops, ascending.
+    """
+    live = most = 0
+    result = max((t.bytes or 0 for t in graph.ops[members[0]].outputs), default=0)
+    for op in (*members[1:], members[0]):
+        dying = sum(inner.get(t, 0) for t in {
+            root[source][slot] for source, slot in graph.ops[op].inputs})
+        made = result if op == members[0] else inner.get((op, 0), 0)
+        most = max(most, live - dying + max(dying, made))
+        live += made - dying
+    return max(0, most - result)
