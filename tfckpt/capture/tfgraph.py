@@ -68,7 +68,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
 
 
 def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[tf.Operation]:
-    """The ops that run: those wanted, those that write or return nothing, and what they need.
+    """Arguments, and the ops that run: those wanted, those that write, and what they need.
 
     TensorFlow leaves out the others (gradients of constants, say) before it runs or optimises a
     graph, so they read nothing and keep nothing.
@@ -76,7 +76,8 @@ def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[t
     needed = set(wanted)
     live = []
     for op in reversed(operations):
-        if op.name in needed or not op.outputs or _writes(op, tf_adapter.is_stateful(op)):
+        if (op.name in needed or op.type == "Placeholder" or not op.outputs
+                or _writes(op, tf_adapter.is_stateful(op))):
             live.append(op)
             needed.update(t.op.name for t in op.inputs)
             needed.update(c.name for c in op.control_inputs)
