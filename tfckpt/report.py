@@ -127,7 +127,7 @@ class Report:
       solver: which proposal the plan came from.
       deferred_ops, released_joins, fences, pins: what else was changed.
       plan_seconds: capture, planning and rewriting, in seconds.
-      op_count: ops in the captured step.
+      op_count: ops of the captured step that run, and its arguments.
       front: the plans that no other beats in both peak and time (see `Front`).
       fates: what becomes of each forward tensor that the backward reads, largest first.
       traced: cost graphs before and after, and the plan, for pictures.
