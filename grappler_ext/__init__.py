@@ -14,11 +14,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from grappler_ext.builtin import builtin_recomputation, recompute_hint
+
 if TYPE_CHECKING:
     from grappler_ext.bridge import Bridge, Rewriter
     from tfckpt.report import Report
 
-__all__ = ["disable", "enable", "enabled", "reports", "session_config"]
+__all__ = ["builtin_recomputation", "disable", "enable", "enabled", "recompute_hint", "reports",
+           "session_config"]
 
 PASS = "TfckptOptimizer"
 

@@ -279,3 +279,41 @@ def test_a_custom_optimizer_is_configured_and_forgotten():
     given = tf.compat.v1.ConfigProto()
     found = tf_adapter.add_custom_optimizer(given, "TfckptTest")
     assert [o.name for o in found.graph_options.rewrite_options.custom_optimizers] == ["TfckptTest"]
+
+
+def test_the_memory_optimizer_is_configured_and_forgotten_also_after_an_error():
+    from tensorflow.python.eager import context
+
+    def configured():
+        options = context.context().function_call_options
+        config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+        rewriting = config.graph_options.rewrite_options
+        return rewriting.memory_optimization, rewriting.memory_optimizer_target_node_name_scope
+
+    before = configured()
+    with pytest.raises(ZeroDivisionError), tf_adapter.memory_optimizer("MANUAL", "scope/"):
+        assert configured() == (2, "scope/")
+        raise ZeroDivisionError
+    assert configured() == before
+
+
+def test_marked_ops():
+    def body(x):
+        with tf_adapter.mark_ops("_mine"):
+            y = tf.tanh(x)
+        return tf.sigmoid(y)
+
+    marked = {op.type for op in traced(body, VECTOR).get_operations()
+              if "_mine" in op.node_def.attr}
+    assert marked == {"Tanh"}
+
+
+def test_optimized_hlo():
+    step = tf.function(lambda x, y: tf.tanh(x) @ y, jit_compile=True)
+    hlo = tf_adapter.optimized_hlo(step, (tf.ones((64, 64)),), {"y": tf.ones((64, 64))})
+    found = {i.opcode: i.metadata.op_name for part in hlo.hlo_module.computations
+             for i in part.instructions}
+    assert found["tanh"] == "Tanh" and "dot" in found
+    assert any(b.is_entry_computation_parameter for b in hlo.buffer_assignment.buffer_allocations)
+    with pytest.raises(ValueError, match="jit_compile=True"):
+        tf_adapter.optimized_hlo(tf.function(tf.tanh), (tf.ones(3),), {})

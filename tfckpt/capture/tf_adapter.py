@@ -7,7 +7,8 @@ version that moved one of them says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -49,6 +50,20 @@ def compiles_with_xla(fn) -> bool:
     Its context is entered by calls only: `get_concrete_function` traces outside of it.
     """
     return bool(getattr(fn, "_jit_compile", None))
+
+
+def optimized_hlo(fn, args, kwargs) -> Any:
+    """What XLA made of a `tf.function` for these arguments, as an HloProto.
+
+    It is compiled for this; nothing runs.
+
+    Raises:
+      ValueError: the function is not made for XLA, or an argument's shape is unknown.
+    """
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    stages = fn.experimental_get_compiler_ir(*args, **kwargs)
+    return hlo_pb2.HloProto.FromString(stages(stage="optimized_hlo_proto_serialized"))
 
 
 def tracing_graph() -> FuncGraph | None:
@@ -196,6 +211,36 @@ def add_custom_optimizer(config: Any, name: str) -> Any:
     """Adds a registered Grappler optimizer to a ConfigProto, which is returned."""
     config.graph_options.rewrite_options.custom_optimizers.add(name=name)
     return config
+
+
+@contextlib.contextmanager
+def memory_optimizer(mode: str, scope: str) -> Iterator[None]:
+    """Has functions that this thread calls in the context pass Grappler's memory optimizer.
+
+    Args:
+      mode: a `RewriterConfig.MemOptType` by name.
+      scope: what the names of backward ops begin with.
+    """
+    from tensorflow.python.eager import context as eager_context
+
+    ctx = eager_context.context()
+    ctx.ensure_initialized()
+    before = ctx.function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
+    rewriting = config.graph_options.rewrite_options
+    rewriting.memory_optimization = rewriting.MemOptType.Value(mode)
+    rewriting.memory_optimizer_target_node_name_scope = scope
+    ctx.function_call_options = eager_context.FunctionCallOptions(before.executor_type, config)
+    try:
+        yield
+    finally:
+        ctx.function_call_options = before
+
+
+def mark_ops(attribute: str) -> contextlib.AbstractContextManager[None]:
+    """A context in which ops that are traced get an attribute, 1."""
+    graph = tf.compat.v1.get_default_graph()
+    return graph._attr_scope({attribute: tf.compat.v1.AttrValue(i=1)})
 
 
 # Eager tapes (`tfckpt.forward_ad`).
