@@ -41,7 +41,11 @@ _EXCHANGES = ("replicas exchange something before the update (synchronised stati
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Checked options of one decorated step."""
+    """Checked options of one decorated step.
+
+    Attributes:
+      xla_guard: see `tfckpt.rewrite.build.build_edits`; no front end offers it.
+    """
 
     budget: Budget
     solver: str = AUTO
@@ -49,6 +53,7 @@ class Options:
     batch_size: int | None = None
     free_moves: bool = True
     fad: str | bool = False
+    xla_guard: str = "data"
 
 
 def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
@@ -116,7 +121,8 @@ def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, 
             if decision.planned.peak_bytes >= decision.planned.baseline_bytes:
                 return Part(device, graph, cost, decision, None, NOTHING_TO_GAIN)
             return Part(device, graph, cost, decision,
-                        edits_of(graph, decision, single=single, device=device, label=label))
+                        edits_of(graph, decision, single=single, device=device, label=label,
+                                 xla_guard=options.xla_guard))
         except InfeasibleBudgetError:
             raise
         except (PlanError, RewriteError) as error:  # ours: options were checked before
@@ -172,10 +178,11 @@ def join(graph: Graph, parts: list[Part]) -> Edits | None:
 
 
 def edits_of(graph: Graph, decision: Decision, *, single: bool, device: str = "",
-             label: str = "") -> Edits:
+             label: str = "", xla_guard: str = "data") -> Edits:
     """Checked edits: what forward AD changes, then what the plan does, as one value."""
     edits = build_edits(decision.graph, decision.cost, decision.planned.plan,
-                        await_updates=single, device=device, label=label)
+                        await_updates=single, device=device, label=label,
+                        xla_guard=xla_guard)
     if decision.graph is not graph:
         edits = join_edits(graph_edits(graph, decision.graph), edits)
     check_edits(graph, edits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 
 import pytest
 import tensorflow as tf
@@ -10,21 +10,19 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process, training
 from tests.support.models import MODELS
+from tfckpt.api import CheckpointedStep
+from tfckpt.errors import VerificationError
+from tfckpt.pipeline import make_options
+from tfckpt.verify import compiled
 
 # stateful random ops draw other numbers in every compilation, so their step has no plain twin
 COMPARED = ["residual", "transformer", "unet", "dense_gelu", "dense_relu", "conv_relu"]
-_HEAVY = re.compile(r" (dot|convolution|custom-call)\(")
 
 
 @pytest.fixture(autouse=True)
 def _no_determinism():
     with process.without_determinism():
         yield
-
-
-def heavy_in_hlo(step, batch) -> int:
-    """Matrix products and convolutions in the optimized HLO (XLA turns one into the other)."""
-    return len(_HEAVY.findall(step.experimental_get_compiler_ir(*batch)(stage="optimized_hlo")))
 
 
 def build(name):
@@ -46,8 +44,11 @@ def test_within_rounding_and_not_merged(name):
     copies = training.copies_in(step.get_concrete_function(*made.batches[0]).graph)
     expected = sum(training.heavy([op.type for op in copies]).values())
     assert expected > 0
-    before = heavy_in_hlo(plain, plain_trial.batches[0])
-    assert heavy_in_hlo(step, made.batches[0]) - before == expected
+    before = compiled(plain, *plain_trial.batches[0])
+    after = compiled(step, *made.batches[0])
+    assert after.heavy_count - before.heavy_count == expected
+    assert not before.planned and after.copies and not after.merged
+    assert after.temp_bytes < before.temp_bytes
 
 
 def test_no_control_edges_only_data_guards_under_xla():
@@ -58,3 +59,36 @@ def test_no_control_edges_only_data_guards_under_xla():
     added = [op for op in operations if "tfckpt" in op.name]
     assert not [op for op in added if op.type == "NoOp" or op.control_inputs]
     assert [op for op in added if op.type == "SelectV2"]
+
+
+@pytest.mark.parametrize("guard, kept", [("control", 0), ("barrier", 6)])
+def test_what_xla_merges_is_counted_as_merged(guard, kept):
+    """Control edges mean nothing to XLA; it takes a barrier out before it merges the products."""
+    plain_trial, plain = build("dense_relu")
+    made, step = build("dense_relu")
+    step = CheckpointedStep(step, dataclasses.replace(make_options(), xla_guard=guard))
+    found = compiled(step, *made.batches[0])
+    assert (found.planned_count, found.copy_count, found.merged_count) == (9, kept, 9 - kept)
+    assert found.merged["MatMul"] == found.planned["MatMul"] == 3
+    before = compiled(plain, *plain_trial.batches[0])
+    assert found.heavy_count == before.heavy_count
+    assert found.temp_bytes == pytest.approx(before.temp_bytes, rel=0.01)
+
+
+def test_bytes_of_buffers_that_can_be_counted_by_hand():
+    """Product and tanh are both needed by the last product, whose result is no temporary."""
+    side = 512
+
+    @tf.function(jit_compile=True)
+    def chain(x):
+        product = x @ x
+        return tf.tanh(product) @ product
+
+    found = compiled(chain, tf.ones((side, side)))
+    assert found.instructions["dot"] == found.heavy_count == 2
+    assert 2 * side * side * 4 <= found.temp_bytes < 2.1 * side * side * 4
+
+
+def test_a_step_for_the_executor_was_not_compiled():
+    with pytest.raises(VerificationError, match="jit_compile=True"):
+        compiled(tf.function(tf.tanh), tf.ones(3))

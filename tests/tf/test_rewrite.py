@@ -21,7 +21,7 @@ from tfckpt.plan.schedule import Moves, Plan
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire, check_edits
-from tfckpt.rewrite.guards import DataGuard
+from tfckpt.rewrite.guards import XLA_GUARDS, DataGuard
 
 # The value and its checker.
 
@@ -242,10 +242,11 @@ def test_the_guard_does_depend_on_every_trigger(trigger_dtype):
                    value).tobytes() == value.tobytes()
 
 
-def test_the_guard_under_xla_changes_nothing_either():
+@pytest.mark.parametrize("kind", XLA_GUARDS.values())
+def test_the_guard_under_xla_changes_nothing_either(kind):
     def body(trigger, value):
         graph = tf_adapter.tracing_graph()
-        guard = DataGuard("g", ((trigger.name, "float32"),))
+        guard = kind("g", ((trigger.name, "float32"),))
         apply(graph, Edits(added=(*guard.trigger_ops(),
                                   *guard.pass_through("out", value.name, "float32")), in_xla=True))
         return graph.get_tensor_by_name("out:0")

@@ -10,10 +10,11 @@ from tfckpt.graph import Graph, Op, TensorId
 RESIDENT: TensorId = (-1, -1)
 """Root of every tensor that is allocated before the step (constants, variables, fed inputs)."""
 
-_ALIASES = frozenset({
+ALIASES = frozenset({
     "Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
     "PreventGradient", "EnsureShape", "Bitcast", "PlaceholderWithDefault",
 })
+"""Hand on the memory of their first input; compute nothing."""
 PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
 """Hand on each input as it is."""
 _RESIDENT = frozenset({
@@ -100,7 +101,7 @@ def _op_roots(op: Op, index: int, folded: bool,
               known: list[tuple[TensorId, ...]]) -> tuple[TensorId, ...]:
     if folded or op.type in _RESIDENT:
         return (RESIDENT,) * len(op.outputs)
-    if op.type in _ALIASES and len(op.inputs) >= len(op.outputs):
+    if op.type in ALIASES and len(op.inputs) >= len(op.outputs):
         sources = op.inputs[:len(op.outputs)]
         return tuple(known[source][slot] for source, slot in sources)
     return tuple((index, slot) for slot in range(len(op.outputs)))
@@ -108,4 +109,4 @@ def _op_roots(op: Op, index: int, folded: bool,
 
 def is_alias(op: Op) -> bool:
     """Whether the op only passes its input's memory on."""
-    return op.type in _ALIASES
+    return op.type in ALIASES

@@ -8,13 +8,14 @@ from tfckpt.plan.fences import Fence, fences
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.edits import Clone, Create, Edits, Rewire
+from tfckpt.rewrite.guards import XLA_GUARDS
 from tfckpt.rewrite.holds import ExecutorHolds, Holds
 from tfckpt.rewrite.names import SCOPE, copy_name
 from tfckpt.rewrite.xla_holds import XlaHolds
 
 
 def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: bool = True,
-                device: str = "", label: str = "") -> Edits:
+                device: str = "", label: str = "", xla_guard: str = "data") -> Edits:
     """The edits that realise a plan.
 
     Args:
@@ -24,12 +25,15 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: boo
       await_updates: see `tfckpt.plan.fences.fences`.
       device, label: of one of several devices whose parts are edited: where its fences stand, and
         what tells the names of its new ops from those of others.
+      xla_guard: what holds copies back under XLA: a name in `tfckpt.rewrite.guards.XLA_GUARDS`, or
+        "control" for control edges as elsewhere. Only "data" works everywhere.
 
     Raises:
       RewriteError: under XLA, no incoming gradient is left to guard a region with.
     """
     draft = Draft(graph, cost, plan, device, label)
-    holds: Holds = XlaHolds(draft) if graph.in_xla else ExecutorHolds(draft)
+    holds: Holds = (XlaHolds(draft, XLA_GUARDS[xla_guard])
+                    if graph.in_xla and xla_guard != "control" else ExecutorHolds(draft))
     starts = {f.position: f for f in fences(cost, draft.resolved, await_updates=await_updates)}
     pinned: dict[Step, list[Step]] = {}
     for pin in plan.pins:

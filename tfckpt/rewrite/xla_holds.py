@@ -1,4 +1,4 @@
-"""What holds copies back under XLA, which ignores control edges: data guards on their inputs."""
+"""What holds copies back under XLA, which ignores control edges: guards on their inputs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from tfckpt.plan.fences import Fence
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import FLOATS, Draft
 from tfckpt.rewrite.edits import Rewire
-from tfckpt.rewrite.guards import DataGuard
+from tfckpt.rewrite.guards import Guard
 from tfckpt.rewrite.names import SCOPE, guard_name
 
 WEIGHT_BYTES = 1 << 16
 
 
 class XlaHolds:
-    """One data guard for each region; a guard of its own for each op that reads weights."""
+    """One guard for each region; a guard of its own for each op that reads weights."""
 
-    def __init__(self, draft: Draft):
+    def __init__(self, draft: Draft, kind: type[Guard]):
         self.draft = draft
+        self.kind = kind
         self.regions = 0
         self.delayed = 0
-        self.guard: DataGuard | None = None
+        self.guard: Guard | None = None
         self.guarded: dict[str, str] = {}
 
     def open_region(self, fence: Fence) -> None:
@@ -36,7 +37,7 @@ class XlaHolds:
         triggers = (self._incoming_gradient(fence.position), *self._leaves(fence))
         self.regions += 1
         self.guarded = {}
-        self.guard = DataGuard(f"{SCOPE}/guard_{self.regions}", triggers)
+        self.guard = self.kind(f"{SCOPE}/guard_{self.regions}", triggers)
         self.draft.added.extend(self.guard.trigger_ops())
 
     def _incoming_gradient(self, position: int) -> tuple[str, str]:
@@ -118,7 +119,7 @@ class XlaHolds:
         weights = [i for i, tensor in enumerate(op.inputs) if self._is_weight(tensor)]
         if gradient is None or not weights:
             return
-        guard = DataGuard(f"{SCOPE}/late/{op.name}",
+        guard = self.kind(f"{SCOPE}/late/{op.name}",
                           ((draft.tensor_name(gradient), draft.tensor(gradient).dtype),))
         draft.added.extend(guard.trigger_ops())
         for i in weights:

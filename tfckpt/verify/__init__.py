@@ -1,6 +1,7 @@
-"""Verification: measured peaks, executed copies."""
+"""Verification: measured peaks, executed copies, what XLA made of a step."""
 
 from tfckpt.verify.executed import Executed, executed
 from tfckpt.verify.memory import measure_peak
+from tfckpt.verify.xla import Compiled, compiled
 
-__all__ = ["Executed", "executed", "measure_peak"]
+__all__ = ["Compiled", "Executed", "compiled", "executed", "measure_peak"]
