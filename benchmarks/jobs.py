@@ -61,10 +61,10 @@ def labels(seed: int, classes: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(seed + 1).integers(0, classes, shape, dtype=np.int32)
 
 
-# --- residual networks -----------------------------------------------------------------------
+# --- networks from keras.applications ----------------------------------------------------------
 
 
-def _resnet(builder: Callable[..., Any], batch: int, size: int, classes: int, seed: int) -> Job:
+def _classifier(builder: Callable[..., Any], batch: int, size: int, classes: int, seed: int) -> Job:
     keras.utils.set_random_seed(seed)
     model = builder(weights=None, classes=classes, input_shape=(size, size, 3))
     return finish(
@@ -78,12 +78,27 @@ def _resnet(builder: Callable[..., Any], batch: int, size: int, classes: int, se
 
 def resnet50(batch: int = 16, size: int = 128, classes: int = 10, seed: int = 0) -> Job:
     """ResNet-50 on `size` by `size` images, SGD with momentum."""
-    return _resnet(keras.applications.ResNet50, batch, size, classes, seed)
+    return _classifier(keras.applications.ResNet50, batch, size, classes, seed)
 
 
 def resnet152(batch: int = 16, size: int = 128, classes: int = 10, seed: int = 0) -> Job:
     """ResNet-152 on `size` by `size` images, SGD with momentum."""
-    return _resnet(keras.applications.ResNet152, batch, size, classes, seed)
+    return _classifier(keras.applications.ResNet152, batch, size, classes, seed)
+
+
+def densenet121(batch: int = 16, size: int = 128, classes: int = 10, seed: int = 0) -> Job:
+    """DenseNet-121 on `size` by `size` images, SGD with momentum."""
+    return _classifier(keras.applications.DenseNet121, batch, size, classes, seed)
+
+
+def vgg16(batch: int = 16, size: int = 128, classes: int = 10, seed: int = 0) -> Job:
+    """VGG-16 on `size` by `size` images, SGD with momentum."""
+    return _classifier(keras.applications.VGG16, batch, size, classes, seed)
+
+
+def inception_v3(batch: int = 16, size: int = 128, classes: int = 10, seed: int = 0) -> Job:
+    """Inception-v3 on `size` by `size` images (75 or more), SGD with momentum."""
+    return _classifier(keras.applications.InceptionV3, batch, size, classes, seed)
 
 
 # --- transformer -----------------------------------------------------------------------------
@@ -205,17 +220,63 @@ def unet(
     )
 
 
+# --- recurrent network -----------------------------------------------------------------------
+
+
+def lstm(
+    layers: int = 3,
+    units: int = 256,
+    features: int = 64,
+    seq: int = 128,
+    batch: int = 32,
+    classes: int = 10,
+    seed: int = 0,
+) -> Job:
+    """LSTM layers on top of each other, the last of which reads the sequence to its end. Adam."""
+    keras.utils.set_random_seed(seed)
+    sequence = keras.Input((seq, features))
+    h = sequence
+    for layer in range(layers):
+        h = keras.layers.LSTM(units, return_sequences=layer < layers - 1)(h)
+    return finish(
+        keras.Model(sequence, keras.layers.Dense(classes)(h)),
+        keras.optimizers.Adam(1e-4),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        np.random.default_rng(seed).standard_normal((batch, seq, features), dtype=np.float32),
+        labels(seed, classes, (batch,)),
+    )
+
+
 JOBS: dict[str, Callable[..., Job]] = {
     "resnet50": resnet50,
     "resnet152": resnet152,
+    "densenet121": densenet121,
+    "vgg16": vgg16,
+    "inception_v3": inception_v3,
     "transformer": transformer,
     "unet": unet,
+    "lstm": lstm,
 }
 
 # Arguments that make each job small enough for a test (a second or two per step).
 TINY: dict[str, dict[str, Any]] = {
     "resnet50": {"batch": 2, "size": 32},
     "resnet152": {"batch": 2, "size": 32},
+    "densenet121": {"batch": 2, "size": 32},
+    "vgg16": {"batch": 2, "size": 32},
+    "inception_v3": {"batch": 2, "size": 75},
     "transformer": {"layers": 2, "d": 32, "heads": 2, "mlp": 64, "seq": 16, "batch": 2},
     "unet": {"levels": 2, "filters": 4, "size": 16, "batch": 2},
+    "lstm": {"layers": 2, "units": 8, "features": 4, "seq": 8, "batch": 2},
+}
+
+# Between the two: most activations count (256 KiB and more), a step takes about a second.
+SMALL: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch": 8, "size": 64},
+    "densenet121": {"batch": 8, "size": 64},
+    "vgg16": {"batch": 8, "size": 64},
+    "inception_v3": {"batch": 8, "size": 96},
+    "transformer": {"layers": 4, "d": 128, "mlp": 512, "seq": 128, "batch": 16},
+    "unet": {"levels": 3, "filters": 16, "size": 64},
+    "lstm": {"units": 128, "seq": 64},
 }
