@@ -26,17 +26,20 @@ class Job(NamedTuple):
     y: tf.Tensor
 
 
-def make_train_step(model: Any) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+def make_train_step(
+    model: Any, forward: Callable[[tf.Tensor], tf.Tensor] | None = None
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Returns one training step of a compiled model as a plain Python function.
 
     It does what `model.train_step((x, y))` does (forward pass, loss with the model's own
     additional losses, gradients, optimizer update) except that it returns the loss of the batch
-    itself, where Keras returns a running mean.
+    itself, where Keras returns a running mean. `forward` computes the prediction in place of the
+    model's own call.
     """
 
     def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            prediction = model(x, training=True)
+            prediction = forward(x) if forward else model(x, training=True)
             loss = model.compute_loss(x=x, y=y, y_pred=prediction, training=True)
         variables = model.trainable_variables
         model.optimizer.apply(tape.gradient(loss, variables), variables)
