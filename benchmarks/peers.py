@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -198,9 +199,14 @@ def measure_job(name: str) -> None:
 
 
 def failure(text: str) -> str:
-    """What went wrong, on one line that fits a table: of a message the first and the last line."""
-    lines = [line.strip().replace("|", "/") for line in text.splitlines() if line.strip()]
-    return "failed: " + " … ".join(line[:120] for line in dict.fromkeys([*lines[:1], *lines[-1:]]))
+    """What went wrong, on one line that fits a table.
+
+    Keras wraps messages in others; its own are set in bold.
+    """
+    bold = re.search(r"\x1b\[1m(.+?)\x1b\[0m", text, re.DOTALL)
+    errors = re.findall(r"^\s*(\w+Error: .+)$", text, re.MULTILINE)
+    said = bold.group(1) if bold else errors[-1] if errors else text
+    return "failed: " + " ".join(said.replace("|", "/").split())[:160]
 
 
 def run_job(name: str, peers: list[str]) -> None:
