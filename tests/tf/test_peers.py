@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,3 +54,22 @@ def test_failures_in_a_line():
         "failed: TypeError: no such thing")
     assert peers.failure("the process ended with -11\nSegmentation fault") == (
         "failed: the process ended with -11 Segmentation fault")
+
+
+def table(*arguments: str) -> list[list[str]]:
+    """The rows that a benchmark prints, as lists of cells."""
+    done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True,
+                          cwd=pathlib.Path(peers.__file__).parents[1], timeout=800)
+    assert not done.returncode, done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.mark.nightly
+def test_a_table_of_peers():
+    rows = table("benchmarks.peers", "--tiny", "--jobs=lstm", "--steps=1",
+                 "--peers=plain again,RematScope full,tfckpt")
+    assert [row[:2] for row in rows] == [["lstm", "plain again"], ["lstm", "RematScope full"],
+                                         ["lstm", "tfckpt"]]
+    assert rows[0][-1] == rows[2][-1] == "identical"
+    assert rows[1][2].startswith("failed: ") and "in user code" not in rows[1][2]
