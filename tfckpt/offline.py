@@ -54,7 +54,7 @@ def plan_offline(step: Step, options: Options) -> Result:
     """
     started = time.perf_counter()
     graph = step.graph
-    cost = build_cost_graph(graph)
+    cost = build_cost_graph(graph, options.target.rates)
     # see `tfckpt.rewrite.references` on why fences then do not await updates
     single = single_device(graph) and not has_references(graph)
     decision = plan_graph(graph, cost, options, single)

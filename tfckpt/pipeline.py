@@ -15,6 +15,7 @@ from tfckpt.capture.devices import device_parts, has_inner_collective
 from tfckpt.capture.tfgraph import NESTED_CALLS
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
+from tfckpt.cost.time import SMALL_CPU, Rates
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import Graph
 from tfckpt.plan.allocator import CPU_SMALLEST
@@ -40,6 +41,23 @@ _EXCHANGES = ("replicas exchange something before the update (synchronised stati
 
 
 @dataclasses.dataclass(frozen=True)
+class Target:
+    """The device that a step is planned for; by default this machine's.
+
+    Attributes:
+      rates: its speed.
+      smallest: smallest request, in bytes, that its allocator counts; None asks TensorFlow
+        whether there is a GPU here.
+    """
+
+    rates: Rates = SMALL_CPU
+    smallest: int | None = None
+
+
+HERE = Target()
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """Checked options of one decorated step.
 
@@ -54,6 +72,7 @@ class Options:
     free_moves: bool = True
     fad: str | bool = False
     xla_guard: str = "data"
+    target: Target = HERE
 
 
 def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
@@ -110,9 +129,9 @@ def plan_parts(graph: Graph, options: Options) -> list[Part]:
 
 def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, label: str,
                refused: str) -> Part:
-    cost = build_cost_graph(graph)
+    cost = build_cost_graph(graph, options.target.rates)
     if refused:
-        return Part(device, graph, cost, _unplanned(graph, cost), None, refused)
+        return Part(device, graph, cost, _unplanned(graph, cost, options.target), None, refused)
     reason = ""
     # a step that trains twice may read what an update wrote: no fence can then wait for updates
     for single in [True, False] if not label and single_device(graph) else [False]:
@@ -127,7 +146,7 @@ def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, 
             raise
         except (PlanError, RewriteError) as error:  # ours: options were checked before
             reason = str(error)
-    return Part(device, graph, cost, _unplanned(graph, cost), None, reason)
+    return Part(device, graph, cost, _unplanned(graph, cost, options.target), None, reason)
 
 
 def _as_before(graph: Graph, cost: CostGraph, before: list[Part]) -> Decision | None:
@@ -153,9 +172,9 @@ def unplanned_part(graph: Graph, reason: str) -> Part:
     return Part("", graph, cost, _unplanned(graph, cost), None, reason)
 
 
-def _unplanned(graph: Graph, cost: CostGraph) -> Decision:
+def _unplanned(graph: Graph, cost: CostGraph, target: Target = HERE) -> Decision:
     """The plain step as a decision."""
-    _, (timeline, peak) = price_plain(graph, cost)
+    _, (timeline, peak) = price_plain(graph, cost, target)
     plan = Plan(plain_schedule(cost))
     return Decision(graph, cost, Planned(plan, timeline, peak, cost.total_time, timeline, peak, ()))
 
@@ -196,9 +215,12 @@ def single_device(graph: Graph) -> bool:
                                          for op in graph.ops)
 
 
-def price_plain(graph: Graph, cost: CostGraph) -> tuple[int | None, tuple[Timeline, int]]:
+def price_plain(graph: Graph, cost: CostGraph,
+                target: Target = HERE) -> tuple[int | None, tuple[Timeline, int]]:
     """The smallest request that is counted in bytes, and what `baseline` says of the step."""
-    smallest: int | None = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
+    smallest = target.smallest
+    if smallest is None:
+        smallest = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
     plain = baseline(cost, in_xla=graph.in_xla, smallest=smallest)
     if 2 * plain[1] < plain[0].peak_bytes:  # hardly any request would be counted
         smallest = None
@@ -216,7 +238,7 @@ def plan_graph(graph: Graph, cost: CostGraph, options: Options, single: bool) ->
       InfeasibleBudgetError: in the unit of the budget that was asked for.
       PlanError: no plan could be made.
     """
-    smallest, plain = price_plain(graph, cost)
+    smallest, plain = price_plain(graph, cost, options.target)
     budget = options.budget.dynamic(plain[1], cost.resident_bytes)
 
     def plan(graph_cost: CostGraph) -> Planned:
@@ -228,7 +250,7 @@ def plan_graph(graph: Graph, cost: CostGraph, options: Options, single: bool) ->
     try:
         try:
             return decide(graph, cost, plan, fad=fad, budget=budget, objective=options.objective,
-                          plain_bytes=plain[1])
+                          plain_bytes=plain[1], rates=options.target.rates)
         except CostError as error:  # of forward AD: the graph itself was priced before
             warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
             return Decision(graph, cost, plan(cost))

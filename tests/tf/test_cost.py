@@ -11,6 +11,7 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import check_cost_graph
 from tfckpt.cost.storage import RESIDENT, roots
+from tfckpt.cost.time import Rates
 from tfckpt.errors import CostError
 from tfckpt.plan.schedule import plain_schedule
 from tfckpt.plan.simulate import simulate
@@ -187,6 +188,22 @@ def test_time_of_a_product_counts_its_multiplications():
 
 
 # Unknown dimensions.
+
+
+def test_times_on_another_device():
+    """A product of 512 x 64 by 64 x 32, then what somebody else has priced."""
+    def body(x, w):
+        return tf.tanh(tf.matmul(x, w, name="product"), name="bent")
+
+    graph = traced(body, tf.TensorSpec((512, 64)), tf.TensorSpec((64, 32)))
+    rates = Rates(flops_per_second=1e6, bytes_per_second=1e9, overhead_seconds=0.25,
+                  known={"bent": 7.0})
+    cost = build_cost_graph(graph, rates)
+    times = {v.name: v.time for v in cost.vertices}
+    assert times == pytest.approx({"product": 0.25 + 2 * 512 * 64 * 32 / 1e6, "bent": 7.0})
+    slow = build_cost_graph(graph, Rates(flops_per_second=1e12, bytes_per_second=1e3))
+    moved = 4 * (512 * 64 + 64 * 32 + 512 * 32)
+    assert slow.vertices[0].time == pytest.approx(moved / 1e3, abs=1e-5)
 
 
 def _unknown():

@@ -21,7 +21,7 @@ from tfckpt.cost.storage import (
     roots,
     storage_bytes,
 )
-from tfckpt.cost.time import is_expensive, seconds
+from tfckpt.cost.time import SMALL_CPU, Rates, is_expensive, seconds
 from tfckpt.graph import FORWARD, Graph, TensorId
 
 SMALL_FRACTION = 2.0e-5
@@ -29,8 +29,8 @@ SMALL_FRACTION = 2.0e-5
 SMALL_BYTES = 256
 
 
-def build_cost_graph(graph: Graph) -> CostGraph:
-    """Prices a captured graph.
+def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
+    """Prices a captured graph for a device.
 
     Raises:
       CostError: the bytes of a tensor are unknown; names the tensor and the remedy.
@@ -54,7 +54,7 @@ def build_cost_graph(graph: Graph) -> CostGraph:
         members[anchor] += (merged,)
     storages, index = _storages(graph, [members[a] for a in anchors], big, root)
     vertices = tuple(
-        _vertex(graph, members[anchor], reads, index, needs[v], readers,
+        _vertex(graph, members[anchor], reads, index, needs[v], readers, rates,
                 workspace(graph, root, inner, members[anchor]) if inner else 0)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
@@ -147,7 +147,7 @@ def _storages(graph: Graph, members, big, root):
     return storages, index
 
 
-def _vertex(graph, members, reads, index, needs, readers, extra) -> Vertex:
+def _vertex(graph, members, reads, index, needs, readers, rates, extra) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
     write = tuple(sorted(index[(i, slot)] for i in members
@@ -157,7 +157,7 @@ def _vertex(graph, members, reads, index, needs, readers, extra) -> Vertex:
     is_assign = op.type == "AssignVariableOp"
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs,
-        time=sum(seconds(graph, graph.ops[i]) for i in members),
+        time=sum(seconds(graph, graph.ops[i], rates) for i in members),
         reuses=reuses, recomputable=op.pure and op.region == FORWARD, workspace=extra,
         cheap=not is_expensive(op), donates=read if is_assign else (), ops=tuple(members),
         fusible=merges_into_its_reader(graph, anchor, readers),

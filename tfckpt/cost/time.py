@@ -1,16 +1,35 @@
 """Analytic time of an op: the larger of arithmetic and memory traffic, in seconds.
 
-The two rates are those of a small CPU; only their ratio steers plans. Convolutions and matrix
+The default rates are those of a small CPU; only their ratio steers plans. Convolutions and matrix
 products count multiply-adds as two operations; every other op moves its inputs and outputs.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
 from tfckpt.graph import Graph, Op
 
-FLOPS_PER_SECOND = 1.0e11
-BYTES_PER_SECOND = 1.0e10
-OVERHEAD_SECONDS = 2.0e-6
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """How fast a device is.
+
+    Attributes:
+      flops_per_second: floating-point operations.
+      bytes_per_second: read and written.
+      overhead_seconds: what any op takes.
+      known: seconds by op name, of ops that somebody else has priced.
+    """
+
+    flops_per_second: float = 1.0e11
+    bytes_per_second: float = 1.0e10
+    overhead_seconds: float = 2.0e-6
+    known: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
+
+
+SMALL_CPU = Rates()
 
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput",
                  "Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropInput",
@@ -28,12 +47,14 @@ def is_expensive(op: Op) -> bool:
     return op.type in _CONVOLUTIONS or op.type in _PRODUCTS
 
 
-def seconds(graph: Graph, op: Op) -> float:
-    """Analytic run time of one op; shapes must be known."""
+def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
+    """Run time of one op, analytic where it is not known; shapes must be known."""
+    if op.name in rates.known:
+        return rates.known[op.name]
     moved = sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in op.inputs)
     moved += sum(t.bytes or 0 for t in op.outputs)
-    traffic = moved * _PER_BYTE.get(op.type, 1.0) / BYTES_PER_SECOND
-    return OVERHEAD_SECONDS + max(traffic, flops(graph, op) / FLOPS_PER_SECOND)
+    traffic = moved * _PER_BYTE.get(op.type, 1.0) / rates.bytes_per_second
+    return rates.overhead_seconds + max(traffic, flops(graph, op) / rates.flops_per_second)
 
 
 def flops(graph: Graph, op: Op) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.storage import roots
+from tfckpt.cost.time import SMALL_CPU, Rates
 from tfckpt.errors import CostError, InfeasibleBudgetError
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
 from tfckpt.fad.transform import take
@@ -74,8 +75,8 @@ class Decision:
 
 
 def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
-           budget: int | None = None, objective: str = "time",
-           plain_bytes: int = 0) -> Decision:
+           budget: int | None = None, objective: str = "time", plain_bytes: int = 0,
+           rates: Rates = SMALL_CPU) -> Decision:
     """Plans a step with the derivatives that are worth keeping.
 
     Args:
@@ -85,6 +86,7 @@ def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
       fad: False keeps no derivative, True every one that saves bytes, "auto" weighs them.
       budget, objective: what `plan` plans for; see `plan_step`.
       plain_bytes: dynamic peak of the plain step.
+      rates: of the device; `cost` was priced with them.
 
     Raises:
       InfeasibleBudgetError: no plan fits; the smallest budget of those tried is named.
@@ -103,15 +105,15 @@ def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
     useful, conflicts = _compatible(graph, [a for a in offers.alternatives if a.saves >= least])
     reasons.update(conflicts)
     if fad is True:
-        found = _with(graph, cost, useful, plan)
+        found = _with(graph, cost, useful, plan, rates)
         return _told(graph, offers, found, useful, reasons, "")
     if sum(a.saves for a in useful) < WORTHWHILE * plain_bytes:
         why = f"all such regions together save less than {WORTHWHILE:.0%} of the plain peak"
         return _told(graph, offers, Decision(graph, cost, plan(cost)), (), reasons, why)
-    return _weighed(graph, cost, plan, offers, useful, reasons, budget, objective)
+    return _weighed(graph, cost, plan, rates, offers, useful, reasons, budget, objective)
 
 
-def _weighed(graph: Graph, cost: CostGraph, plan: Planner, offers: Offers,
+def _weighed(graph: Graph, cost: CostGraph, plan: Planner, rates: Rates, offers: Offers,
              useful: Sequence[Alternative], reasons: dict, budget: int | None,
              objective: str) -> Decision:
     """The best of the plans without, with all, and with part of the alternatives."""
@@ -121,7 +123,7 @@ def _weighed(graph: Graph, cost: CostGraph, plan: Planner, offers: Offers,
     def attempt(taken: Taken) -> None:
         if taken not in tried:
             try:
-                tried[taken] = _with(graph, cost, [useful[i] for i in taken], plan)
+                tried[taken] = _with(graph, cost, [useful[i] for i in taken], plan, rates)
             except InfeasibleBudgetError as error:
                 tried[taken] = None
                 refusals.append(error)
@@ -181,11 +183,11 @@ def _suffixes(count: int, vertices: int) -> list[Taken]:
 
 
 def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
-          plan: Planner) -> Decision:
+          plan: Planner, rates: Rates) -> Decision:
     if not alternatives:
         return Decision(graph, cost, plan(cost))
     after = take(graph, alternatives)
-    priced = build_cost_graph(after)
+    priced = build_cost_graph(after, rates)
     return Decision(after, priced, plan(priced))
 
 
