@@ -207,23 +207,10 @@ class Priced:
         return batch, found
 
     def largest(self, budget: int, fad: bool) -> int:
-        """The largest batch that fits, by secants: the bytes are nearly a line in the batch."""
-        low, high = FLAGS.batch, 2 * FLAGS.batch
-        while self.bytes(high, fad) <= budget:
-            low, high = high, max(high + 1, self._hit(low, high, budget, fad) + 1)
-        while high - low > 1:
-            guess = min(max(self._hit(low, high, budget, fad), low + 1), high - 1)
-            if self.bytes(guess, fad) <= budget:
-                low = guess
-                if self.bytes(guess + 1, fad) > budget:
-                    break
-            else:
-                high = guess
-        return low
+        """The largest batch that fits."""
+        from tfckpt.largest import largest_batch
 
-    def _hit(self, low: int, high: int, budget: int, fad: bool) -> int:
-        each = (self.bytes(high, fad) - self.bytes(low, fad)) / (high - low)
-        return low + int((budget - self.bytes(low, fad)) / max(each, 1))
+        return largest_batch(lambda n: self.bytes(n, fad), budget, FLAGS.batch)
 
 
 def together(steps: Steps) -> list[str]:

@@ -53,7 +53,7 @@ def _fix_placeholder(node, op: tf.Operation, batch_size, inputs) -> None:
     if output.dtype == tf.resource:
         data = tf_adapter.handle_shape(output)
         if data is not None:  # a captured variable: give its reads their shape back
-            _to_variable(node, *data)
+            to_variable(node, *data)
         return
     shape = inputs.get(node.name)
     target = node.attr["shape"].shape
@@ -63,7 +63,8 @@ def _fix_placeholder(node, op: tf.Operation, batch_size, inputs) -> None:
     _fill(target, batch_size)
 
 
-def _to_variable(node, shape: tf.TensorShape, dtype: tf.DType) -> None:
+def to_variable(node, shape: tf.TensorShape, dtype: tf.DType) -> None:
+    """Makes a NodeDef that stands for a resource the handle of a variable."""
     node.op = "VarHandleOp"
     node.ClearField("attr")
     node.attr["dtype"].type = dtype.as_datatype_enum

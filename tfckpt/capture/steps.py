@@ -82,6 +82,25 @@ def training_steps(document: Document, *, batch_size: int | None = None,
     return found
 
 
+def step_definition(document: Document, step: Step,
+                    batch_size: int | None = None) -> tf.compat.v1.GraphDef:
+    """The graph of a step by itself, as TensorFlow can import it.
+
+    Ops have the names that they have in `step.graph`; as many shapes are known as can be, and
+    variables are handles with shapes.
+    """
+    definition = document.graph_defs()[step.meta]
+    if step.function:
+        function = next(f for f in definition.library.function
+                        if f.signature.name == step.function)
+        live = tf_adapter.function_graph(function, definition)
+    else:
+        live = tf.Graph()
+        with live.as_default():
+            tf.graph_util.import_graph_def(definition, name="")
+    return concrete_shapes(live, batch_size, {}, library=definition.library).as_graph_def()
+
+
 def _refusal(source: str, error: Exception) -> CaptureError:
     unknown = _UNKNOWN_OP.search(str(error))
     if unknown:

@@ -8,7 +8,8 @@ version that moved one of them says so.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -249,6 +250,83 @@ def mark_ops(attribute: str) -> contextlib.AbstractContextManager[None]:
     """A context in which ops that are traced get an attribute, 1."""
     graph = tf.compat.v1.get_default_graph()
     return graph._attr_scope({attribute: tf.compat.v1.AttrValue(i=1)})
+
+
+# Grappler's virtual cluster (`grappler_ext.estimates`).
+
+
+def inlined(function) -> tf.compat.v1.GraphDef:
+    """A concrete function's graph with the functions that it calls in place of the calls.
+
+    Captures become placeholders without the shape of the variable behind them.
+    """
+    from tensorflow.python.framework import convert_to_constants
+
+    definition = convert_to_constants._run_inline_graph_optimization(function, False, True)
+    for node in definition.node:
+        if "_class" in node.attr:  # colocation with nodes that inlining has renamed
+            del node.attr["_class"]
+    return definition
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualRun:
+    """What Grappler expects of a graph on one device that need not exist.
+
+    Attributes:
+      peak_bytes: highest sum of live tensors.
+      live: (op, output, bytes) of what is live then, in no order.
+      seconds: by op, in the order of the simulated execution.
+    """
+
+    peak_bytes: int
+    live: tuple[tuple[str, int, int], ...]
+    seconds: Mapping[str, float]
+
+
+_SLOWED = 1000
+"""Grappler counts live tensors by the microsecond, in which a fast device runs many ops. It is
+told of a device that is so much slower, and its times are divided."""
+_LANES, _ARCHITECTURE = 64, "7"
+"""Grappler has a multiprocessor of this architecture finish so many multiply-adds a cycle."""
+
+
+def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, gpu: bool,
+                  flops_per_second: float, bytes_per_second: float) -> VirtualRun:
+    """Has Grappler simulate a graph.
+
+    Args:
+      definition: importable, every shape known, variables as `VarHandleOp`.
+      fetches: names of the ops that must run.
+      gpu: whether the device is a GPU.
+      flops_per_second, bytes_per_second: its rates, to four digits where they are 10^12 and 10^9
+        or more.
+
+    Raises:
+      ValueError, tf.errors.OpError: Grappler does not accept the graph.
+    """
+    from tensorflow.core.protobuf import device_properties_pb2
+    from tensorflow.python.grappler import cluster, item
+
+    meta = tf.compat.v1.MetaGraphDef(graph_def=definition)
+    meta.collection_def["train_op"].node_list.value.extend(fetches)
+    # Called a CPU whatever it is: Grappler asks CUDA about every device that is called a GPU. Its
+    # memory is endless, since a graph that did not fit would be an error without an answer.
+    megaflops = flops_per_second / 1e6 / _SLOWED
+    device = device_properties_pb2.NamedDevice(
+        name="/job:localhost/replica:0/task:0/device:CPU:0",
+        properties=device_properties_pb2.DeviceProperties(
+            type="GPU" if gpu else "CPU", frequency=1, memory_size=1 << 60,
+            num_cores=max(1, round(megaflops / (2 * _LANES if gpu else 1))),
+            bandwidth=max(1, round(bytes_per_second / 1e3 / _SLOWED)),
+            environment={"architecture": _ARCHITECTURE} if gpu else {}))
+    made = item.Item(meta, ignore_user_placement=True)
+    with cluster.Provision(devices=[device], disable_timeline=False) as machine:
+        peak, live = machine.DeterminePeakMemoryUsage(made)[device.name]
+        _, _, stats = machine.MeasureCosts(made)
+    return VirtualRun(peak, tuple((name, slot, size) for name, slot, size, *_ in live),
+                      {node.node_name: node.op_end_rel_nanos / (1e9 * _SLOWED)
+                       for entry in stats.dev_stats for node in entry.node_stats})
 
 
 # Eager tapes (`tfckpt.forward_ad`).

@@ -1,0 +1,255 @@
+"""What Grappler expects of a step on a device that need not be there: peak bytes and time.
+
+Grappler simulates the graph op by op, the first ready first, with times from the device's rates,
+and counts the outputs that are still to be read. It counts as it is written: a pass-through such
+as Identity or Reshape is a tensor of its own, no kernel writes into its input, and there is no
+allocator. `docs/estimates.md` compares it with tfckpt's simulator and with measured peaks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from grappler_ext.devices import GPU, Device, find_device
+from tfckpt.api import CheckpointedStep
+from tfckpt.budget import format_bytes
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.devices import device_parts
+from tfckpt.capture.shapes import concrete_shapes, to_variable
+from tfckpt.capture.tfgraph import capture
+from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
+from tfckpt.errors import CaptureError, CostError
+from tfckpt.graph import Graph, TensorId
+from tfckpt.pipeline import make_options
+
+_VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+_GIVEN = frozenset({"Placeholder", "Const", "_Arg", "IteratorGetNext", "IteratorGetNextSync",
+                    "OptionalGetValue"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """A tensor at the peak.
+
+    Attributes:
+      name: "op:output".
+      bytes: of it.
+      storage: the tensor whose memory it is, itself unless it passes on another; empty for a
+        variable's value, an input or a constant, whose memory is there before the step.
+    """
+
+    name: str
+    bytes: int
+    storage: str
+
+    @property
+    def resident(self) -> bool:
+        """Whether its memory is there before the step."""
+        return not self.storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What a graph costs on a device.
+
+    Attributes:
+      peak_bytes: highest sum of live tensors as Grappler counts it: resident ones are part of it
+        while something is to read them, and memory that has two names counts twice.
+      live: what is live then, the largest first.
+      seconds: of one step, op after op.
+      op_seconds: by op name.
+      resident_bytes: all variables, inputs and constants of the graph.
+    """
+
+    peak_bytes: int
+    live: tuple[Live, ...]
+    seconds: float
+    op_seconds: Mapping[str, float] = dataclasses.field(repr=False)
+    resident_bytes: int = 0
+
+    @property
+    def dynamic_bytes(self) -> int:
+        """Of the peak, what was not there before the step, each storage once."""
+        return sum({t.storage: t.bytes for t in reversed(self.live) if t.storage}.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """What the device must hold: everything resident and the dynamic part of the peak."""
+        return self.resident_bytes + self.dynamic_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A step on a device.
+
+    Attributes:
+      name: of the step.
+      device: for which it was estimated.
+      plain: the step as it was written.
+      rewritten: the step with tfckpt; None where that was not asked for.
+    """
+
+    name: str
+    device: Device
+    plain: Costs
+    rewritten: Costs | None = None
+
+    def fits(self, costs: Costs) -> bool:
+        """Whether the device holds one of the two."""
+        return costs.device_bytes <= self.device.usable_bytes
+
+    def __str__(self) -> str:
+        columns = [("plain", self.plain)]
+        if self.rewritten is not None:
+            columns.append(("with tfckpt", self.rewritten))
+        rows: list[tuple[str, Callable[[Costs], str]]] = [
+            ("", lambda c: next(name for name, costs in columns if costs is c)),
+            ("peak", lambda c: format_bytes(c.peak_bytes)),
+            ("  above resident", lambda c: format_bytes(c.dynamic_bytes)),
+            ("resident", lambda c: format_bytes(c.resident_bytes)),
+            ("fits", lambda c: "yes" if self.fits(c) else "no"),
+            ("time of a step", lambda c: f"{1e3 * c.seconds:.3f} ms")]
+        lines = [f"{self.name} on {self.device.name} "
+                 f"({format_bytes(self.device.usable_bytes)} usable), by Grappler's virtual cluster"]
+        lines += [f"  {label:<18}" + "".join(f"{cell(c):>14}" for _, c in columns)
+                  for label, cell in rows]
+        for name, costs in columns:
+            lines.append(f"  live at the peak, {name}: {len(costs.live)} tensors")
+            lines += [f"  {format_bytes(t.bytes):>12}  {t.name}{'  (resident)' * t.resident}"
+                      for t in costs.live[:8]]
+        return "\n".join(lines)
+
+
+def estimate(function: Any, *args: Any, device: str | Device = "H100-80GB",
+             budget: object = None, **options: Any) -> Estimate:
+    """Estimates a step's memory and time on a device.
+
+    Nothing runs: the function is traced for these arguments, functions that it calls are inlined,
+    and Grappler simulates the result.
+
+    Args:
+      function: a `tf.function`, or a step under `tfckpt.checkpoint`; of the latter both what it
+        was made of and what it is are estimated.
+      args: what it would be called with; `tf.TensorSpec` stands for a tensor.
+      device: a preset's name, its figures as text (see `find_device`), or a `Device`.
+      budget: for a `tf.function`: also estimate it under `tfckpt.checkpoint` with this budget,
+        planned with the device's times.
+      options: further ones of `tfckpt.checkpoint`; `batch_size` also says what dimensions that
+        a signature leaves open stand for.
+
+    Raises:
+      PlanError: an unknown device, or a malformed option.
+      CaptureError: not something that can be traced.
+      CostError: a dimension is unknown, or several devices work on the step.
+      InfeasibleBudgetError: no plan fits the budget.
+    """
+    found = find_device(device)
+    checked = make_options("min" if budget is None else budget, **options)
+    plain_function = function.plain if isinstance(function, CheckpointedStep) else function
+    traced = _traced(plain_function, args)
+    plain = _function_costs(traced, args, found, checked.batch_size)
+    rewritten = None
+    if isinstance(function, CheckpointedStep):
+        rewritten = _function_costs(_traced(function, args), args, found, checked.batch_size)
+    elif budget is not None:
+        target = found.target(dict(plain.op_seconds))
+        step = CheckpointedStep(plain_function, dataclasses.replace(checked, target=target))
+        rewritten = _function_costs(_traced(step, args), args, found, checked.batch_size)
+    return Estimate(getattr(function, "__name__", traced.name), found, plain, rewritten)
+
+
+def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) -> Costs:
+    """What a graph costs.
+
+    Args:
+      definition: with every shape known and variables as `VarHandleOp`.
+      graph: the part of it that runs.
+
+    Raises:
+      CostError: a dimension is unknown, or Grappler refuses the graph.
+    """
+    root = roots(graph)
+    storage_bytes(graph, root)  # refuses unknown dimensions: Grappler silently takes them for 1
+    if len(device_parts(graph)) > 1:
+        raise CostError(f"cost: several devices work on {graph.name!r}; estimate the step of one "
+                        "replica")
+    wanted = [graph.ops[i].name for i in (*(i for i, _ in graph.fetches), *graph.sinks)]
+    try:
+        run = tf_adapter.run_virtually(
+            definition, list(dict.fromkeys(wanted)), gpu=device.kind == GPU,
+            flops_per_second=device.flops_per_second, bytes_per_second=device.bandwidth)
+    except (ValueError, tf.errors.OpError) as error:
+        raise CostError(f"cost: Grappler cannot estimate {graph.name!r}: {error}") from error
+    index = {op.name: i for i, op in enumerate(graph.ops)}
+    live = sorted((Live(f"{op}:{slot}", size, _storage(graph, root[index[op]][slot]))
+                   for op, slot, size in run.live), key=lambda t: (-t.bytes, t.name))
+    return Costs(run.peak_bytes, tuple(live), sum(run.seconds.values()), run.seconds,
+                 _resident_bytes(definition, graph))
+
+
+def _storage(graph: Graph, root: TensorId) -> str:
+    return "" if root == RESIDENT else f"{graph.ops[root[0]].name}:{root[1]}"
+
+
+def _resident_bytes(definition: tf.compat.v1.GraphDef, graph: Graph) -> int:
+    """Of variables, whether read or only written (the slots of fused updates), and of inputs."""
+    total = sum(t.bytes or 0 for op in graph.ops if op.type in _GIVEN for t in op.outputs)
+    names = {op.name for op in graph.ops if op.type in _VARIABLES}
+    for node in definition.node:
+        if node.name in names:
+            shape = tf.TensorShape(node.attr["shape"].shape)
+            kind = tf.dtypes.as_dtype(node.attr["dtype"].type)
+            total += (shape.num_elements() or 0) * kind.size
+    return total
+
+
+# Functions.
+
+
+def _traced(function: Any, args: Sequence[Any]) -> Any:
+    """The concrete function for some arguments."""
+    if isinstance(function, tf.types.experimental.ConcreteFunction):
+        return function
+    if not hasattr(function, "get_concrete_function"):
+        raise CaptureError(f"capture: {function!r} is no tf.function; put tf.function around it")
+    return function.get_concrete_function(*args)
+
+
+def _function_costs(traced: Any, args: Sequence[Any], device: Device,
+                    batch_size: int | None) -> Costs:
+    definition = tf_adapter.inlined(traced)
+    nodes = {node.name: node for node in definition.node}
+    for tensor in traced.inputs:
+        known = tf_adapter.handle_shape(tensor) if tensor.dtype == tf.resource else None
+        if known is not None:
+            to_variable(nodes[tensor.op.name], *known)
+    live = _imported(definition)
+    shaped = concrete_shapes(live, batch_size, _argument_shapes(traced, args),
+                             library=definition.library)
+    graph = capture(shaped, name=traced.name,
+                    fetches=[shaped.get_tensor_by_name(t.name) for t in traced.outputs])
+    return costs_of(shaped.as_graph_def(), graph, device)
+
+
+def _imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
+    live = tf.Graph()
+    with live.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    return live
+
+
+def _argument_shapes(traced: Any, args: Sequence[Any]) -> dict[str, list[int]]:
+    """Full shapes of the arguments that have one, by placeholder."""
+    given = [a for a in tf.nest.flatten(args, expand_composites=True)
+             if hasattr(a, "shape") and hasattr(a, "dtype") and not isinstance(a, tf.Variable)]
+    captured = {t.name for t in traced.graph.internal_captures}
+    inputs = [t for t in traced.inputs if t.name not in captured]
+    if len(given) != len(inputs):
+        return {}
+    return {t.op.name: tf.TensorShape(a.shape).as_list()
+            for t, a in zip(inputs, given, strict=True)
+            if tf.TensorShape(a.shape).is_fully_defined()}
