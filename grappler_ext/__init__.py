@@ -6,11 +6,15 @@
 
 A native Grappler pass (see `BUILD_NOTES.md`) sees each function after inlining and after
 Grappler's own passes. Functions compiled by XLA do not pass through it.
+
+`grappler_ext.estimate(step, x, y, device="H100-80GB")` says what a step would need on a device that
+is not here; it needs no compiler.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,9 +22,12 @@ from grappler_ext.builtin import builtin_recomputation, recompute_hint
 
 if TYPE_CHECKING:
     from grappler_ext.bridge import Bridge, Rewriter
+    from grappler_ext.devices import PRESETS, Device
+    from grappler_ext.estimates import Estimate, estimate
     from tfckpt.report import Report
 
-__all__ = ["builtin_recomputation", "disable", "enable", "enabled", "recompute_hint", "reports",
+__all__ = ["PRESETS", "Device", "Estimate", "builtin_recomputation", "disable", "enable", "enabled",
+           "estimate", "recompute_hint", "reports",
            "session_config"]
 
 PASS = "TfckptOptimizer"
@@ -98,3 +105,13 @@ def session_config(config=None):
 def reports() -> dict[str, Report]:
     """Reports by function name, of what was planned since the last `enable`."""
     return dict(_rewriter.reports) if _rewriter else {}
+
+
+_LAZY = {"PRESETS": "devices", "Device": "devices", "Estimate": "estimates",
+         "estimate": "estimates"}
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'grappler_ext' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"grappler_ext.{_LAZY[name]}"), name)

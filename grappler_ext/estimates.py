@@ -113,8 +113,8 @@ class Estimate:
             ("resident", lambda c: format_bytes(c.resident_bytes)),
             ("fits", lambda c: "yes" if self.fits(c) else "no"),
             ("time of a step", lambda c: f"{1e3 * c.seconds:.3f} ms")]
-        lines = [f"{self.name} on {self.device.name} "
-                 f"({format_bytes(self.device.usable_bytes)} usable), by Grappler's virtual cluster"]
+        lines = [f"{self.name} on {self.device.name}, by Grappler's virtual cluster "
+                 f"({format_bytes(self.device.usable_bytes)} usable)"]
         lines += [f"  {label:<18}" + "".join(f"{cell(c):>14}" for _, c in columns)
                   for label, cell in rows]
         for name, costs in columns:

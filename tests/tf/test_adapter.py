@@ -136,6 +136,53 @@ def test_handle_shape_of_captured_variables():
     assert shape.as_list() == [2, 5] and dtype == tf.float16
 
 
+def test_inlined():
+    variable = tf.Variable(tf.ones((3,)))
+    inner = tf.function(lambda x: tf.tanh(x, name="inside") * variable)
+    outer = tf.function(lambda x: inner(inner(x)))
+    concrete = outer.get_concrete_function(VECTOR)
+    definition = tf_adapter.inlined(concrete)
+    types = [node.op for node in definition.node]
+    assert types.count("Tanh") == 2 and not any("PartitionedCall" in t for t in types)
+    assert not any("_class" in node.attr for node in definition.node)
+    names = {node.name for node in definition.node}
+    assert {t.op.name for t in (*concrete.inputs, *concrete.outputs)} <= names
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_run_virtually(gpu):
+    """Tensors of 4 MB each, moved at 4 MB a second; what is not fetched does not run.
+
+    x is freed only after b has been allocated.
+    """
+    graph = tf.Graph()
+    with graph.as_default(), tf.device("/device:CPU:0"):
+        x = tf.compat.v1.placeholder(tf.float32, (1000, 1000), name="x")
+        tf.exp(tf.exp(x, name="a"), name="b")
+        tf.exp(x, name="unwanted")
+    run = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], gpu=gpu, flops_per_second=1e15,
+                                   bytes_per_second=4e6)
+    assert run.peak_bytes == 12_000_000
+    assert sorted(run.live) == [(name, 0, 4_000_000) for name in ("a", "b", "x")]
+    assert list(run.seconds) == ["x", "a", "b"]
+    assert run.seconds["a"] == pytest.approx(2.0, rel=0.01)
+    slow = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], gpu=gpu, flops_per_second=1e13,
+                                    bytes_per_second=1e15)
+    fast = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], gpu=gpu, flops_per_second=1e14,
+                                    bytes_per_second=1e15)
+    assert slow.seconds["a"] == pytest.approx(10 * fast.seconds["a"], rel=0.2)
+
+
+def test_run_virtually_on_a_device_too_small_for_the_graph():
+    """Grappler has no answer for a graph that does not fit; it is told of endless memory."""
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.exp(tf.zeros((1 << 20, 1 << 16)), name="a")  # 256 GiB
+    run = tf_adapter.run_virtually(graph.as_graph_def(), ["a"], gpu=True, flops_per_second=1e12,
+                                   bytes_per_second=1e12)
+    assert run.peak_bytes >= 2 << 38
+
+
 def test_handle_shape_of_eager_handles():
     shape, dtype = tf_adapter.handle_shape(tf.Variable(tf.zeros((2, 5))).handle)
     assert shape.as_list() == [2, 5] and dtype == tf.float32

@@ -299,8 +299,8 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
       definition: importable, every shape known, variables as `VarHandleOp`.
       fetches: names of the ops that must run.
       gpu: whether the device is a GPU.
-      flops_per_second, bytes_per_second: its rates, to four digits where they are 10^12 and 10^9
-        or more.
+      flops_per_second, bytes_per_second: its rates; of the former Grappler is told a multiple of
+        10^9 (of 128 * 10^9 for a GPU), of the latter one of 10^6.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
