@@ -188,19 +188,25 @@ def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) ->
     live = sorted((Live(f"{op}:{slot}", size, _storage(graph, root[index[op]][slot]))
                    for op, slot, size in run.live), key=lambda t: (-t.bytes, t.name))
     return Costs(run.peak_bytes, tuple(live), sum(run.seconds.values()), run.seconds,
-                 _resident_bytes(definition, graph))
+                 resident_bytes(definition, graph))
 
 
 def _storage(graph: Graph, root: TensorId) -> str:
     return "" if root == RESIDENT else f"{graph.ops[root[0]].name}:{root[1]}"
 
 
-def _resident_bytes(definition: tf.compat.v1.GraphDef, graph: Graph) -> int:
-    """Of variables, whether read or only written (the slots of fused updates), and of inputs."""
+def resident_bytes(definition: tf.compat.v1.GraphDef, graph: Graph) -> int:
+    """Bytes of a graph's variables, inputs and constants.
+
+    Args:
+      definition: has the shapes of variables, also of those that are only written, such as the
+        slots of fused updates.
+      graph: what runs of it, and the shapes of inputs.
+    """
     total = sum(t.bytes or 0 for op in graph.ops if op.type in _GIVEN for t in op.outputs)
-    names = {op.name for op in graph.ops if op.type in _VARIABLES}
+    names = {op.name for op in graph.ops}
     for node in definition.node:
-        if node.name in names:
+        if node.op in _VARIABLES and node.name in names:
             shape = tf.TensorShape(node.attr["shape"].shape)
             kind = tf.dtypes.as_dtype(node.attr["dtype"].type)
             total += (shape.num_elements() or 0) * kind.size

@@ -77,7 +77,7 @@ class Options:
 
 def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
                  batch_size: int | None = None, free_moves: bool = True,
-                 fad: str | bool = False) -> Options:
+                 fad: str | bool = False, target: Target = HERE) -> Options:
     """Checks options before anything is traced.
 
     Raises:
@@ -89,7 +89,7 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
         raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
     if not isinstance(fad, bool) and fad != AUTO:
         raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
-    return Options(parse_budget(budget), solver, objective, batch_size, free_moves, fad)
+    return Options(parse_budget(budget), solver, objective, batch_size, free_moves, fad, target)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,6 +108,10 @@ def _flags(command: str) -> flags.FlagValues:
         flags.DEFINE_integer("top", 12, "How many tensors at the peak are listed.", lower_bound=0,
                              **where)
     if command == "plan":
+        flags.DEFINE_string("device", None, "Plans with the times of a GPU that need not be here, "
+                            "such as H100-80GB, and says whether the step fits there and which "
+                            "batch does. Also: memory=24GB,bandwidth=600GB,clock=1.7GHz,cores=9216",
+                            **where)
         flags.DEFINE_string("plot", None, "Also draws the table to this file (png, svg, pdf).",
                             **where)
     if command in ("rewrite", "plan"):

@@ -14,6 +14,7 @@ from tfckpt.budget import format_bytes
 from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
 from tfckpt.capture.steps import Step, training_steps
 from tfckpt.cli.arguments import Request
+from tfckpt.cli.device import Fit, known_device, plan_for
 from tfckpt.cli.output import (
     check_target,
     progress,
@@ -132,7 +133,11 @@ def _plan(request: Request) -> int:
     if request.plot:
         kind = kind_of(request.plot)
         check_target(request.plot, directory=False, force=request.force)
-    results = _results(request, document)
+    fits: list[Fit] = []
+    if request.device is None:
+        results = _results(request, document)
+    else:
+        results, fits = _results_for_device(request, document)
     if request.plot:
         write_file(request.plot, drawn(front_figure(results[0].report.front), kind),
                    force=request.force)
@@ -140,10 +145,23 @@ def _plan(request: Request) -> int:
             print(f"tfckpt: {request.plot} shows {results[0].step.name} only", file=sys.stderr)
     if request.json:
         print(json.dumps({"source": document.source, "kind": document.kind,
-                          "steps": [_planned(r) for r in results]}, indent=2))
+                          "steps": [_planned(r) | ({"device": fits[i].described()} if fits else {})
+                                    for i, r in enumerate(results)]}, indent=2))
     else:
-        print("\n\n".join(_front_table(r) for r in results))
+        print("\n\n".join("\n\n".join([_front_table(r), *map(str, fits[i:i + 1])])
+                          for i, r in enumerate(results)))
     return 0
+
+
+def _results_for_device(request: Request, document: Document) -> tuple[list[Result], list[Fit]]:
+    device, options = known_device(request.device), _options(request)
+    results, fits = [], []
+    for step in _steps(request, document):
+        with progress(f"planning {step.name} for {device.name}"):
+            result, fit = plan_for(document, step, options, device, request.fetch)
+        results.append(result)
+        fits.append(fit)
+    return results, fits
 
 
 def _planned(result: Result) -> dict:
