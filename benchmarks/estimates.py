@@ -72,9 +72,9 @@ def row(name: str) -> list[str]:
     """The cells of a model."""
     import tensorflow as tf
 
-    import grappler_ext
     from benchmarks import measure
-    from grappler_ext.devices import CPU, Device
+    from grappler_ext.devices import CPU, Device, find_device
+    from grappler_ext.estimates import costs_of, inlined_graph
     from tfckpt.capture.tfgraph import capture
     from tfckpt.cost.build import build_cost_graph
     from tfckpt.cost.time import SMALL_CPU
@@ -82,14 +82,15 @@ def row(name: str) -> list[str]:
 
     job = models()[name]()
     step = tf.function(job.train_step, autograph=False)
-    graph = capture(step.get_concrete_function(job.x, job.y).graph)
+    traced = step.get_concrete_function(job.x, job.y)
+    graph = capture(traced.graph)
     cost = build_cost_graph(graph)
     ours = price_plain(graph, cost)[1][1]
     lanes = 32
     here = Device("CPU", 1 << 40, SMALL_CPU.bytes_per_second,
                   SMALL_CPU.flops_per_second / 2 / lanes, lanes, kind=CPU)
-    cpu, gpu = (grappler_ext.estimate(step, job.x, job.y, device=device).plain
-                for device in (here, FLAGS.device))
+    definition, inlined = inlined_graph(traced, (job.x, job.y))
+    cpu, gpu = (costs_of(definition, inlined, d) for d in (here, find_device(FLAGS.device)))
     samples = [s for s, in measure.take_turns([(step, (job.x, job.y))], FLAGS.steps, FLAGS.warmup)]
     peak = statistics.median(s.peak for s in samples)
     seconds = statistics.median(s.seconds for s in samples)

@@ -151,14 +151,13 @@ def estimate(function: Any, *args: Any, device: str | Device = "H100-80GB",
     checked = make_options("min" if budget is None else budget, **options)
     plain_function = function.plain if isinstance(function, CheckpointedStep) else function
     traced = _traced(plain_function, args)
-    plain = _function_costs(traced, args, found, checked.batch_size)
-    rewritten = None
-    if isinstance(function, CheckpointedStep):
-        rewritten = _function_costs(_traced(function, args), args, found, checked.batch_size)
-    elif budget is not None:
+    plain = costs_of(*inlined_graph(traced, args, checked.batch_size), found)
+    ours = function if isinstance(function, CheckpointedStep) else None
+    if ours is None and budget is not None:
         target = found.target(dict(plain.op_seconds))
-        step = CheckpointedStep(plain_function, dataclasses.replace(checked, target=target))
-        rewritten = _function_costs(_traced(step, args), args, found, checked.batch_size)
+        ours = CheckpointedStep(plain_function, dataclasses.replace(checked, target=target))
+    rewritten = None if ours is None else costs_of(
+        *inlined_graph(_traced(ours, args), args, checked.batch_size), found)
     return Estimate(getattr(function, "__name__", traced.name), found, plain, rewritten)
 
 
@@ -225,8 +224,15 @@ def _traced(function: Any, args: Sequence[Any]) -> Any:
     return function.get_concrete_function(*args)
 
 
-def _function_costs(traced: Any, args: Sequence[Any], device: Device,
-                    batch_size: int | None) -> Costs:
+def inlined_graph(traced: Any, args: Sequence[Any] = (),
+                  batch_size: int | None = None) -> tuple[tf.compat.v1.GraphDef, Graph]:
+    """A concrete function as `costs_of` takes it.
+
+    Args:
+      traced: the concrete function.
+      args: the call's arguments, whose shapes count where the signature leaves them open.
+      batch_size: what a leading dimension that stays unknown stands for.
+    """
     definition = tf_adapter.inlined(traced)
     nodes = {node.name: node for node in definition.node}
     for tensor in traced.inputs:
@@ -238,7 +244,7 @@ def _function_costs(traced: Any, args: Sequence[Any], device: Device,
                              library=definition.library)
     graph = capture(shaped, name=traced.name,
                     fetches=[shaped.get_tensor_by_name(t.name) for t in traced.outputs])
-    return costs_of(shaped.as_graph_def(), graph, device)
+    return shaped.as_graph_def(), graph
 
 
 def _imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
