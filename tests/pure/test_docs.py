@@ -17,6 +17,7 @@ from tfckpt import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "errors").glob("*.md"))
+PACKAGES = ("tfckpt", "grappler_ext")
 CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 WARNINGS = "warnings"
 BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -45,7 +46,7 @@ def said(node: ast.expr, names: dict[str, ast.expr]) -> str:
 def messages() -> list[tuple[str, str, str]]:
     """(class or "warnings", what it says, where in the source) of every message."""
     found = []
-    for path in sorted((ROOT / "tfckpt").rglob("*.py")):
+    for path in [p for name in PACKAGES for p in sorted((ROOT / name).rglob("*.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {target.id: node.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
                  for target in node.targets if isinstance(target, ast.Name)}
@@ -54,7 +55,8 @@ def messages() -> list[tuple[str, str, str]]:
                 continue
             called = ast.unparse(node.func).rpartition(".")[2]
             kind = {"warn": WARNINGS, "warning": WARNINGS}.get(called, called)
-            if kind == WARNINGS or kind in CLASSES:
+            # what the native pass logs is on its own page
+            if kind in CLASSES or kind == WARNINGS and path.is_relative_to(ROOT / "tfckpt"):
                 text = said(node.args[0], names).replace("%s", ANY)
                 found.append((kind, " ".join(text.split()),
                               f"{path.relative_to(ROOT)}:{node.lineno}"))
