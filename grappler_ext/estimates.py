@@ -19,7 +19,7 @@ from tfckpt.api import CheckpointedStep
 from tfckpt.budget import format_bytes
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_parts
-from tfckpt.capture.shapes import concrete_shapes, to_variable
+from tfckpt.capture.shapes import argument_shapes, concrete_shapes, to_variable
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
 from tfckpt.errors import CaptureError, CostError
@@ -240,7 +240,7 @@ def inlined_graph(traced: Any, args: Sequence[Any] = (),
         if known is not None:
             to_variable(nodes[tensor.op.name], *known)
     live = _imported(definition)
-    shaped = concrete_shapes(live, batch_size, _argument_shapes(traced, args),
+    shaped = concrete_shapes(live, batch_size, argument_shapes(traced.graph, args),
                              library=definition.library)
     graph = capture(shaped, name=traced.name,
                     fetches=[shaped.get_tensor_by_name(t.name) for t in traced.outputs])
@@ -252,16 +252,3 @@ def _imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
     with live.as_default():
         tf.graph_util.import_graph_def(definition, name="")
     return live
-
-
-def _argument_shapes(traced: Any, args: Sequence[Any]) -> dict[str, list[int]]:
-    """Full shapes of the arguments that have one, by placeholder."""
-    given = [a for a in tf.nest.flatten(args, expand_composites=True)
-             if hasattr(a, "shape") and hasattr(a, "dtype") and not isinstance(a, tf.Variable)]
-    captured = {t.name for t in traced.graph.internal_captures}
-    inputs = [t for t in traced.inputs if t.name not in captured]
-    if len(given) != len(inputs):
-        return {}
-    return {t.op.name: tf.TensorShape(a.shape).as_list()
-            for t, a in zip(inputs, given, strict=True)
-            if tf.TensorShape(a.shape).is_fully_defined()}

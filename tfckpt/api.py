@@ -11,14 +11,14 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
+from tfckpt.capture.shapes import argument_shapes, concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.errors import CostError, PlanError, RewriteError
 from tfckpt.graph import Graph
@@ -282,27 +282,10 @@ def _capture(func_graph, mark: Mark) -> Graph:
     options, shapes = mark.options, None
     if has_unknown_shapes(func_graph):
         batch = options.batch_size or getattr(_calls, "batch", None)
-        shapes = concrete_shapes(func_graph, batch, _argument_shapes(func_graph))
+        arguments = getattr(_calls, "arguments", None) or ((), {})
+        shapes = concrete_shapes(func_graph, batch, argument_shapes(func_graph, arguments))
     graph = capture(func_graph, shapes=shapes)
     return dataclasses.replace(graph, in_xla=True) if mark.jit_compile else graph
-
-
-def _argument_shapes(func_graph) -> dict[str, Sequence[int]]:
-    """Shapes of the call's real tensors, by the placeholders that stand for them."""
-    args, kwargs = getattr(_calls, "arguments", None) or ((), {})
-    tensors = [t for t in tf.nest.flatten((args, kwargs), expand_composites=True)
-               if hasattr(t, "shape") and hasattr(t, "dtype")
-               and not isinstance(t, tf.Variable)]
-    captured = {t.name for t in func_graph.internal_captures}
-    inputs = [t for t in func_graph.inputs if t.name not in captured]
-    if len(tensors) != len(inputs):
-        return {}
-    found = {}
-    for tensor, placeholder in zip(tensors, inputs, strict=True):
-        shape = tf.TensorShape(tensor.shape)
-        if shape.is_fully_defined() and placeholder.shape.is_compatible_with(shape):
-            found[placeholder.op.name] = shape.as_list()
-    return found
 
 
 def _signature(func_graph, mark: Mark) -> str:

@@ -22,6 +22,28 @@ def has_unknown_shapes(graph: tf.Graph) -> bool:
                for t in op.outputs if t.dtype not in (tf.resource, tf.variant, tf.string))
 
 
+def argument_shapes(func_graph, arguments: object) -> dict[str, Sequence[int]]:
+    """Shapes of a call's real tensors, by the placeholders that stand for them.
+
+    Args:
+      func_graph: what was traced for the call.
+      arguments: a nest with all of them; tensors of unknown shape are left out.
+    """
+    tensors = [t for t in tf.nest.flatten(arguments, expand_composites=True)
+               if hasattr(t, "shape") and hasattr(t, "dtype")
+               and not isinstance(t, tf.Variable)]
+    captured = {t.name for t in func_graph.internal_captures}
+    inputs = [t for t in func_graph.inputs if t.name not in captured]
+    if len(tensors) != len(inputs):
+        return {}
+    found = {}
+    for tensor, placeholder in zip(tensors, inputs, strict=True):
+        shape = tf.TensorShape(tensor.shape)
+        if shape.is_fully_defined() and placeholder.shape.is_compatible_with(shape):
+            found[placeholder.op.name] = shape.as_list()
+    return found
+
+
 def concrete_shapes(graph: tf.Graph, batch_size: int | None,
                     inputs: Mapping[str, Sequence[int]], library=None) -> tf.Graph:
     """A scratch graph with the same op names and as many shapes known as can be.
