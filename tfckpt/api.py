@@ -282,7 +282,7 @@ def _capture(func_graph, mark: Mark) -> Graph:
     options, shapes = mark.options, None
     if has_unknown_shapes(func_graph):
         batch = options.batch_size or getattr(_calls, "batch", None)
-        arguments = getattr(_calls, "arguments", None) or ((), {})
+        arguments: object = getattr(_calls, "arguments", None) or ((), {})
         shapes = concrete_shapes(func_graph, batch, argument_shapes(func_graph, arguments))
     graph = capture(func_graph, shapes=shapes)
     return dataclasses.replace(graph, in_xla=True) if mark.jit_compile else graph
