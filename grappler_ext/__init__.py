@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from tfckpt.report import Report
 
 __all__ = ["PRESETS", "Device", "Estimate", "builtin_recomputation", "disable", "enable", "enabled",
-           "estimate", "recompute_hint", "reports",
-           "session_config"]
+           "estimate", "recompute_hint", "reports", "session_config"]
 
 PASS = "TfckptOptimizer"
 

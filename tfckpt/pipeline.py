@@ -89,7 +89,8 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
         raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
     if not isinstance(fad, bool) and fad != AUTO:
         raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
-    return Options(parse_budget(budget), solver, objective, batch_size, free_moves, fad, target)
+    return Options(parse_budget(budget), solver, objective, batch_size, free_moves, fad,
+                   target=target)
 
 
 @dataclasses.dataclass(frozen=True)
