@@ -245,3 +245,18 @@ def test_unknown_rank_is_refused_too():
     graph = tf.function(step).get_concrete_function(tf.TensorSpec(None, tf.float32)).graph
     with pytest.raises(CostError, match="unknown rank"):
         build_cost_graph(capture(graph, shapes=concrete_shapes(graph, 8, {})))
+
+
+def test_sums_of_gradients_are_no_biases():
+    """Weight gradients of a layer used twice are added: they can be waited for as they are."""
+    w = tf.Variable(tf.ones((64, 64)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ w) @ w))
+        return tape.gradient(loss, w)
+
+    cost = build_cost_graph(traced(step, tf.TensorSpec((64, 64), tf.float32)))
+    found = {v.name: v.fusible for v in cost.vertices}
+    assert not found["gradient_tape/matmul/MatMul"]
+    assert not found["gradient_tape/matmul_1/MatMul_1"]

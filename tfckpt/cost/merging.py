@@ -10,7 +10,7 @@ _PRODUCTS = frozenset({"Mul", "RealDiv"})
 _UNARY = frozenset({"Neg", "Square", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p", "Tanh",
                     "Sigmoid", "Relu", "Relu6", "Elu", "Abs", "Erf", "Erfc", "Sin", "Cos", "Inv",
                     "Reciprocal", "Softplus", "Softsign", "Selu"})
-_BIASED = frozenset({"BiasAdd"}) | SUMS
+_BIASED = frozenset({"BiasAdd", "Add", "AddV2", "Sub"})  # a sum of gradients is no bias
 _ACTIVATIONS = _UNARY | SUMS | {"LeakyRelu", "Gelu", "Mul"}
 _MERGES = {
     "Conv2D": _BIASED, "DepthwiseConv2dNative": _BIASED, "MatMul": _BIASED, "Conv3D": _BIASED,
