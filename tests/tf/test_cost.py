@@ -260,3 +260,17 @@ def test_sums_of_gradients_are_no_biases():
     found = {v.name: v.fusible for v in cost.vertices}
     assert not found["gradient_tape/matmul/MatMul"]
     assert not found["gradient_tape/matmul_1/MatMul_1"]
+
+
+@pytest.mark.parametrize("added, merged", [((64,), True), ((1, 64), True), ((64, 64), False)])
+def test_a_product_merges_with_a_bias_alone(added, merged):
+    w = tf.Variable(tf.ones((64, 64)))
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.matmul(x, w, name="product") + y))
+        return tape.gradient(loss, w)
+
+    cost = build_cost_graph(traced(step, tf.TensorSpec((64, 64), tf.float32),
+                                   tf.TensorSpec(added, tf.float32)))
+    assert {v.name: v.fusible for v in cost.vertices}["product"] == merged

@@ -10,8 +10,9 @@ _PRODUCTS = frozenset({"Mul", "RealDiv"})
 _UNARY = frozenset({"Neg", "Square", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p", "Tanh",
                     "Sigmoid", "Relu", "Relu6", "Elu", "Abs", "Erf", "Erfc", "Sin", "Cos", "Inv",
                     "Reciprocal", "Softplus", "Softsign", "Selu"})
-_BIASED = frozenset({"BiasAdd", "Add", "AddV2", "Sub"})  # a sum of gradients is no bias
+_BIASED = frozenset({"BiasAdd", "Add", "AddV2", "Sub"})  # not AddN, which sums gradients
 _ACTIVATIONS = _UNARY | SUMS | {"LeakyRelu", "Gelu", "Mul"}
+_CONTRACTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "MatMul", "Conv3D", "BatchMatMulV2"})
 _MERGES = {
     "Conv2D": _BIASED, "DepthwiseConv2dNative": _BIASED, "MatMul": _BIASED, "Conv3D": _BIASED,
     "BatchMatMulV2": _BIASED | {"Mul"}, "BiasAdd": _ACTIVATIONS, "Pad": frozenset({"Conv2D"}),
@@ -32,7 +33,17 @@ def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bo
     """Whether TensorFlow may merge an op into its only reader; `readers` as `Graph.consumers`."""
     wanted = _MERGES.get(graph.ops[i].type)
     reader = only_reader(graph, i, readers) if wanted is not None else None
-    return wanted is not None and reader is not None and graph.ops[reader].type in wanted
+    if wanted is None or reader is None or graph.ops[reader].type not in wanted:
+        return False
+    return graph.ops[i].type not in _CONTRACTIONS or not _sums_alike(graph, reader)
+
+
+def _sums_alike(graph: Graph, op: int) -> bool:
+    """Whether an op adds tensors of one shape, none of which can be a bias."""
+    shapes = {graph.ops[source].outputs[slot].shape for source, slot in graph.ops[op].inputs}
+    shape = next(iter(shapes)) or ()
+    return (graph.ops[op].type in SUMS and len(shapes) == 1
+            and any(n != 1 for n in shape[:-1]) and None not in shape)
 
 
 def only_reader(graph: Graph, op: int, readers: list[list[int]]) -> int | None:
