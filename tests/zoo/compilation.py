@@ -7,7 +7,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
-from tests.zoo.entry import ANY, NO_REPORT, Group, Training
+from tests.zoo.entry import NO_REPORT, Group, Training
 from tests.zoo.steps import (
     BATCH,
     FEATURES,
@@ -109,7 +109,7 @@ def without_dependency_optimization(wrap):
     return _with_options(wrap, {"dependency_optimization": False, "loop_optimization": False})
 
 
-@GROUP.entry(xla=True, expect=ANY)
+@GROUP.entry(xla=True)
 def autoclustering(wrap):
     training = supervised(wrap, stack(), batches())
 

@@ -40,10 +40,13 @@ def _check_reports(entry, reports):
     for report in reports:
         assert report["planned"] <= report["plain"]
         assert report["applied"] or report["reason"], "left alone without a reason"
+    if entry.expect in (zoo.RECOMPUTES, zoo.LESS):
+        assert any(r["applied"] and r["planned"] < r["plain"] for r in reports), reports
     if entry.expect == zoo.RECOMPUTES:
         assert any(r["applied"] and r["recomputed"] for r in reports), reports
     if entry.expect == zoo.UNCHANGED:
         assert not any(r["applied"] for r in reports)
+        assert entry.refused and all(entry.refused in r["reason"] for r in reports), reports
     said = [text for r in reports for text in (*r["refused"], r["reason"])]
     assert entry.refused in "\n".join(said), said
 
