@@ -3,20 +3,22 @@
     python -m benchmarks.zoo [GROUP or GROUP-NAME ...]
 
 A row has the plain and the planned peak (simulated, above what a step starts with), the measured
-peak of the rewritten step as a fraction of the plain one's, the time of the steps after the
-first as a fraction, and whether losses, gradients, variables and optimizer slots agree in every
-bit. Measured peaks of very small entries say nothing, and are left out: TensorFlow counts no
-tensor below 256 KiB on a CPU. Entries that need a process of their own are trained in one, and
-neither measured nor timed.
+peaks of the plain and the rewritten step, the time of a rewritten step as a multiple of the plain
+one's (median over pairs of neighbouring steps), and whether losses, gradients, variables and
+optimizer slots agree in every bit. Measured peaks of very small entries say nothing, and are left
+out: TensorFlow counts no tensor below 256 KiB on a CPU. Entries that need a process of their own
+get one.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import sys
 import time
 
-from benchmarks.measure import Meter
+from benchmarks.measure import Meter, Sample
 from tests.zoo import alone, groups
 from tests.zoo import entry as zoo
 
@@ -27,20 +29,32 @@ COUNTED = 256 * 1024
 def main(wanted: list[str]) -> None:
     """Prints one row for each entry."""
     alone.prepare()
-    print("| entry | plain kB | planned kB | planned | measured | time | bit-identical |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| entry | plain kB | planned kB | planned | measured kB | ours kB | measured | time "
+          "| bit-identical |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for entry in groups.ENTRIES:
         name = f"{entry.group}-{entry.name}"
         if not wanted or entry.group in wanted or name in wanted:
-            print(_row(name, entry), flush=True)
+            print(_alone(name) if entry.alone and [name] != wanted else _row(name, entry),
+                  flush=True)
+
+
+def _alone(name: str) -> str:
+    """The row of an entry that is trained in a process of its own."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks.zoo", name], capture_output=True,
+                          text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    rows = [line for line in done.stdout.splitlines() if line.startswith(f"| {name} |")]
+    return rows[0] if rows else f"| {name} | failed: {done.stderr.strip()[-80:]} |"
 
 
 def _row(name: str, entry: zoo.Entry) -> str:
     try:
-        different, reports = (alone.compare_alone if entry.alone else alone.compare)(entry)
-        measured = ["", ""] if entry.alone else _measured(entry)
+        with zoo.conditions(entry):
+            trained = [zoo.train(entry, rewrite) for rewrite in (False, True)]
+            measured = _measured([t.training for t in trained])
     except Exception as error:  # one row says so, the others are printed all the same
         return f"| {name} | failed: {str(error).splitlines()[0][:80]} |"
+    different, reports = alone.outcome(entry, *trained)
     same = "no" if different else ("within 1e-5" if entry.xla else "yes")
     if not reports:
         return f"| {name} | | | not rewritten | {' | '.join(measured)} | {same} |"
@@ -50,24 +64,22 @@ def _row(name: str, entry: zoo.Entry) -> str:
             f"| {' | '.join(measured)} | {same} |")
 
 
-def _measured(entry: zoo.Entry) -> list[str]:
-    """Peak and time of the rewritten step as fractions of the plain one's, as text."""
-    peaks, seconds = [], []
-    with zoo.conditions(entry):
-        for rewrite in (False, True):
-            zoo.process.fresh()
-            training = entry.build(zoo.Wrap(rewrite))
-            training.step(*training.batches[0])
-            samples = []
-            for _ in range(REPEATS):
-                meter = Meter()
-                meter.start()
-                training.step(*training.batches[-1])
-                samples.append(meter.stop())
-            peaks.append(statistics.median(s.peak for s in samples))
-            seconds.append(statistics.median(s.seconds for s in samples))
-    peak = f"{peaks[1] / peaks[0]:.2f}" if peaks[0] >= 4 * COUNTED else ""
-    return [peak, f"{seconds[1] / seconds[0]:.2f}x"]
+def _measured(trainings: list[zoo.Training]) -> list[str]:
+    """Peaks in kB, their ratio, and the time of ours as a multiple of plain's, as text."""
+    samples: list[list[Sample]] = [[], []]
+    for _ in range(REPEATS):  # in turns, so that whatever else runs meets both alike
+        for training, found in zip(trainings, samples, strict=True):
+            meter = Meter()
+            meter.start()
+            training.step(*training.batches[-1])
+            found.append(meter.stop())
+    plain, ours = ([s.peak for s in found] for found in samples)
+    times = [b.seconds / a.seconds for a, b in zip(*samples, strict=True)]
+    counted = ["", "", ""]
+    if statistics.median(plain) >= 4 * COUNTED:
+        before, after = statistics.median(plain), statistics.median(ours)
+        counted = [f"{before / 1e3:.0f}", f"{after / 1e3:.0f}", f"{after / before:.2f}"]
+    return [*counted, f"{statistics.median(times):.2f}x"]
 
 
 if __name__ == "__main__":

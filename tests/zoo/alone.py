@@ -30,8 +30,12 @@ def prepare() -> None:
 def compare(entry: zoo.Entry) -> tuple[list[str], list[dict]]:
     """What differs between the plain and the rewritten training, and what the reports say."""
     with zoo.conditions(entry):
-        wanted = zoo.train(entry, rewrite=False)
-        found = zoo.train(entry, rewrite=True)
+        return outcome(entry, zoo.train(entry, rewrite=False), zoo.train(entry, rewrite=True))
+
+
+def outcome(entry: zoo.Entry, wanted: zoo.Trained, found: zoo.Trained
+            ) -> tuple[list[str], list[dict]]:
+    """What `compare` returns, of two trainings."""
     return zoo.differences(found, wanted, entry.xla), [
         {"applied": r.applied, "reason": r.reason, "recomputed": r.recomputed_ops,
          "plain": r.baseline_peak_bytes, "planned": r.planned_peak_bytes,
