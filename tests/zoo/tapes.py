@@ -30,8 +30,8 @@ def _descend(variables, gradients, rate=0.1):
         v.assign_sub(rate * g)
 
 
-_MERGED = ("two losses of one output: TensorFlow merges ops of both in the plain step, not those "
-           "that are recomputed, and adds four gradients in the order of their ops' names")
+_MERGED = ("two losses of one output: of several equal constants TensorFlow keeps another one in a "
+           "step with fences, and it adds four gradients in the order of their ops' names")
 
 
 @GROUP.entry(xfail=_MERGED)

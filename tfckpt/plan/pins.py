@@ -4,7 +4,7 @@ Ordering every op by control edges would cost parallelism (and Grappler turns su
 cycles), so pins are placed only where a simulated executor holds more than the plan: the steps
 that made something at its peak before their turn are held back until the step planned before
 them has run, and a step that allocates at that peak waits for readers that lag behind the plan.
-Every pin follows the schedule, hence none can close a cycle.
+Every pin follows the schedule, hence none can close a cycle (but see `_merged_head`).
 """
 
 from __future__ import annotations
@@ -137,7 +137,22 @@ class _Holder:
             position = max(earlier)
 
     def _put(self, held: int, trigger: int) -> None:
-        schedule = self.resolved.schedule
+        schedule, first = self.resolved.schedule, self._merged_head(held)
         for p in awaitable(self.graph, self.resolved, trigger):
             if p < held and self.graph.vertices[schedule[p][0]].region in self.regions:
-                self.pins.setdefault((held, p), Pin(schedule[held], schedule[p]))
+                self.pins.setdefault((first, p), Pin(schedule[first], schedule[p]))
+
+    def _merged_head(self, position: int) -> int:
+        """The first of the ops that TensorFlow may merge into the one at a position.
+
+        A wait between two of them would keep them apart. Nothing but the next of them reads or
+        awaits such an op, so it can wait for whatever stands before the last one.
+        """
+        schedule, vertices = self.resolved.schedule, self.graph.vertices
+        while not schedule[position][1]:
+            makers = [self.resolved.maker[i] for i in self.resolved.reads[position]]
+            merged = [m for m in makers if not schedule[m][1] and vertices[schedule[m][0]].fusible]
+            if not merged:
+                break
+            position = max(merged)
+        return position

@@ -35,9 +35,14 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: boo
     holds: Holds = (XlaHolds(draft, XLA_GUARDS[xla_guard])
                     if graph.in_xla and xla_guard != "control" else ExecutorHolds(draft))
     starts = {f.position: f for f in fences(cost, draft.resolved, await_updates=await_updates)}
+    where = {step: p for p, step in enumerate(plan.schedule)}
     pinned: dict[Step, list[Step]] = {}
+    behind: dict[Step, list[Step]] = {}  # what waits for a step that comes later
     for pin in plan.pins:
-        pinned.setdefault(pin.held, []).append(pin.trigger)
+        if where[pin.trigger] < where[pin.held]:
+            pinned.setdefault(pin.held, []).append(pin.trigger)
+        else:
+            behind.setdefault(pin.trigger, []).append(pin.held)
     fence: Fence | None = None
     for position, step in enumerate(plan.schedule):
         if position in starts:
@@ -49,6 +54,8 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: boo
         else:
             _original(draft, holds, position)
             holds.hold_original(step, holds.signals(pinned.get(step, [])))
+        for held in behind.get(step, []):
+            holds.hold_original(held, holds.signals([step]))
     _bypass_joins(draft)
     holds.close()
     return draft.edits()
