@@ -115,9 +115,15 @@ class _Holder:
         schedule, vertices = self.resolved.schedule, self.graph.vertices
         for before in range(position - 1, -1, -1):
             vertex = vertices[schedule[before][0]]
-            if vertex.region in self.regions and not vertex.fusible:
+            if before > turn and before in self._makers(position):
+                position = before  # what it reads ran ahead as well
+            elif vertex.region in self.regions and not vertex.fusible:
                 self._put(position, before)
                 return
+
+    def _makers(self, position: int) -> list[int]:
+        """The steps that made what a step reads."""
+        return [self.resolved.maker[i] for i in self.resolved.reads[position]]
 
     def _head(self, position: int, turn: int) -> int:
         """The step that allocated the buffer which this one took over from its only input.
@@ -150,8 +156,8 @@ class _Holder:
         """
         schedule, vertices = self.resolved.schedule, self.graph.vertices
         while not schedule[position][1]:
-            makers = [self.resolved.maker[i] for i in self.resolved.reads[position]]
-            merged = [m for m in makers if not schedule[m][1] and vertices[schedule[m][0]].fusible]
+            merged = [m for m in self._makers(position)
+                      if not schedule[m][1] and vertices[schedule[m][0]].fusible]
             if not merged:
                 break
             position = max(merged)
