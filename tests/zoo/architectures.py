@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tests.zoo.entry import LESS, NO_GAIN, UNCHANGED, Entry, Group, Training, Wrap
+from tests.zoo.entry import ANY, LESS, NO_GAIN, UNCHANGED, Entry, Group, Training, Wrap
 from tests.zoo.steps import CLASSES, batches, images, made, mean_square, sgd, supervised, tokens
 
 layers = keras.layers
@@ -29,8 +29,10 @@ def _family(name: str) -> Entry:
         make, size = _FAMILIES[name]
         model = make(weights=None, classes=CLASSES, input_shape=(size, size, 3),
                      classifier_activation=None)
-        return supervised(wrap, model, images(size, batch=2)[:2])
-    return Entry(name, GROUP.name, build, alone=True)
+        return supervised(wrap, model, images(size, batch=4)[:2])
+    # at this size hardly any tensor of some is large enough for TensorFlow's allocator to count
+    return Entry(name, GROUP.name, build, expect=ANY if name == "mobilenet_v3" else LESS,
+                 alone=True)
 
 
 GROUP.extend(_family(name) for name in _FAMILIES)
