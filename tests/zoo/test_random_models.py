@@ -23,7 +23,7 @@ from tests.zoo import steps
 
 layers = keras.layers
 WIDTH = 24
-EVERY_DAY, NIGHTLY = 12, 5000
+EVERY_DAY, NIGHTLY = 8, 5000
 MINUTES = float(os.environ.get("TFCKPT_ZOO_MINUTES", "12"))
 SEED = int(os.environ.get("TFCKPT_ZOO_SEED", "0"))
 OPTIMIZERS = {"sgd": steps.sgd, "adam": keras.optimizers.Adam, "rmsprop": keras.optimizers.RMSprop}
