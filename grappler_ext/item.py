@@ -11,7 +11,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfckpt.capture.steps import Step, known_shapes, training_part, trains
+from tfckpt.capture.order import in_program_order
+from tfckpt.capture.steps import Step, known_shapes, readable, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.offline import Result, plan_offline
 from tfckpt.pipeline import Options
@@ -50,10 +51,11 @@ def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options)
     fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)] for op, _, slot in fetched
                if live.get_operation_by_name(op).outputs]
     shapes = known_shapes(live, options.batch_size, definition.library)
-    graph = training_part(capture(live, fetches=fetches, name=names.id, shapes=shapes))
+    graph = in_program_order(training_part(
+        capture(live, fetches=fetches, name=readable(names.id), shapes=shapes)))
     if not trains(graph):
         return None
-    return plan_offline(Step(names.id, graph, 0), options)
+    return plan_offline(Step(graph.name, graph, 0), options)
 
 
 def rewrite_item(definition: tf.compat.v1.GraphDef, result: Result) -> tf.compat.v1.GraphDef:

@@ -274,3 +274,18 @@ def test_a_product_merges_with_a_bias_alone(added, merged):
     cost = build_cost_graph(traced(step, tf.TensorSpec((64, 64), tf.float32),
                                    tf.TensorSpec(added, tf.float32)))
     assert {v.name: v.fusible for v in cost.vertices}["product"] == merged
+
+
+def test_what_gradients_are_added_up_in_is_one_buffer():
+    """Grappler turns a sum of gradients at the peak into additions to a temporary variable."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (8, 4), "x")
+        made = tf.raw_ops.TemporaryVariable(shape=(8, 4), dtype=tf.float32, var_name="v", name="v")
+        held = tf.raw_ops.Assign(ref=made, value=tf.zeros((8, 4)))
+        with tf.control_dependencies([tf.raw_ops.AssignAdd(ref=held, value=tf.tanh(x))]):
+            total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v")
+        tf.identity(total, "last")
+    captured = capture(graph, fetches=())
+    assert root_of(captured, "last") == "v"
+    assert not next(op for op in captured.ops if op.type == "DestroyTemporaryVariable").pure

@@ -17,11 +17,32 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import RewriteError
 from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.order import base_order
-from tfckpt.plan.schedule import Moves, Plan
+from tfckpt.plan.schedule import Moves, Plan, plain_schedule
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
+from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire, check_edits
 from tfckpt.rewrite.guards import XLA_GUARDS, DataGuard
+
+# What a guard can pass on.
+
+
+def test_references_are_never_guarded():
+    """What passes a reference on hands on a value: TensorFlow would refuse the graph."""
+    live = tf.Graph()
+    with live.as_default():
+        x = tf.compat.v1.placeholder(tf.float32, (1 << 10,), "x")
+        made = tf.raw_ops.TemporaryVariable(shape=x.shape, dtype=x.dtype, var_name="v", name="v")
+        held = tf.raw_ops.Assign(ref=made, value=tf.exp(x), name="first")
+        added = tf.raw_ops.AssignAdd(ref=held, value=tf.tanh(x), name="second")
+        with tf.control_dependencies([added]):
+            tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v", name="sum")
+    graph = capture(live, fetches=())
+    cost = build_cost_graph(graph)
+    draft = Draft(graph, cost, Plan(plain_schedule(cost)), "", "")
+    usable = {op.name: draft.guardable(op, range(len(op.inputs))) for op in graph.ops}
+    assert usable["first"] == usable["second"] == [1] and usable["sum"] == []
+
 
 # The value and its checker.
 

@@ -12,7 +12,7 @@ _NEVER = frozenset({
     "Placeholder", "PlaceholderWithDefault", "Assert", "Print", "PrintV2", "PyFunc",
     "EagerPyFunc", "PyFuncStateless", "NoOp", "ReadVariableOp", "_Arg", "_Retval", "Const",
     "While", "If", "Case", "StatelessWhile", "StatelessIf", "StatelessCase",
-    "CheckNumerics", "CheckNumericsV2", "ControlTrigger",
+    "CheckNumerics", "CheckNumericsV2", "ControlTrigger", "DestroyTemporaryVariable",
     "Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond", "RefSwitch", "RefMerge",
     "TPUReplicatedInput", "TPUReplicatedOutput", "RecvTPUEmbeddingActivations",
 })

@@ -15,6 +15,10 @@ ALIASES = frozenset({
     "PreventGradient", "EnsureShape", "Bitcast", "PlaceholderWithDefault",
 })
 """Hand on the memory of their first input; compute nothing."""
+REFERENCES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
+"""Make a reference: a buffer that changes in place."""
+WRITES_REFERENCE = frozenset({"Assign", "AssignAdd", "AssignSub"})
+"""Change the buffer behind their first input, and hand the reference on."""
 PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient"})
 """Hand on each input as it is."""
 _RESIDENT = frozenset({
@@ -104,6 +108,9 @@ def _op_roots(op: Op, index: int, folded: bool,
     if op.type in ALIASES and len(op.inputs) >= len(op.outputs):
         sources = op.inputs[:len(op.outputs)]
         return tuple(known[source][slot] for source, slot in sources)
+    if op.type in WRITES_REFERENCE or op.type == "DestroyTemporaryVariable":
+        source, slot = op.inputs[0]
+        return (known[source][slot],)
     return tuple((index, slot) for slot in range(len(op.outputs)))
 
 

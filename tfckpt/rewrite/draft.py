@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.cost.storage import RESIDENT, roots
+from tfckpt.cost.storage import REFERENCES, RESIDENT, WRITES_REFERENCE, roots
 from tfckpt.graph import Graph, Op, Tensor, TensorId
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.plan.simulate import Resolved, resolve
@@ -116,9 +116,13 @@ class Draft:
     # Where an op can be held back.
 
     def guardable(self, op: Op, inputs: Iterable[int]) -> list[int]:
-        """Those of an op's inputs that a guard can pass on, largest first."""
+        """Those of an op's inputs that a guard can pass on, largest first.
+
+        A reference is none: what passes it on hands on a value, which nothing can write to.
+        """
         usable = [i for i in inputs
                   if self.tensor(op.inputs[i]).dtype not in ("resource", "variant", "string")
+                  and self.graph.ops[op.inputs[i][0]].type not in REFERENCES | WRITES_REFERENCE
                   and not (self.is_resident(op.inputs[i])
                            and self.graph.ops[op.inputs[i][0]].type == "Const")]
         return sorted(usable, key=lambda i: (-(self.tensor(op.inputs[i]).bytes or 0), i))

@@ -16,7 +16,9 @@ import dataclasses
 from tfckpt.graph import Graph
 from tfckpt.rewrite.edits import AddControl, Clone, Edits, op_of
 
-REFERENCES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
+REFERENCES = frozenset({"Variable", "VariableV2"})
+"""Variables that outlive the step. A `TemporaryVariable` (what Grappler adds many gradients up in)
+does not: nothing reads it but the ops that fill it."""
 _SAME_BUFFER = frozenset({"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims",
                           "StopGradient", "PreventGradient", "EnsureShape", "Bitcast"})
 
