@@ -68,14 +68,15 @@ class Rewriter:
             return self._fail(definition, readable(item.id), error)
 
     def _rewrite(self, definition, item: Names) -> tuple[int, bytes]:
-        result = plan_item(definition, item, self.options)
-        if result is None:
+        planned = plan_item(definition, item, self.options)
+        if planned is None:
             return UNCHANGED, b""
-        self.reports[readable(item.id)] = result.report
-        logging.info("%s", result.report)
-        if result.edits is None:
+        edits, report = planned
+        self.reports[report.name] = report
+        logging.info("%s", report)
+        if edits is None:
             return UNCHANGED, b""
-        return REWRITTEN, rewrite_item(definition, result).SerializeToString()
+        return REWRITTEN, rewrite_item(definition, edits).SerializeToString()
 
     def _fail(self, definition, name: str, error: Exception) -> tuple[int, bytes]:
         message = f"tfckpt: {name} is not rewritten: {error}"

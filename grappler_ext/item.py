@@ -8,15 +8,19 @@ imported with; edits are then applied to the item's own graph.
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import tensorflow as tf
 
 from tfckpt.capture.order import in_program_order
 from tfckpt.capture.steps import Step, known_shapes, readable, training_part, trains
 from tfckpt.capture.tfgraph import capture
-from tfckpt.offline import Result, plan_offline
-from tfckpt.pipeline import Options
+from tfckpt.offline import plan_offline
+from tfckpt.pipeline import Options, join, plan_parts, report_of
+from tfckpt.report import Report
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
+from tfckpt.rewrite.edits import Edits
+from tfckpt.rewrite.references import has_references
 
 _FAILURE = "tfckpt/failure"
 
@@ -38,8 +42,9 @@ class Names:
                    tuple(name for kind, _, name in lines if kind in ("keep", "init")))
 
 
-def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options) -> Result | None:
-    """Plans an item's graph; None where it trains nothing.
+def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options
+              ) -> tuple[Edits | None, Report] | None:
+    """Edits (None where nothing is to be changed) and report; None where the item trains nothing.
 
     Raises:
       TfckptError: the graph cannot be read, priced or planned.
@@ -55,16 +60,20 @@ def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options)
         capture(live, fetches=fetches, name=readable(names.id), shapes=shapes)))
     if not trains(graph):
         return None
-    return plan_offline(Step(graph.name, graph, 0), options)
+    if has_references(graph):
+        result = plan_offline(Step(graph.name, graph, 0), options)
+        return result.edits, result.report
+    started = time.perf_counter()
+    parts = plan_parts(graph, options)
+    return join(graph, parts), report_of(graph.name, graph, parts, time.perf_counter() - started)
 
 
-def rewrite_item(definition: tf.compat.v1.GraphDef, result: Result) -> tf.compat.v1.GraphDef:
-    """The item's graph with a result's edits, which must not be None.
+def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:
+    """The item's graph, edited.
 
     The placer has run already, so what is added says on which device: that of its first source.
     """
-    assert result.edits is not None
-    edited = apply_to_graph_def(definition, result.edits)
+    edited = apply_to_graph_def(definition, edits)
     device = {node.name: node.device for node in edited.node}
     for node in edited.node[len(definition.node):]:
         if not node.device and node.input:
@@ -102,6 +111,7 @@ def _importable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     copy = tf.compat.v1.GraphDef()
     copy.CopyFrom(definition)
     for node in copy.node:
+        node.attr.pop("_class", None)  # places are given, and what it names may be gone
         if node.op == "_Arg":
             _make_importable(node)
         elif node.op == "_Retval":
