@@ -12,13 +12,13 @@ WORKERS := --numprocesses=auto --maxprocesses=4 --dist
 # 2 = warnings of TensorFlow's C++ side are hidden, errors are shown.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help demo test lint types docs bench nightly clean
+.PHONY: help demo test lint types docs bench nightly sanitize clean
 
 help:
 	@echo "make demo     train two networks with and without tfckpt, print a table, draw a plot"
 	@echo "make test     run the tests"
 	@echo
-	@echo "make lint | types | docs | bench | nightly | clean"
+	@echo "make lint | types | docs | bench | nightly | sanitize | clean"
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
@@ -47,6 +47,9 @@ nightly: $(STAMP)
 	$(BIN)/python -m pytest -m nightly $(WORKERS)=worksteal tests/pure
 	$(BIN)/python -m pytest -m nightly $(WORKERS)=loadfile tests/tf tests/e2e
 	$(BIN)/python -m pytest -m nightly $(WORKERS)=worksteal tests/zoo
+
+sanitize: $(STAMP)
+	$(BIN)/python -m grappler_ext.sanitize
 
 $(STAMP): pyproject.toml
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \

@@ -1,10 +1,11 @@
 """The native pass beside the decorator: peaks, time and numbers of the same step in one process.
 
     python -m benchmarks.native_pass [--jobs=resnet50,transformer] [--steps=3]
+    python -m benchmarks.native_pass --skip
 
 Needs a C++ compiler. Peaks are the allocator's, above what is allocated when the step starts;
 medians. Numbers are compared over losses and variables after the measured steps, with one
-inter-op thread and op determinism.
+inter-op thread and op determinism. With `--skip`: what the pass costs graphs without gradients.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("jobs", ["resnet50", "transformer"], "Names in benchmarks.jobs.JOBS.")
 flags.DEFINE_integer("steps", 3, "Measured steps of each kind.", lower_bound=1)
 flags.DEFINE_string("budget", "min", "'min' or a fraction such as 0.6.")
+flags.DEFINE_bool("skip", False, "Measure graphs without gradients instead.")
+REPEATS = 9
 
 
 def measure(name: str, kind: str, budget: object) -> tuple[float, float, list[bytes]]:
@@ -51,10 +54,52 @@ def measure(name: str, kind: str, budget: object) -> tuple[float, float, list[by
     return statistics.median(peaks), statistics.median(seconds), numbers
 
 
+def measure_skips() -> None:
+    """Prints what the pass takes to leave dataset maps, initialisers and forward passes alone."""
+    import tensorflow as tf
+
+    import grappler_ext
+
+    def chain(length):
+        def body(x):
+            for _ in range(length):
+                x = tf.tanh(x) * 1.5
+            return x
+        return body
+
+    def dataset_map(length):
+        body = chain(length)
+        list(tf.data.Dataset.from_tensors(tf.ones((2, 2))).map(body))
+
+    def initialiser(length):
+        variables = [tf.Variable(tf.zeros((8, 8))) for _ in range(length)]
+        tf.function(lambda: [v.assign(tf.random.stateless_normal((8, 8), (1, i)))
+                             for i, v in enumerate(variables)])()
+
+    def forward(length):
+        tf.function(chain(length))(tf.ones((2, 2)))
+
+    print("| graph | length | graphs skipped | median microseconds | largest |")
+    print("| --- " * 5 + "|")
+    with grappler_ext.enabled():
+        for kind in (dataset_map, initialiser, forward):
+            for length in (5, 50, 500):
+                before = grappler_ext.skipped()[0]
+                found = []
+                for _ in range(REPEATS):
+                    kind(length)
+                    found.append(1e6 * grappler_ext.skipped()[1])
+                print(f"| {kind.__name__} | {length} | {grappler_ext.skipped()[0] - before} | "
+                      f"{statistics.median(found):.1f} | {max(found):.1f} |", flush=True)
+
+
 def main(argv: list[str]) -> None:
     """Prints one line for each job."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    if FLAGS.skip:
+        measure_skips()
+        return
     import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -5,7 +5,8 @@
         model.fit(...)
 
 A native Grappler pass (see `BUILD_NOTES.md`) sees each function after inlining and after
-Grappler's own passes. Functions compiled by XLA do not pass through it.
+Grappler's own passes. Functions compiled by XLA do not pass through it; `enable(xla=True)`
+rewrites those where they are traced.
 
 `grappler_ext.estimate(step, x, y, device="H100-80GB")` says what a step would need on a device that
 is not here; it needs no compiler.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tfckpt.report import Report
 
 __all__ = ["PRESETS", "Device", "Estimate", "builtin_recomputation", "disable", "enable", "enabled",
-           "estimate", "recompute_hint", "reports", "session_config"]
+           "estimate", "recompute_hint", "reports", "session_config", "skipped"]
 
 PASS = "TfckptOptimizer"
 
@@ -36,7 +37,8 @@ _rewriter: Rewriter | None = None
 
 
 def enable(budget: object = "min", *, solver: str = "auto", objective: str = "time",
-           batch_size: int | None = None, free_moves: bool = True, strict: bool = False) -> None:
+           batch_size: int | None = None, free_moves: bool = True, strict: bool = False,
+           xla: bool = False) -> None:
     """Rewrites every training function that TensorFlow instantiates from now on.
 
     Functions that ran before are optimised, and so rewritten, again. Builds the native pass if
@@ -48,12 +50,16 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
         leading one stands for.
       strict: whether a failure to rewrite fails the function's call. By default it is logged
         once and the function runs as it was.
+      xla: whether functions under `jit_compile=True` are rewritten too, as the decorator would:
+        those traced from now on, when a call traces them (`get_concrete_function` does not say
+        that it traces for XLA).
 
     Raises:
       PlanError: malformed options.
       grappler_ext.build.BuildError: the native pass cannot be built.
     """
     from grappler_ext.bridge import Bridge, Rewriter
+    from tfckpt.api import on_compiled_graphs
     from tfckpt.capture import tf_adapter
     from tfckpt.pipeline import make_options
 
@@ -63,14 +69,17 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     _rewriter = Rewriter(options, strict)
     _bridge.connect(_rewriter)
     tf_adapter.set_custom_optimizer(PASS)
+    on_compiled_graphs(_rewriter.trace if xla else None)
 
 
 def disable() -> None:
     """Takes the pass out of service; functions run as TensorFlow makes them again. Idempotent."""
     if _bridge is None:
         return
+    from tfckpt.api import on_compiled_graphs
     from tfckpt.capture import tf_adapter
 
+    on_compiled_graphs(None)
     _bridge.connect(None)
     tf_adapter.set_custom_optimizer(None)
 
@@ -104,6 +113,11 @@ def session_config(config=None):
 def reports() -> dict[str, Report]:
     """Reports by function name, of what was planned since the last `enable`."""
     return dict(_rewriter.reports) if _rewriter else {}
+
+
+def skipped() -> tuple[int, float]:
+    """How many graphs without gradients were left alone, and the seconds the last one took."""
+    return _bridge.skips() if _bridge else (0, 0.0)
 
 
 _LAZY = {"PRESETS": "devices", "Device": "devices", "Estimate": "estimates",

@@ -11,6 +11,7 @@ from absl import logging
 
 from grappler_ext import build
 from grappler_ext.item import Names, failing, plan_item, rewrite_item
+from tfckpt.api import Mark, Records, rewrite_graph
 from tfckpt.capture.steps import readable
 from tfckpt.pipeline import Options
 from tfckpt.report import Report
@@ -23,10 +24,11 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, cty
 class Bridge:
     """The loaded library. One for each process: a pass can be registered once only."""
 
-    def __init__(self) -> None:
-        path = str(build.shared_object())
+    def __init__(self, path: str | None = None) -> None:
+        path = path or str(build.shared_object())
         tf.load_op_library(path)
         self._library = ctypes.CDLL(path)
+        self._library.tfckpt_skips.restype = ctypes.c_long
         self._library.tfckpt_answer.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
         self._callback: Callable | None = None  # must outlive the pass's use of it
 
@@ -46,9 +48,17 @@ class Bridge:
         self._callback = _CALLBACK(called)
         self._library.tfckpt_set_callback(self._callback)
 
+    def skips(self) -> tuple[int, float]:
+        """How many graphs without gradients were skipped, and the seconds the last one took."""
+        seconds = ctypes.c_double()
+        return self._library.tfckpt_skips(ctypes.byref(seconds)), seconds.value
+
 
 class Rewriter:
-    """Rewrites the items it is called with; called by TensorFlow's threads, one at a time."""
+    """Rewrites the items it is called with, and traces for XLA.
+
+    Called by TensorFlow's threads; items are planned one at a time.
+    """
 
     def __init__(self, options: Options, strict: bool):
         self.options, self.strict = options, strict
@@ -78,11 +88,32 @@ class Rewriter:
             return UNCHANGED, b""
         return REWRITTEN, rewrite_item(definition, edits).SerializeToString()
 
+    def trace(self, func_graph) -> None:
+        """Rewrites, in place, what TensorFlow has traced for XLA.
+
+        Raises:
+          TfckptError: with `strict`, where the graph cannot be rewritten.
+        """
+        name = func_graph.name
+        try:
+            report = rewrite_graph(func_graph, Mark(self.options, Records(), name))
+        except Exception as error:
+            if self.strict:
+                raise
+            self._say_once(name, error)
+        else:
+            if report is not None:
+                self.reports[name] = report
+
     def _fail(self, definition, name: str, error: Exception) -> tuple[int, bytes]:
+        message = self._say_once(name, error)
+        if not self.strict:
+            return UNCHANGED, b""
+        return REWRITTEN, failing(definition, message).SerializeToString()
+
+    def _say_once(self, name: str, error: Exception) -> str:
         message = f"tfckpt: {name} is not rewritten: {error}"
         if name not in self._failed:
             self._failed.add(name)
             logging.warning("%s", message)
-        if not self.strict:
-            return UNCHANGED, b""
-        return REWRITTEN, failing(definition, message).SerializeToString()
+        return message

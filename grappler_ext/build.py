@@ -22,21 +22,31 @@ COMPILER = "CXX"
 """The environment variable that names another compiler than g++."""
 
 
+FLAGS = ("-O1", "-g0")
+SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
+             "-fno-sanitize=vptr")
+"""For `grappler_ext.sanitize`; TensorFlow comes without the types that `vptr` looks at."""
+
+
 class BuildError(RuntimeError):
     """The native part cannot be built here; all of `tfckpt` works without it."""
 
 
-def shared_object(force: bool = False) -> pathlib.Path:
+def shared_object(force: bool = False, flags: tuple[str, ...] = FLAGS) -> pathlib.Path:
     """The built library, built first if need be.
 
     Processes that ask at the same time wait for one of them to build it.
+
+    Args:
+      force: whether to build what is there already.
+      flags: for the compiler; each choice has a library of its own.
 
     Raises:
       BuildError: no compiler, no headers, a compiler that fails, or a cache that cannot be
         written; says what to do.
     """
-    compiler, version = _compiler()
-    target = _cache() / f"tfckpt_optimizer-{_key(version)}.so"
+    found, version = compiler()
+    target = _cache() / f"tfckpt_optimizer-{_key(version, flags)}.so"
     if target.exists() and not force:
         return target
     try:
@@ -44,7 +54,7 @@ def shared_object(force: bool = False) -> pathlib.Path:
         with open(target.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if force or not target.exists():
-                _build(compiler, target)
+                _build(found, flags, target)
     except OSError as error:
         raise BuildError(f"grappler_ext: {target.parent} cannot be written ({error}); name "
                          "another folder in XDG_CACHE_HOME") from error
@@ -56,8 +66,12 @@ def _cache() -> pathlib.Path:
     return pathlib.Path(base) / "tfckpt"
 
 
-def _compiler() -> tuple[str, str]:
-    """The compiler and what it calls itself."""
+def compiler() -> tuple[str, str]:
+    """The compiler and what it calls itself.
+
+    Raises:
+      BuildError: there is none.
+    """
     name = os.environ.get(COMPILER, "g++")
     path = shutil.which(name)
     if path is None:
@@ -67,14 +81,15 @@ def _compiler() -> tuple[str, str]:
     return path, said.stdout.partition("\n")[0]
 
 
-def _key(compiler: str) -> str:
+def _key(version: str, flags: tuple[str, ...]) -> str:
     import tensorflow as tf
 
-    made_from = [tf.__version__, *tf.sysconfig.get_compile_flags(), compiler, SOURCE.read_text()]
+    made_from = [tf.__version__, *tf.sysconfig.get_compile_flags(), version, *flags,
+                 SOURCE.read_text()]
     return hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
 
 
-def _build(compiler: str, target: pathlib.Path) -> None:
+def _build(program: str, flags: tuple[str, ...], target: pathlib.Path) -> None:
     """Compiles beside the target and renames, so that no half-written library is loaded."""
     import tensorflow as tf
 
@@ -85,7 +100,7 @@ def _build(compiler: str, target: pathlib.Path) -> None:
     folder = tf.sysconfig.get_lib()
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = pathlib.Path(scratch) / target.name
-        command = [compiler, "-O1", "-g0", "-w", "-shared", "-fPIC", str(SOURCE), "-o", str(made),
+        command = [program, *flags, "-w", "-shared", "-fPIC", str(SOURCE), "-o", str(made),
                    *tf.sysconfig.get_compile_flags(), f"-L{folder}", f"-Wl,-rpath,{folder}",
                    "-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

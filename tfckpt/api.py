@@ -18,7 +18,9 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import argument_shapes, concrete_shapes, has_unknown_shapes
+from tfckpt.capture.steps import is_rewritten
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.errors import CostError, PlanError, RewriteError
 from tfckpt.graph import Graph
@@ -71,6 +73,7 @@ class Mark:
 
 _calls = threading.local()
 _without_gradient: set[str] = set()
+_compiled_graphs: Callable[[Any], None] | None = None
 
 
 def mark_tracing_graph(mark: Mark) -> bool:
@@ -81,6 +84,18 @@ def mark_tracing_graph(mark: Mark) -> bool:
     tf_adapter.install_trace_hook(_on_trace)
     setattr(graph, _MARK, mark)
     return True
+
+
+def on_compiled_graphs(callback: Callable[[Any], None] | None) -> None:
+    """Has a callable called with each FuncGraph that XLA will compile and nobody marked.
+
+    Only with those that compute a gradient themselves and have not been rewritten; before their
+    FunctionDef is made. None ends it.
+    """
+    global _compiled_graphs
+    _compiled_graphs = callback
+    if callback is not None:
+        tf_adapter.install_trace_hook(_on_trace)
 
 
 def set_batch_hint(size: int | None) -> int | None:
@@ -227,11 +242,21 @@ def _warn_eager(name: str) -> None:
 def _on_trace(func_graph) -> None:
     mark = getattr(func_graph, _MARK, None)
     if mark is None:
+        if _compiled_graphs is not None and _trains_compiled(func_graph):
+            _compiled_graphs(func_graph)
         return
     delattr(func_graph, _MARK)  # a graph is rewritten once
     report = rewrite_graph(func_graph, mark)
     if report is not None:
         mark.records.add(_signature(func_graph, mark), report, func_graph)
+
+
+def _trains_compiled(func_graph) -> bool:
+    """Whether an unmarked graph is compiled by XLA, computes a gradient and is as it was traced."""
+    if not tf_adapter.in_xla(func_graph):
+        return False
+    names = [op.name for op in func_graph.get_operations()]
+    return any(map(is_gradient_scope, names)) and not any(map(is_rewritten, names))
 
 
 def rewrite_graph(func_graph, mark: Mark) -> Report | None:

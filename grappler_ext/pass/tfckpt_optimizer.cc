@@ -5,6 +5,7 @@
 // the two copies across the boundary.
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <string>
 
@@ -21,13 +22,33 @@ using Callback = int (*)(const char*, size_t, const char*, size_t, void*);
 
 std::atomic<Callback> callback{nullptr};
 
+// How many graphs were skipped, and how long the last one took.
+std::atomic<long> skips{0};
+std::atomic<long> last_skip_nanoseconds{0};
+
+// Whether Python should see the graph: it may compute a gradient (every gradient scope has the word
+// in its name), and no decorator has rewritten it or what was inlined into it.
 bool ComputesGradient(const tensorflow::GraphDef& graph) {
   bool found = false;
   for (const auto& node : graph.node()) {
-    if (node.name().rfind("tfckpt/", 0) == 0) return false;  // rewritten before
-    found = found || node.name().find("gradient") != std::string::npos;
+    const std::string& name = node.name();
+    if (name.find("tfckpt") != std::string::npos &&
+        (name.find("tfckpt/fence_") != std::string::npos ||
+         name.find("-tfckpt") != std::string::npos)) {
+      return false;
+    }
+    found = found || name.find("gradient") != std::string::npos;
   }
   return found;
+}
+
+bool Skipped(const tensorflow::GraphDef& graph) {
+  const auto started = std::chrono::steady_clock::now();
+  if (ComputesGradient(graph)) return false;
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - started;
+  last_skip_nanoseconds = took.count();
+  ++skips;
+  return true;
 }
 
 std::string Names(const tensorflow::grappler::GrapplerItem& item) {
@@ -48,6 +69,12 @@ extern "C" void tfckpt_answer(void* to, const char* bytes, size_t size) {
   static_cast<std::string*>(to)->assign(bytes, size);
 }
 
+// The number of graphs that were skipped so far, and the seconds that the last one took.
+extern "C" long tfckpt_skips(double* seconds) {
+  *seconds = 1e-9 * static_cast<double>(last_skip_nanoseconds);
+  return skips;
+}
+
 namespace tensorflow {
 namespace grappler {
 
@@ -66,7 +93,7 @@ class TfckptOptimizer : public CustomGraphOptimizer {
     // Grappler runs all passes twice. What the second round's passes see must be what they see
     // without us, or the plain function's rounding changes.
     if (--rounds_left_ > 0) return absl::AbortedError("another round follows");
-    if (python == nullptr || !ComputesGradient(item.graph)) {
+    if (python == nullptr || Skipped(item.graph)) {
       return absl::AbortedError("nothing to do");
     }
     std::string graph, answer;

@@ -17,7 +17,7 @@ import tensorflow as tf
 import grappler_ext
 import tfckpt
 from grappler_ext import build
-from tests.support import process
+from tests.support import process, saved
 from tests.support.models import MODELS, arrays, stack
 from tfckpt.verify.executed import executed
 from tfckpt.verify.memory import measure_peak
@@ -86,9 +86,45 @@ def test_graphs_without_gradients_are_skipped_at_once():
             x = tf.tanh(x) * 1.5
         return x
 
-    forward(tf.ones((2, 2)))
+    seconds = []
+    for body in (forward, tf.function(forward.python_function), tf.function(lambda x: forward(x))):
+        before = grappler_ext.skipped()[0]
+        body(tf.ones((2, 2)))
+        assert grappler_ext.skipped()[0] > before
+        seconds.append(grappler_ext.skipped()[1])
     assert list(tf.data.Dataset.range(4).map(lambda v: v * 2).as_numpy_iterator()) == [0, 2, 4, 6]
     assert not calls
+    assert min(seconds) < 1e-3  # of 1000 ops; python -m benchmarks.native_pass --skip measures it
+
+
+def test_a_decorated_step_is_left_to_its_decorator():
+    process.fresh()
+    x, y = arrays(2048)
+    model = tfckpt.keras.checkpoint(stack())
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    grappler_ext.enable(batch_size=1024)
+    model.fit(x, y, batch_size=1024, epochs=1, verbose=0)
+    assert tfckpt.keras.report(model).recomputed_ops
+    assert not grappler_ext.reports()
+
+
+def test_the_training_function_of_a_saved_model(tmp_path):
+    """Loaded, it is called as it was saved; nobody could put a decorator on it."""
+    saved.save_trainer(tmp_path / "m", signatures=False)
+    weights = []
+    for on in (False, True):
+        loaded = tf.saved_model.load(str(tmp_path / "m"))
+        if on:
+            grappler_ext.enable(batch_size=saved.BATCH)
+        for seed in range(3):
+            features, targets = saved.batch(seed)
+            loaded.train(tf.constant(features), tf.constant(targets))
+        weights.append([w.numpy().tobytes() for w in (*loaded.weights, *loaded.slots)])
+    assert weights[0] == weights[1]
+    (report,) = grappler_ext.reports().values()
+    assert report.applied and report.recomputed_ops
+    copied = executed(loaded.train, *map(tf.constant, saved.batch(0))).copy_count
+    assert copied >= 0.9 * report.recomputed_ops
 
 
 def test_turned_off_functions_run_as_tensorflow_makes_them():
@@ -149,12 +185,10 @@ def test_functions_of_several_threads():
 
 
 def test_a_session_with_its_own_configuration():
-    from tests.support.saved import run_graph_def, tf1_graph
-
-    definition = tf1_graph().as_graph_def()
-    wanted = run_graph_def(definition)
+    definition = saved.tf1_graph().as_graph_def()
+    wanted = saved.run_graph_def(definition)
     grappler_ext.enable()
-    found = run_graph_def(definition, config=grappler_ext.session_config())
+    found = saved.run_graph_def(definition, config=grappler_ext.session_config())
     assert found == wanted
     assert any(r.applied for r in grappler_ext.reports().values())
 

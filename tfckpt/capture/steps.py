@@ -113,7 +113,7 @@ def _refusal(source: str, error: Exception) -> CaptureError:
 
 def _refuse_rewritten(source: str, definition) -> None:
     bodies = [definition.node, *(f.node_def for f in definition.library.function)]
-    if any(_OURS.search(node.name) for body in bodies for node in body):
+    if any(is_rewritten(node.name) for body in bodies for node in body):
         raise CaptureError(f"capture: {source!r} was rewritten by tfckpt before; start from the "
                            "original")
 
@@ -197,6 +197,11 @@ def _needed(graph: Graph, wanted: Sequence[bool]) -> Graph:
             for i, op in enumerate(ops) if kept[i]),
         fetches=tuple((number[i], slot) for i, slot in graph.fetches if kept[i]),
         sinks=tuple(number[i] for i in graph.sinks if kept[i]))
+
+
+def is_rewritten(name: str) -> bool:
+    """Whether an op's name says that tfckpt made it."""
+    return bool(_OURS.search(name))
 
 
 def readable(function: str) -> str:
