@@ -13,8 +13,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
-from grappler_ext import build
+import tensorflow as tf
+
+from grappler_ext import PASS, build
+from grappler_ext.bridge import Bridge, Rewriter
+from tfckpt.capture import tf_adapter
+from tfckpt.pipeline import make_options
 
 _OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0:abort_on_error=0:exitcode=66",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=66",
@@ -57,18 +63,10 @@ def _run(what: str, library: str) -> subprocess.CompletedProcess:
 
 def _train(library: str, break_it: bool) -> None:
     """Trains in two threads, runs what has no gradient, and a step that is made to fail."""
-    import threading
-
-    import tensorflow as tf
-
-    from grappler_ext.bridge import Bridge, Rewriter
-    from tfckpt.capture import tf_adapter
-    from tfckpt.pipeline import make_options
-
     bridge = Bridge(library)
     rewriter = Rewriter(make_options(), strict=False)
-    bridge.connect((lambda graph, names: (1, _Longer(graph))) if break_it else rewriter)
-    tf_adapter.set_custom_optimizer("TfckptOptimizer")
+    bridge.connect(_PastTheEnd(make_options(), strict=False) if break_it else rewriter)
+    tf_adapter.set_custom_optimizer(PASS)
 
     def work() -> None:
         weights = [tf.Variable(tf.random.stateless_normal((64, 64), (1, i)) / 8) for i in range(6)]
@@ -104,6 +102,13 @@ def _train(library: str, break_it: bool) -> None:
     else:
         raise AssertionError("a strict rewriter's failure did not reach the caller")
     bridge.connect(None)
+
+
+class _PastTheEnd(Rewriter):
+    """Answers with the item itself, and a length that is not its own."""
+
+    def __call__(self, graph: bytes, names: str) -> tuple[int, bytes]:
+        return 1, _Longer(graph)
 
 
 class _Longer(bytes):

@@ -29,17 +29,13 @@ std::atomic<long> last_skip_nanoseconds{0};
 // Whether Python should see the graph: it may compute a gradient (every gradient scope has the word
 // in its name), and no decorator has rewritten it or what was inlined into it.
 bool ComputesGradient(const tensorflow::GraphDef& graph) {
-  bool found = false;
-  for (const auto& node : graph.node()) {
-    const std::string& name = node.name();
-    if (name.find("tfckpt") != std::string::npos &&
-        (name.find("tfckpt/fence_") != std::string::npos ||
-         name.find("-tfckpt") != std::string::npos)) {
-      return false;
+  const auto any_name_has = [&graph](const char* text) {
+    for (const auto& node : graph.node()) {
+      if (node.name().find(text) != std::string::npos) return true;
     }
-    found = found || name.find("gradient") != std::string::npos;
-  }
-  return found;
+    return false;
+  };
+  return any_name_has("gradient") && !any_name_has("tfckpt/fence_") && !any_name_has("-tfckpt");
 }
 
 bool Skipped(const tensorflow::GraphDef& graph) {

@@ -59,6 +59,20 @@ def test_unmodified_steps_train_in_less_memory_to_the_bit(name):
     assert executed(step, *made.batches[0]).copy_count >= 0.9 * report.recomputed_ops
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["residual", "transformer"])
+def test_peaks_are_the_decorators(name):
+    """Small steps, so there is room; `python -m benchmarks.native_pass` has the large ones."""
+    process.fresh()
+    made = MODELS[name](gradients=False)
+    step = tfckpt.checkpoint(tf.function(made.step))
+    wanted = measure_peak(step, *made.batches[0], repeats=3)
+    peak, *_ = train(name, on=True)
+    assert peak <= 1.15 * wanted
+    planned = grappler_ext.reports()["step"].planned_peak_bytes
+    assert planned <= 1.15 * step.report.planned_peak_bytes
+
+
 def test_an_unmodified_fit():
     x, y = arrays(2048)
     history = []
@@ -216,6 +230,13 @@ class TestBuilding:
         (tmp_path / "file").write_text("")
         done = self.run(tmp_path / "file")
         assert done.returncode == 1 and "XDG_CACHE_HOME" in done.stderr
+
+    @pytest.mark.nightly
+    def test_the_sanitizers_find_nothing(self):
+        done = subprocess.run([sys.executable, "-m", "grappler_ext.sanitize"], capture_output=True,
+                              text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "no finding" in done.stdout
 
     def test_what_is_built_is_found_again(self):
         before = build.shared_object()
