@@ -285,7 +285,7 @@ def test_what_gradients_are_added_up_in_is_one_buffer():
         held = tf.raw_ops.Assign(ref=made, value=tf.zeros((8, 4)))
         with tf.control_dependencies([tf.raw_ops.AssignAdd(ref=held, value=tf.tanh(x))]):
             total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v")
-        tf.identity(total, "last")
-    captured = capture(graph, fetches=())
+        last = tf.identity(total, "last")
+    captured = capture(graph, fetches=[last])
     assert root_of(captured, "last") == "v"
     assert not next(op for op in captured.ops if op.type == "DestroyTemporaryVariable").pure

@@ -36,8 +36,8 @@ def test_references_are_never_guarded():
         held = tf.raw_ops.Assign(ref=made, value=tf.exp(x), name="first")
         added = tf.raw_ops.AssignAdd(ref=held, value=tf.tanh(x), name="second")
         with tf.control_dependencies([added]):
-            tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v", name="sum")
-    graph = capture(live, fetches=())
+            total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v", name="sum")
+    graph = capture(live, fetches=[total])
     cost = build_cost_graph(graph)
     draft = Draft(graph, cost, Plan(plain_schedule(cost)), "", "")
     usable = {op.name: draft.guardable(op, range(len(op.inputs))) for op in graph.ops}
