@@ -81,7 +81,9 @@ def test_a_compiled_model(traces):
     copies = [training.copies_in(graph) for graph in seen]
     applied = [r for r in grappler_ext.reports().values() if r.applied]
     assert len(applied) == 1 and applied[0].recomputed_ops
-    assert sum(map(len, copies)) == applied[0].recomputed_ops
+    names = [copy.name for found in copies for copy in found]
+    assert len(names) >= applied[0].recomputed_ops  # some of those are several ops
+    assert all(name.count("-tfckpt") == 1 for name in names)
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
@@ -92,7 +94,8 @@ def test_a_decorated_function_is_not_rewritten_twice():
     step(*made.batches[0])
     assert step.report.recomputed_ops and not grappler_ext.reports()
     copies = training.copies_in(step.get_concrete_function(*made.batches[0]).graph)
-    assert len(copies) == step.report.recomputed_ops
+    assert len(copies) >= step.report.recomputed_ops
+    assert all(copy.name.count("-tfckpt") == 1 for copy in copies)
 
 
 def test_without_xla_and_after_disable_traces_stay_as_they_are():
