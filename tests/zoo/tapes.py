@@ -427,3 +427,11 @@ def policy_gradient(wrap):
         return loss, found
 
     return Training(wrap.function(step), batches(), lambda: [*both, *optimizer.variables])
+
+
+@GROUP.entry(smoke=True)
+def gradients_of_constants(wrap):
+    """Divisions by a constant: the tape also traces the gradient of the divisor, unread."""
+    ws = weights()
+    return by_hand(wrap, lambda x: mean_square(
+        chain(x, ws, lambda h: 0.5 * h * (1.0 + tf.math.erf(h / 1.4142)))), ws)
