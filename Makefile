@@ -12,13 +12,19 @@ WORKERS := --numprocesses=auto --maxprocesses=4 --dist
 # 2 = warnings of TensorFlow's C++ side are hidden, errors are shown.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help demo test lint types docs bench nightly sanitize clean
+# TensorFlow versions that `make test-matrix` tests, and what it runs on each. Every version has an
+# environment of its own, .venv-VERSION, with the Keras that pip installs beside it.
+VERSIONS := 2.18 2.19 2.20 2.21
+MATRIX   := tests/tf/test_adapter.py tests/e2e/test_bit_identity.py tests/e2e/test_front_end.py \
+            tests/e2e/test_keras_fit.py tests/e2e/test_xla.py
+
+.PHONY: help demo test test-matrix lint types docs bench nightly sanitize clean
 
 help:
 	@echo "make demo     train two networks with and without tfckpt, print a table, draw a plot"
 	@echo "make test     run the tests"
 	@echo
-	@echo "make lint | types | docs | bench | nightly | sanitize | clean"
+	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | sanitize | clean"
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
@@ -29,6 +35,14 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(WORKERS)=worksteal tests/pure
 	$(BIN)/python -m pytest $(WORKERS)=loadfile tests/tf tests/e2e
 	$(BIN)/python -m pytest $(WORKERS)=worksteal tests/zoo
+
+test-matrix: $(VERSIONS:%=test-tf-%)
+
+test-tf-%: .venv-%/.tfckpt-installed
+	@.venv-$*/bin/python -c 'import keras, tensorflow as tf; \
+	    print("TensorFlow", tf.__version__, "with Keras", keras.__version__)'
+	.venv-$*/bin/python -m pytest $(WORKERS)=loadfile $(MATRIX)
+	.venv-$*/bin/python -m pytest $(WORKERS)=worksteal tests/zoo
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
@@ -51,20 +65,32 @@ nightly: $(STAMP)
 sanitize: $(STAMP)
 	$(BIN)/python -m grappler_ext.sanitize
 
+define CHECK_PYTHON
+@command -v $(PYTHON) >/dev/null 2>&1 || { \
+    echo "error: '$(PYTHON)' was not found; tfckpt needs Python 3.11 or newer." >&2; \
+    echo "       Name another interpreter like this: make PYTHON=python3.11 test" >&2; \
+    exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+    echo "error: '$(PYTHON)' is $$($(PYTHON) --version 2>&1); tfckpt needs Python 3.11 or newer." >&2; \
+    echo "       Name another interpreter like this: make PYTHON=python3.11 test" >&2; \
+    exit 1; }
+endef
+
 $(STAMP): pyproject.toml
-	@command -v $(PYTHON) >/dev/null 2>&1 || { \
-	    echo "error: '$(PYTHON)' was not found; tfckpt needs Python 3.11 or newer." >&2; \
-	    echo "       Name another interpreter like this: make PYTHON=python3.11 test" >&2; \
-	    exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "error: '$(PYTHON)' is $$($(PYTHON) --version 2>&1); tfckpt needs Python 3.11 or newer." >&2; \
-	    echo "       Name another interpreter like this: make PYTHON=python3.11 test" >&2; \
-	    exit 1; }
+	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
+.PRECIOUS: .venv-%/.tfckpt-installed
+.venv-%/.tfckpt-installed: pyproject.toml
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -e ".[test]" "tensorflow==$*.*"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo_memory.png benchmarks/results
+	rm -rf $(VENV) $(VERSIONS:%=.venv-%) build dist *.egg-info demo_memory.png benchmarks/results
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
