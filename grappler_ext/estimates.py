@@ -19,7 +19,12 @@ from tfckpt.api import CheckpointedStep
 from tfckpt.budget import format_bytes
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_parts
-from tfckpt.capture.shapes import argument_shapes, concrete_shapes, to_variable
+from tfckpt.capture.shapes import (
+    argument_shapes,
+    concrete_shapes,
+    to_variable,
+    uncaptured_inputs,
+)
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
 from tfckpt.errors import CaptureError, CostError
@@ -240,7 +245,7 @@ def inlined_graph(traced: Any, args: Sequence[Any] = (),
         if known is not None:
             to_variable(nodes[tensor.op.name], *known)
     live = _imported(definition)
-    shaped = concrete_shapes(live, batch_size, argument_shapes(traced.graph, args),
+    shaped = concrete_shapes(live, batch_size, argument_shapes(uncaptured_inputs(traced.graph), args),
                              library=definition.library)
     graph = capture(shaped, name=traced.name,
                     fetches=[shaped.get_tensor_by_name(t.name) for t in traced.outputs])

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,11 +19,17 @@ from absl import logging
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.shapes import argument_shapes, concrete_shapes, has_unknown_shapes
+from tfckpt.capture.shapes import (
+    argument_shapes,
+    concrete_shapes,
+    has_unknown_shapes,
+    uncaptured_inputs,
+)
 from tfckpt.capture.steps import is_rewritten
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.errors import CostError, PlanError, RewriteError
 from tfckpt.graph import Graph
+from tfckpt.import_route import announce, import_step, refusal
 from tfckpt.pipeline import (
     NOTHING_TO_GAIN,
     Options,
@@ -76,14 +82,31 @@ _without_gradient: set[str] = set()
 _compiled_graphs: Callable[[Any], None] | None = None
 
 
-def mark_tracing_graph(mark: Mark) -> bool:
-    """Marks the FuncGraph being traced; False where there is none (eager execution)."""
-    graph = tf_adapter.tracing_graph()
-    if graph is None:
-        return False
-    tf_adapter.install_trace_hook(_on_trace)
-    setattr(graph, _MARK, mark)
-    return True
+def wrap_body(body: Callable, mark: Mark) -> Callable:
+    """The Python function of a step, such that what it is traced into is rewritten."""
+    problem = tf_adapter.hook_problem()
+    if problem:
+        announce(problem)
+
+    @functools.wraps(body)
+    def wrapped(*args, **kwargs):
+        graph = tf_adapter.tracing_graph()
+        if graph is None:
+            _warn_eager(mark.name)
+            return body(*args, **kwargs)
+        this = dataclasses.replace(mark, arguments=_python_values(args, kwargs))
+        if problem and refusal():
+            warnings.warn(f"tfckpt: {mark.name} trains unchanged: {problem}, and {refusal()}",
+                          stacklevel=2)
+        elif problem:
+            return import_step(body, args, kwargs, functools.partial(_rewrite_apart, graph, this),
+                               tf_adapter.autograph_converts())
+        else:
+            tf_adapter.install_trace_hook(_on_trace)
+            setattr(graph, _MARK, this)
+        return body(*args, **kwargs)
+
+    return wrapped
 
 
 def on_compiled_graphs(callback: Callable[[Any], None] | None) -> None:
@@ -157,13 +180,7 @@ class CheckpointedStep:
         mark = Mark(options, self._records, name,
                     self._is_function and tf_adapter.compiles_with_xla(fn))
 
-        @functools.wraps(body)
-        def marked(*args, **kwargs):
-            if not mark_tracing_graph(dataclasses.replace(
-                    mark, arguments=_python_values(args, kwargs))):
-                _warn_eager(name)
-            return body(*args, **kwargs)
-
+        marked = wrap_body(body, mark)
         self._plain = fn
         self._fn = tf_adapter.clone_function(fn, marked) if self._is_function else marked
         # inside a compiled function: what was traced for the executor would be of no use there
@@ -246,9 +263,10 @@ def _on_trace(func_graph) -> None:
             _compiled_graphs(func_graph)
         return
     delattr(func_graph, _MARK)  # a graph is rewritten once
-    report = rewrite_graph(func_graph, mark)
+    inputs = uncaptured_inputs(func_graph)
+    report = rewrite_graph(func_graph, mark, inputs, apply)
     if report is not None:
-        mark.records.add(_signature(func_graph, mark), report, func_graph)
+        mark.records.add(_signature(func_graph, mark, inputs), report, func_graph)
 
 
 def _trains_compiled(func_graph) -> bool:
@@ -259,14 +277,26 @@ def _trains_compiled(func_graph) -> bool:
     return any(map(is_gradient_scope, names)) and not any(map(is_rewritten, names))
 
 
-def rewrite_graph(func_graph, mark: Mark) -> Report | None:
-    """Captures, plans and rewrites one traced graph in place; None where nothing trains.
+def _rewrite_apart(outer, mark: Mark, func_graph, inputs, apply_edits: Callable) -> None:
+    """The same for a step that was traced by itself, in the graph that it is imported into."""
+    report = rewrite_graph(func_graph, mark, inputs, apply_edits)
+    if report is not None:
+        mark.records.add(_signature(outer, mark, inputs), report, outer)
+
+
+def rewrite_graph(func_graph, mark: Mark, inputs: Sequence[tf.Tensor],
+                  apply_edits: Callable) -> Report | None:
+    """Captures, plans and rewrites one traced graph; None where nothing trains.
+
+    Args:
+      inputs: the tensors in the graph that stand for those of the call.
+      apply_edits: takes the graph and `Edits`; realises them, or raises RewriteError.
 
     Raises:
       CostError, InfeasibleBudgetError: the graph is untouched.
     """
     started = time.perf_counter()
-    graph = _capture(func_graph, mark)
+    graph = _capture(func_graph, mark, inputs)
     if not graph.has_gradient():
         hidden = gradient_inside(func_graph)
         if hidden:
@@ -280,7 +310,7 @@ def rewrite_graph(func_graph, mark: Mark) -> Report | None:
     try:
         edits = join(graph, parts)
         if edits is not None:
-            apply(func_graph, edits)
+            apply_edits(func_graph, edits)
     except RewriteError as error:
         reason = str(error)
     if reason:
@@ -303,19 +333,18 @@ def _report_hidden(graph: Graph, mark: Mark, inside: str, seconds: float) -> Rep
         return None
 
 
-def _capture(func_graph, mark: Mark) -> Graph:
+def _capture(func_graph, mark: Mark, inputs: Sequence[tf.Tensor]) -> Graph:
     options, shapes = mark.options, None
     if has_unknown_shapes(func_graph):
         batch = options.batch_size or getattr(_calls, "batch", None)
         arguments: object = getattr(_calls, "arguments", None) or ((), {})
-        shapes = concrete_shapes(func_graph, batch, argument_shapes(func_graph, arguments))
+        shapes = concrete_shapes(func_graph, batch, argument_shapes(inputs, arguments))
     graph = capture(func_graph, shapes=shapes)
     return dataclasses.replace(graph, in_xla=True) if mark.jit_compile else graph
 
 
-def _signature(func_graph, mark: Mark) -> str:
-    captured = {t.name for t in func_graph.internal_captures}
+def _signature(graph, mark: Mark, inputs: Sequence[tf.Tensor]) -> str:
     parts = [f"{t.dtype.name}{t.shape.as_list() if t.shape.rank is not None else '[?]'}"
-             for t in func_graph.inputs if t.name not in captured]
-    compiled = " compiled" if mark.jit_compile or tf_adapter.in_xla(func_graph) else ""
-    return f"{func_graph.name}({', '.join([*parts, *mark.arguments])}){compiled}"
+             for t in inputs]
+    compiled = " compiled" if mark.jit_compile or tf_adapter.in_xla(graph) else ""
+    return f"{graph.name}({', '.join([*parts, *mark.arguments])}){compiled}"

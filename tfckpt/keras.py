@@ -15,7 +15,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfckpt.api import Mark, Records, _warn_eager, mark_tracing_graph, set_batch_hint
+from tfckpt.api import Mark, Records, set_batch_hint, wrap_body
 from tfckpt.budget import format_bytes
 from tfckpt.errors import PlanError, TfckptError, VerificationError
 from tfckpt.pictures import step_figure
@@ -73,8 +73,6 @@ def _wrap(model, mark: Mark) -> None:
 
     @functools.wraps(step)
     def train_step(*args, **kwargs):
-        if not mark_tracing_graph(mark):
-            _warn_eager(mark.name)
         return step(owner(), *args, **kwargs)
 
     @functools.wraps(fit)
@@ -87,7 +85,7 @@ def _wrap(model, mark: Mark) -> None:
         finally:
             set_batch_hint(previous)
 
-    object.__setattr__(model, "train_step", train_step)
+    object.__setattr__(model, "train_step", wrap_body(train_step, mark))
     object.__setattr__(model, "fit", fit_with_hint)
 
 

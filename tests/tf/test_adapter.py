@@ -56,6 +56,18 @@ def test_edits_in_the_hook_reach_what_runs(hook):
     np.testing.assert_array_equal(step(tf.constant([1.0, 2.0, 3.0])), [2, 4, 6])
 
 
+def test_the_hook_is_relied_on_where_it_was_tested(monkeypatch):
+    assert tf_adapter.hook_problem() == ""
+    for version, tested in (("2.17.1", False), ("2.18.0", True), ("2.21.3", True),
+                            ("2.22.0-dev20261101", False), ("3.0.0", False)):
+        monkeypatch.setattr(tf, "__version__", version)
+        assert (tf_adapter.hook_problem() == "") is tested
+        assert tested or version in tf_adapter.hook_problem()
+    monkeypatch.undo()
+    monkeypatch.setattr(tf_adapter, "FUNC_GRAPH_TRANSFORMS", None)
+    assert "no trace hook" in tf_adapter.hook_problem()
+
+
 def test_hook_sees_the_train_step_of_keras(hook):
     names = []
     hook(lambda graph: names.append(graph.name))
@@ -68,6 +80,19 @@ def test_hook_sees_the_train_step_of_keras(hook):
 def test_is_tf_function():
     assert tf_adapter.is_tf_function(tf.function(lambda x: x))
     assert not tf_adapter.is_tf_function(lambda x: x)
+
+
+def test_autograph_converts_what_a_function_calls_unless_told_not_to():
+    seen = []
+
+    def body(x):
+        seen.append(tf_adapter.autograph_converts())
+        return x
+
+    for autograph in (True, False):
+        tf.function(body, autograph=autograph)(tf.ones(3))
+    tf.function(tf.autograph.experimental.do_not_convert(body))(tf.ones(3))
+    assert seen == [True, False, False] and not tf_adapter.autograph_converts()
 
 
 def test_clone_keeps_signature_compiler_and_autograph():
@@ -285,13 +310,13 @@ def test_op_callbacks_run_after_the_tape_has_recorded():
 
 def test_gradient_order_and_stopped_recording():
     x = tf.constant([1.0])
-    assert tf_adapter.gradient_order([x]) == 0
+    assert tf_adapter.gradient_order([x]) == 0 and not tf_adapter.is_recording()
     with tf.GradientTape() as tape:
         tape.watch(x)
         assert tf_adapter.gradient_order([x]) == 1
-        assert not tf_adapter.is_recording_stopped()
+        assert tf_adapter.is_recording() and not tf_adapter.is_recording_stopped()
         with tf_adapter.stop_recording():
-            assert tf_adapter.is_recording_stopped()
+            assert tf_adapter.is_recording_stopped() and not tf_adapter.is_recording()
             assert tf_adapter.gradient_order([x]) == 0
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)

@@ -22,18 +22,26 @@ def has_unknown_shapes(graph: tf.Graph) -> bool:
                for t in op.outputs if t.dtype not in (tf.resource, tf.variant, tf.string))
 
 
-def argument_shapes(func_graph, arguments: object) -> dict[str, Sequence[int]]:
+def call_tensors(arguments: object) -> list:
+    """The tensors and arrays in a nest of a call's arguments, those of composites included."""
+    return [t for t in tf.nest.flatten(arguments, expand_composites=True)
+            if hasattr(t, "shape") and hasattr(t, "dtype") and not isinstance(t, tf.Variable)]
+
+
+def uncaptured_inputs(func_graph) -> list[tf.Tensor]:
+    """The placeholders that stand for a call's arguments, not for what the function captures."""
+    captured = {t.name for t in func_graph.internal_captures}
+    return [t for t in func_graph.inputs if t.name not in captured]
+
+
+def argument_shapes(inputs: Sequence[tf.Tensor], arguments: object) -> dict[str, Sequence[int]]:
     """Shapes of a call's real tensors, by the placeholders that stand for them.
 
     Args:
-      func_graph: what was traced for the call.
-      arguments: a nest with all of them; tensors of unknown shape are left out.
+      inputs: the placeholders.
+      arguments: a nest with all arguments; tensors of unknown shape are left out.
     """
-    tensors = [t for t in tf.nest.flatten(arguments, expand_composites=True)
-               if hasattr(t, "shape") and hasattr(t, "dtype")
-               and not isinstance(t, tf.Variable)]
-    captured = {t.name for t in func_graph.internal_captures}
-    inputs = [t for t in func_graph.inputs if t.name not in captured]
+    tensors = call_tensors(arguments)
     if len(tensors) != len(inputs):
         return {}
     found = {}

@@ -14,8 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import record
-from tensorflow.python.eager.polymorphic_function import polymorphic_function, transform
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import (
     function_def_to_graph,
     op_callbacks,
@@ -24,15 +25,33 @@ from tensorflow.python.framework import (
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util, handle_data_util
 
+try:
+    from tensorflow.python.eager.polymorphic_function.transform import FUNC_GRAPH_TRANSFORMS
+except ImportError:  # steps are imported then: see `hook_problem`
+    FUNC_GRAPH_TRANSFORMS = None
+
+TESTED = ((2, 18), (2, 21))
+"""The first and the last TensorFlow version of `make test-matrix`."""
+
+
+def hook_problem() -> str:
+    """Why the trace hook cannot be relied on in this TensorFlow; "" where it can."""
+    if FUNC_GRAPH_TRANSFORMS is None:
+        return f"TensorFlow {tf.__version__} has no trace hook where tfckpt knows it"
+    if not TESTED[0] <= tuple(map(int, tf.__version__.split(".")[:2])) <= TESTED[1]:
+        first, last = (".".join(map(str, version)) for version in TESTED)
+        return f"TensorFlow {tf.__version__} is not one that was tested ({first} to {last})"
+    return ""
+
 
 def install_trace_hook(callback: Callable[[FuncGraph], None]) -> None:
     """Has `callback` called with every traced FuncGraph, before its FunctionDef is made.
 
     Idempotent for the same callback. The list of hooks is global to the process: the callback
-    must return at once for a graph that is not its own.
+    must return at once for a graph that is not its own. Only where there is no `hook_problem`.
     """
-    if callback not in transform.FUNC_GRAPH_TRANSFORMS:
-        transform.FUNC_GRAPH_TRANSFORMS.append(callback)
+    if callback not in FUNC_GRAPH_TRANSFORMS:
+        FUNC_GRAPH_TRANSFORMS.append(callback)
 
 
 def is_tf_function(fn: object) -> bool:
@@ -86,6 +105,11 @@ def tracing_graph() -> FuncGraph | None:
 def in_xla(graph: tf.Graph) -> bool:
     """Whether the graph is traced for compilation by XLA (`jit_compile=True`)."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def autograph_converts() -> bool:
+    """Whether autograph would convert a function that is called here."""
+    return ag_ctx.control_status_ctx().status == ag_ctx.Status.ENABLED
 
 
 def op_definition(op_type: str) -> Any:
@@ -345,6 +369,11 @@ def remove_op_callback(callback: Callable) -> None:
 def stop_recording():
     """A context in which no tape of this thread records."""
     return record.stop_recording()
+
+
+def is_recording() -> bool:
+    """Whether ops that this thread runs or creates now are recorded by a tape."""
+    return bool(record.could_possibly_record())
 
 
 def is_recording_stopped() -> bool:

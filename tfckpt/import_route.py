@@ -1,0 +1,67 @@
+"""The step in a TensorFlow without a trace hook that is known to work.
+
+A step is traced by itself; its definition is rewritten, and imported into the graph that calls it.
+What Python alone knows of a trace is lost on the way: replicas that meet in the middle of it, and
+tapes that record it from outside. There the step stays as it is, with a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.shapes import call_tensors
+from tfckpt.rewrite.apply_import import import_edited
+from tfckpt.rewrite.edits import Edits
+
+Apply = Callable[[Any, Edits], None]
+Rewrite = Callable[[Any, Sequence[tf.Tensor], Apply], None]
+
+
+@functools.cache
+def announce(problem: str) -> None:
+    """Says once in a process that this route is taken, and why."""
+    warnings.warn(f"tfckpt: {problem}; steps are traced by themselves and imported, which does not "
+                  "work in the replicas of tf.distribute", stacklevel=5)
+
+
+def refusal() -> str:
+    """Why what is called now cannot be imported; "" where it can."""
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        return "no step can be imported in a replica of tf.distribute"
+    if tf_adapter.is_recording():
+        return "a tape around the step would not see what is imported"
+    return ""
+
+
+@tf.autograph.experimental.do_not_convert
+def import_step(body: Callable, args: tuple, kwargs: dict, rewrite: Rewrite,
+                autograph: bool) -> Any:
+    """Calls a step: traces it by itself and imports it, rewritten, into the current graph.
+
+    Args:
+      body, args, kwargs: the Python function of the step and how it is called.
+      rewrite: takes the finished FuncGraph, the tensors in it that stand for the call's, and what
+        realises edits of it; calls that at most once.
+      autograph: whether the body is to be converted.
+
+    Raises:
+      RewriteError: TensorFlow cannot import what it has traced.
+    """
+    def step():  # without arguments: what it reads is captured, in whatever nest it comes
+        return body(*args, **kwargs)
+
+    graph = tf_adapter.tracing_graph()
+    concrete = tf.function(step, autograph=autograph).get_concrete_function()
+    inside = {id(external): placeholder for external, placeholder in zip(
+        concrete.captured_inputs, concrete.graph.inputs, strict=True)}
+    given = [inside.get(id(t), t) for t in call_tensors((args, kwargs))]
+    results = []
+    rewrite(concrete.graph, given,
+            lambda _, edits: results.append(import_edited(concrete, edits, graph)))
+    return results[0] if results else import_edited(concrete, None, graph)
