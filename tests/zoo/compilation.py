@@ -72,14 +72,15 @@ def _with_options(wrap, options):
     training = supervised(wrap, convolutions(layers.BatchNormalization), images())
 
     def step(x, y):
-        with _options(options):
+        with grappler_options(options):
             return training.step(x, y)
 
     return Training(step, training.batches, training.state)
 
 
 @contextlib.contextmanager
-def _options(options):
+def grappler_options(options):
+    """Has Grappler's options set for a while."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options(options)
     try:
@@ -109,7 +110,7 @@ def without_dependency_optimization(wrap):
     return _with_options(wrap, {"dependency_optimization": False, "loop_optimization": False})
 
 
-@GROUP.entry(xla=True)
+@GROUP.entry(xla=True, alone=True)
 def autoclustering(wrap):
     training = supervised(wrap, stack(), batches())
 

@@ -13,21 +13,21 @@ from tfckpt.capture.devices import device_key
 pytestmark = pytest.mark.skipif("not distribution.available()")
 
 
-class _Kept(Wrap):
+class Kept(Wrap):
     """Keeps the wrapped step."""
 
-    def __init__(self, **options):
-        super().__init__(True)
+    def __init__(self, rewrite, **options):
+        super().__init__(rewrite)
         self.options = options
 
     def step(self, fn):
-        self.wrapped = tfckpt.checkpoint(fn, **self.options)
+        self.wrapped = tfckpt.checkpoint(fn, **self.options) if self.rewrite else fn
         return self.wrapped
 
 
 def _traced(replicas, **options):
     process.fresh()
-    wrap = _Kept(**options)
+    wrap = Kept(True, **options)
     training = distribution.custom_loop(wrap, replicas)
     graph = wrap.wrapped.get_concrete_function(*training.batches[0]).graph
     return wrap.wrapped.report, graph.get_operations()
