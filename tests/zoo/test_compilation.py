@@ -27,7 +27,7 @@ from tfckpt.capture import tf_adapter
 OFF = [(), ("disable_meta_optimizer",), ("remapping",), ("arithmetic_optimization",),
        ("constant_folding",), ("dependency_optimization",), ("function_optimization",),
        ("layout_optimizer", "shape_optimization", "loop_optimization")]
-EVERY_DAY = OFF[:4]
+EVERY_DAY = OFF[:2]
 
 
 def _step(**function):
@@ -65,6 +65,7 @@ def test_with_parts_of_grappler_off(off):
         assert planned > 0 and _ran(ours, batch) - _ran(plain, batch) == planned
 
 
+@pytest.mark.nightly
 def test_autoclustering():
     """Copies stay outside of XLA's clusters, which would merge them with their originals."""
     done = subprocess.run(
@@ -87,7 +88,8 @@ def _called_compiled(step):
     return tf.function(lambda x, y: step(x, y), jit_compile=True)
 
 
-@pytest.mark.parametrize("compiled_first", [False, True])
+@pytest.mark.parametrize("compiled_first", [
+    False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_traced_for_one_and_then_called_by_the_other(compiled_first):
     with process.without_determinism():
         plain, ours, batch = _step()
@@ -99,6 +101,7 @@ def test_traced_for_one_and_then_called_by_the_other(compiled_first):
         assert _in_hlo(outer, batch) > _in_hlo(plain_outer, batch)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("choice", [False, "auto"])
 def test_keras_without_and_with_its_own_choice(choice):
     """On the CPU "auto" compiles nothing."""
