@@ -245,8 +245,8 @@ def inlined_graph(traced: Any, args: Sequence[Any] = (),
         if known is not None:
             to_variable(nodes[tensor.op.name], *known)
     live = _imported(definition)
-    shaped = concrete_shapes(live, batch_size, argument_shapes(uncaptured_inputs(traced.graph), args),
-                             library=definition.library)
+    given = argument_shapes(uncaptured_inputs(traced.graph), args)
+    shaped = concrete_shapes(live, batch_size, given, library=definition.library)
     graph = capture(shaped, name=traced.name,
                     fetches=[shaped.get_tensor_by_name(t.name) for t in traced.outputs])
     return shaped.as_graph_def(), graph
