@@ -12,11 +12,10 @@ from absl import logging
 from grappler_ext import build
 from grappler_ext.item import Names, failing, plan_item, rewrite_item
 from tfckpt.api import Mark, Records, rewrite_graph
+from tfckpt.capture.inline import readable
 from tfckpt.capture.shapes import uncaptured_inputs
-from tfckpt.capture.steps import readable
 from tfckpt.pipeline import Options
 from tfckpt.report import Report
-from tfckpt.rewrite.apply_funcgraph import apply
 
 UNCHANGED, REWRITTEN = 0, 1
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
@@ -99,7 +98,7 @@ class Rewriter:
         name = func_graph.name
         try:
             report = rewrite_graph(func_graph, Mark(self.options, Records(), name),
-                                   uncaptured_inputs(func_graph), apply)
+                                   uncaptured_inputs(func_graph))
         except Exception as error:
             if self.strict:
                 raise

@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.inline import Inlining, is_rewritten
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import (
     argument_shapes,
@@ -25,7 +26,6 @@ from tfckpt.capture.shapes import (
     has_unknown_shapes,
     uncaptured_inputs,
 )
-from tfckpt.capture.steps import is_rewritten
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.errors import CostError, PlanError, RewriteError
 from tfckpt.graph import Graph
@@ -264,7 +264,7 @@ def _on_trace(func_graph) -> None:
         return
     delattr(func_graph, _MARK)  # a graph is rewritten once
     inputs = uncaptured_inputs(func_graph)
-    report = rewrite_graph(func_graph, mark, inputs, apply)
+    report = rewrite_graph(func_graph, mark, inputs)
     if report is not None:
         mark.records.add(_signature(func_graph, mark, inputs), report, func_graph)
 
@@ -279,32 +279,48 @@ def _trains_compiled(func_graph) -> bool:
 
 def _rewrite_apart(outer, mark: Mark, func_graph, inputs, apply_edits: Callable) -> None:
     """The same for a step that was traced by itself, in the graph that it is imported into."""
-    report = rewrite_graph(func_graph, mark, inputs, apply_edits)
+    report, _ = _rewrite(func_graph, mark, inputs, None, apply_edits)
     if report is not None:
         mark.records.add(_signature(outer, mark, inputs), report, outer)
 
 
-def rewrite_graph(func_graph, mark: Mark, inputs: Sequence[tf.Tensor],
-                  apply_edits: Callable) -> Report | None:
-    """Captures, plans and rewrites one traced graph; None where nothing trains.
+def rewrite_graph(func_graph, mark: Mark, inputs: Sequence[tf.Tensor]) -> Report | None:
+    """Captures, plans and rewrites one traced graph in place; None where nothing trains.
 
     Args:
       inputs: the tensors in the graph that stand for those of the call.
-      apply_edits: takes the graph and `Edits`; realises them, or raises RewriteError.
 
     Raises:
       CostError, InfeasibleBudgetError: the graph is untouched.
     """
+    inlining = Inlining(func_graph)
+    applied = False
+    try:
+        report, applied = _rewrite(func_graph, mark, inputs, inlining, apply)
+        return report
+    finally:
+        if not applied:
+            inlining.undo()
+
+
+def _rewrite(func_graph, mark: Mark, inputs: Sequence[tf.Tensor], inlining: Inlining | None,
+             apply_edits: Callable) -> tuple[Report | None, bool]:
+    """The report, and whether the graph was changed.
+
+    Args:
+      inlining: nested functions give way to their bodies where there is one.
+      apply_edits: takes the graph and `Edits`; realises them, or raises RewriteError.
+    """
     started = time.perf_counter()
-    graph = _capture(func_graph, mark, inputs)
+    graph = _capture(func_graph, mark, inputs, inlining)
     if not graph.has_gradient():
         hidden = gradient_inside(func_graph)
         if hidden:
-            return _report_hidden(graph, mark, hidden, time.perf_counter() - started)
+            return _report_hidden(graph, mark, hidden, time.perf_counter() - started), False
         if mark.name not in _without_gradient:
             _without_gradient.add(mark.name)
             logging.warning("tfckpt: %s computes no gradient; it is left as it is", mark.name)
-        return None
+        return None, False
     parts = plan_parts(graph, mark.options)
     reason = ""
     try:
@@ -319,7 +335,7 @@ def rewrite_graph(func_graph, mark: Mark, inputs: Sequence[tf.Tensor],
         warnings.warn(f"tfckpt: {mark.name} trains unchanged: {parts[0].reason}", stacklevel=2)
     report = report_of(mark.name, graph, parts, time.perf_counter() - started)
     logging.info("%s", report)
-    return report
+    return report, any(p.edits is not None for p in parts)
 
 
 def _report_hidden(graph: Graph, mark: Mark, inside: str, seconds: float) -> Report | None:
@@ -333,13 +349,14 @@ def _report_hidden(graph: Graph, mark: Mark, inside: str, seconds: float) -> Rep
         return None
 
 
-def _capture(func_graph, mark: Mark, inputs: Sequence[tf.Tensor]) -> Graph:
+def _capture(func_graph, mark: Mark, inputs: Sequence[tf.Tensor],
+             inlining: Inlining | None) -> Graph:
     options, shapes = mark.options, None
     if has_unknown_shapes(func_graph):
         batch = options.batch_size or getattr(_calls, "batch", None)
         arguments: object = getattr(_calls, "arguments", None) or ((), {})
         shapes = concrete_shapes(func_graph, batch, argument_shapes(inputs, arguments))
-    graph = capture(func_graph, shapes=shapes)
+    graph = capture(func_graph, shapes=shapes, inlining=inlining)
     return dataclasses.replace(graph, in_xla=True) if mark.jit_compile else graph
 
 

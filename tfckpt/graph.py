@@ -52,6 +52,8 @@ class Graph:
       fetches: tensors that leave the step (they live until it ends).
       sinks: ops that must run although nothing reads them (control outputs, stateful ops).
       in_xla: whether the step is compiled by XLA, where control edges mean nothing.
+      inlined: a line for each function whose calls gave way to its body.
+      refused: a line for each op that is not looked into, or not wholly, with the reason.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Graph:
     fetches: tuple[TensorId, ...]
     sinks: tuple[int, ...]
     in_xla: bool = False
+    inlined: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
     def consumers(self) -> list[list[int]]:
         """For each op the ops that read one of its outputs, ascending, without repeats."""

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfckpt.budget import Budget, parse_budget
 from tfckpt.capture.devices import device_parts, has_inner_collective
-from tfckpt.capture.tfgraph import NESTED_CALLS
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.time import SMALL_CPU, Rates
@@ -259,12 +258,6 @@ def plan_graph(graph: Graph, cost: CostGraph, options: Options, single: bool) ->
         raise options.budget.explain(error, plain[1], cost.resident_bytes) from None
 
 
-def refusals(graph: Graph) -> list[str]:
-    """What the rewriter does not look into, with the reason."""
-    return [f"{op.name}: a nested function is treated as one op, not looked into"
-            for op in graph.ops if op.type in NESTED_CALLS][:8]
-
-
 def report_of(name: str, graph: Graph, parts: list[Part], seconds: float) -> Report:
     """The report of a step: that of its fullest device, with the peaks of the others."""
     first = parts[0]
@@ -272,7 +265,7 @@ def report_of(name: str, graph: Graph, parts: list[Part], seconds: float) -> Rep
     report = make_report(
         name, graph, first.cost, first.decision, applied=first.edits is not None,
         reason=first.reason, fence_count=sum(op.name.startswith(FENCE) for op in added),
-        seconds=seconds, refused=refusals(graph))
+        seconds=seconds)
     if len(parts) > 1:
         report.devices = tuple(
             DevicePeak(p.device, p.decision.planned.baseline_bytes,

@@ -17,8 +17,9 @@ from tfckpt.plan.schedule import Plan, plain_schedule
 from tfckpt.plan.simulate import Timeline, resolve
 from tfckpt.trace import Ran, ran
 
-_SCOPES = re.compile(r"^(?:gradient_tape/|gradients(?:_\d+)?/|StatefulPartitionedCall/)+")
+_SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
 _SHOWN = 12
+_REFUSALS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,8 @@ class Report:
       traced: cost graphs before and after, and the plan, for pictures.
       forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
         derivative saves, whether it is kept, and why; empty with `fad=False`.
-      refused: ops the rewriter will not look into or repeat, with the reason.
+      inlined: nested functions whose bodies were planned and rewritten with the step.
+      refused: calls that the rewriter does not look into, with the reason.
       devices: where the step runs on several, the peaks of each, the fullest first; all else
         here is of that one.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
@@ -161,6 +163,7 @@ class Report:
     held_before: tuple[Held, ...]
     held_after: tuple[Held, ...]
     fates: tuple[Fate, ...] = ()
+    inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     forward_ad_regions: tuple[ForwardAdRegion, ...] = ()
     devices: tuple[DevicePeak, ...] = ()
@@ -202,6 +205,7 @@ class Report:
         rows += [(d.device.rpartition("device:")[2], f"{format_bytes(d.planned_bytes)} of "
                   f"{format_bytes(d.baseline_bytes)} plain"
                   + (f" ({d.reason})" if d.reason else "")) for d in self.devices]
+        rows += [("inlined", text) for text in self.inlined]
         rows += [("refused", text) for text in self.refused]
         width = max(len(label) for label, _ in rows)
         lines = [f"tfckpt report for {self.name}"]
@@ -253,8 +257,7 @@ class Report:
 
 
 def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *, applied: bool,
-                reason: str, fence_count: int, seconds: float,
-                refused: Sequence[str]) -> Report:
+                reason: str, fence_count: int, seconds: float) -> Report:
     """The report of a planned step (of the plain step where nothing was applied).
 
     Args:
@@ -286,7 +289,8 @@ def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *,
         timeline_before=planned.baseline, timeline_after=after,
         held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
         fates=_fates(ours, plan.schedule if applied else plain_schedule(cost)),
-        refused=tuple(refused), forward_ad_regions=regions, traced=(cost, ours, plan))
+        inlined=graph.inlined if applied else (), refused=graph.refused[:_REFUSALS],
+        forward_ad_regions=regions, traced=(cost, ours, plan))
 
 
 def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:

@@ -40,7 +40,7 @@ def report(planned):
     cost, plan = planned
     graph = Graph("g", (), (), ())
     return make_report("a <step> & more", graph, cost, Decision(graph, cost, plan), applied=True,
-                       reason="", fence_count=0, seconds=0.0, refused=())
+                       reason="", fence_count=0, seconds=0.0)
 
 
 def test_the_steps_of_a_timeline_are_those_that_were_simulated(planned, report):

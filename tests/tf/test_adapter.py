@@ -213,6 +213,93 @@ def test_handle_shape_of_eager_handles():
     assert shape.as_list() == [2, 5] and dtype == tf.float32
 
 
+def test_functions_that_a_graph_calls():
+    @tf.function
+    def layer(x):
+        return tf.tanh(x), x
+
+    graph = traced(lambda x: layer(x)[0], VECTOR)
+    (call,) = [op for op in graph.get_operations() if op.type == "PartitionedCall"]
+    name = tf_adapter.called_function(call)
+    function = tf_adapter.find_function(graph, name)
+    assert function.signature.name == name
+    assert [node.op for node in function.node_def][0] == "Tanh"
+    assert tf_adapter.find_function(graph, "no such function") is None
+    flat, names = tf_adapter.flat_function(graph, function)
+    assert [node.op for node in flat.node][:2] == ["Placeholder", "Tanh"]
+    assert [names[value] for value in function.ret.values()] == ["Identity:0", "Identity_1:0"]
+
+
+def test_functions_that_an_op_calls_and_their_graphs():
+    graph = traced(lambda x: tf.while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, tf.tanh(t)),
+                                           (0, x))[1], tf.TensorSpec((None,), tf.float32))
+    (loop,) = [op for op in graph.get_operations() if op.type == "StatelessWhile"]
+    called = tf_adapter.called_functions(loop)
+    assert {loop.get_attr("cond").name, loop.get_attr("body").name} == set(called)
+    assert tf_adapter.called_functions(graph.inputs[0].op) == []
+    body = tf_adapter.called_graph(loop, "body")
+    (tanh,) = [op for op in body.get_operations() if op.type == "Tanh"]
+    assert tanh.outputs[0].shape.as_list() == [None]
+    assert "Less" in [op.type for op in tf_adapter.called_graph(loop, "cond").get_operations()]
+    given = [tf.TensorShape((5,)) if t.dtype == tf.float32 else t.shape for t in loop.inputs]
+    inferred = tf_adapter.called_graph(loop, "body", given)
+    assert inferred.get_operation_by_name(tanh.name).outputs[0].shape.as_list() == [5]
+    assert len(inferred.inputs) == len(body.inputs)
+
+
+def test_import_nodes_reads_the_tensors_of_the_graph():
+    graph = traced(lambda x: tf.identity(x), VECTOR)
+    definition = tf.compat.v1.GraphDef()
+    definition.node.add(name="twice", op="AddV2", input=["a", "a"]).attr["T"].type = 1
+    definition.node.add(name="last", op="Neg", input=["twice", "^twice"]).attr["T"].type = 1
+    for wanted in ("part/", "part_1/"):
+        scope = tf_adapter.free_scope(graph, "part")
+        assert scope == wanted
+        inputs = {"a": graph.inputs[0], "unread": graph.inputs[0]}
+        twice, last = tf_adapter.import_nodes(graph, definition, inputs, scope)
+        assert twice.name == f"{scope}twice" and twice.inputs[0] is graph.inputs[0]
+        assert last.inputs[0] is twice.outputs[0] and last.outputs[0].shape.as_list() == [3]
+        assert tf_adapter.waiting_for(twice) == [last]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_hidden_operations_are_no_part_of_the_function(hook, compiled):
+    """Stateful ones either, and without Grappler, which would prune them."""
+    count = tf.Variable(0.0)
+
+    def callback(graph):
+        if graph.name != "counting":
+            return
+        ops = {op.type: op for op in graph.get_operations()}
+        write = ops["AssignAddVariableOp"]
+        for op in graph.get_operations():
+            tf_adapter.replace_control_inputs(op, [])
+        graph.control_outputs = []
+        first = [op.name for op in graph.get_operations()][::-1]
+        tf_adapter.show_operations(graph, first, [write.name])
+        names = [op.name for op in graph.get_operations()]
+        assert names == [name for name in first if name != write.name]
+        with graph.as_default():
+            tf.no_op("late")
+        assert graph.get_operations()[-1].name == "late"
+
+    hook(callback)
+
+    def counting(x):
+        count.assign_add(1.0)
+        return x + 1.0
+
+    step = tf.function(counting, jit_compile=compiled)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        np.testing.assert_array_equal(step(tf.zeros(3)), [1, 1, 1])
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    assert count.numpy() == 0.0
+    types = [node.op for node in step.get_concrete_function(VECTOR).function_def.node_def]
+    assert "AddV2" in types and "AssignAddVariableOp" not in types
+
+
 def test_control_outputs():
     variable = tf.Variable(0.0)
     graph = traced(lambda x: variable.assign_add(tf.reduce_sum(x)), VECTOR)

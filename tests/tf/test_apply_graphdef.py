@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -105,6 +106,39 @@ def test_a_saved_model_trains_where_there_is_no_tfckpt(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     first, second = done.stdout.strip().splitlines()
     assert first.split() and first == second
+
+
+def test_nested_functions_of_a_session_graph():
+    """What they are made of is rewritten; their results can still be fetched by name."""
+    definition = saved.tf1_graph(
+        activation=tf.function(lambda h: tf.tanh(tf.nn.softplus(h)))).as_graph_def()
+    calls = [node.name for node in definition.node if node.op == "PartitionedCall"]
+    assert len(calls) == 2 * saved.DEPTH
+    edited, (result,) = rewritten(read_bytes(definition.SerializeToString(), "graph.pb"))
+    assert len(result.report.inlined) == 1 and not result.report.refused
+    assert {"Softplus"} < {node.op for node in edited.proto.node if "_tfckpt_copy" in node.attr}
+    assert not any("Call" in node.op for node in edited.proto.node)
+    assert saved.run_graph_def(edited.proto) == saved.run_graph_def(definition)
+    assert {node.name for node in edited.proto.node} > set(calls)
+    (named,) = training_steps(read_bytes(definition.SerializeToString(), "graph.pb"),
+                              fetches=["train", f"{calls[0]}:0"])
+    assert named.graph.has_gradient() and named.graph.fetches
+
+
+def test_nested_functions_of_a_saved_model(tmp_path):
+    trained = []
+    tf.saved_model.save(saved.Nested(), str(tmp_path / "plain"))
+    document = read_path(str(tmp_path / "plain"))
+    edited, (result,) = rewritten(document, batch_size=saved.BATCH)
+    assert result.report.inlined == (f"layer, {saved.DEPTH} calls",)
+    shutil.copytree(tmp_path / "plain", tmp_path / "smaller")
+    (tmp_path / "smaller" / "saved_model.pb").write_bytes(edited.serialized())
+    for name in ("plain", "smaller"):
+        module = tf.saved_model.load(str(tmp_path / name))
+        losses = [module.train(*saved.batch(i))["loss"].numpy().tobytes() for i in range(2)]
+        trained.append(losses + [w.numpy().tobytes() for w in module.weights])
+        trained[-1].append(module.count.numpy())
+    assert trained[0] == trained[1] and trained[0][-1] == 2 * saved.DEPTH + 2
 
 
 def test_unknown_dimensions_are_refused_by_name(tmp_path):

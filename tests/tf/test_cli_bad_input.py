@@ -59,18 +59,21 @@ def _broken(folder: pathlib.Path, files: pathlib.Path) -> dict[str, str]:
     (folder / "cut").mkdir()
     write("cut/saved_model.pb", (files / "model/saved_model.pb").read_bytes()[:9000])
     os.symlink("nowhere", folder / "link.pb")
+    with open(folder / "vast.pb", "wb") as file:
+        file.truncate(1 << 31)  # sparse: one byte more than a protobuf message can have
     return {"missing.pb": "No such file", "link.pb": "No such file", "empty.pb": "empty",
             "truncated.pb": "truncated or corrupt", "noise.pb": "truncated or corrupt",
             "prose.txt": "is text, but no GraphDef or MetaGraphDef",
             "almost.pbtxt": "frob", "no_ops.pbtxt": "holds no ops",
             "dangling.pb": "does not accept", "custom.pb": "MyFastTanh.*--op_library",
             "inference.pb": "inference graph", "open.pb": "--batch_size",
-            "hollow": "without saved_model.pb", "cut": "truncated or corrupt"}
+            "hollow": "without saved_model.pb", "cut": "truncated or corrupt",
+            "vast.pb": r"2.00 GiB of graph.* 2 GiB; hold large constants in variables"}
 
 
 NAMES = ["missing.pb", "link.pb", "empty.pb", "truncated.pb", "noise.pb", "prose.txt",
          "almost.pbtxt", "no_ops.pbtxt", "dangling.pb", "custom.pb", "inference.pb", "open.pb",
-         "hollow", "cut"]
+         "hollow", "cut", "vast.pb"]
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,7 @@ def tensor_array(wrap):
     return by_hand(wrap, forward, ws)
 
 
-@GROUP.entry(expect=ANY, refused="nested function")
+@GROUP.entry()
 def nested_functions(wrap):
     @tf.function
     def layer(h, w):
@@ -206,10 +206,10 @@ def nested_functions(wrap):
     return by_hand(wrap, forward, ws)
 
 
-@GROUP.entry(expect=ANY, refused="nested function")
+@GROUP.entry(refused="nested function")
 def nested_function_and_layers(wrap):
-    """A nested function between layers: those are recomputed, it is not."""
-    @tf.function
+    """A function that must stay one between layers: those are recomputed, it is not."""
+    @tf.function(experimental_attributes={"_noinline": True})
     def middle(h, w):
         return tf.nn.softplus(h @ w)
 

@@ -15,6 +15,8 @@ from tfckpt.errors import CaptureError
 
 SAVED_MODEL, META_GRAPH, GRAPH_DEF = "SavedModel", "MetaGraphDef", "GraphDef"
 _FILES = ("saved_model.pb", "saved_model.pbtxt")
+LARGEST = 2**31 - 1
+"""Bytes that a protobuf message can have."""
 _OP_TYPE = re.compile(r"^[A-Za-z_>][A-Za-z0-9_>.-]*$")
 
 
@@ -53,10 +55,23 @@ class Document:
         return dataclasses.replace(self, proto=proto)
 
     def serialized(self) -> bytes:
-        """The message as it is written to a file of this kind."""
+        """The message as it is written to a file of this kind.
+
+        Raises:
+          CaptureError: it is too large for one.
+        """
+        if self.proto.ByteSize() > LARGEST:
+            raise too_large(self.source, self.proto.ByteSize())
         if self.text:
             return text_format.MessageToString(self.proto).encode()
         return self.proto.SerializeToString(deterministic=True)
+
+
+def too_large(source: str, size: int) -> CaptureError:
+    """The refusal of a graph that no protobuf message can hold."""
+    return CaptureError(
+        f"capture: {source!r} has {size / 2**30:.2f} GiB of graph, and a protobuf message ends at "
+        "2 GiB; hold large constants in variables, which are saved beside the graph")
 
 
 def saved_model_file(directory: pathlib.Path) -> pathlib.Path | None:
@@ -77,11 +92,19 @@ def read_path(path: str) -> Document:
             if inside is None:
                 raise CaptureError(f"capture: {path!r} is a directory without "
                                    f"{' or '.join(_FILES)}; name a SavedModel or a file")
-            return read_bytes(inside.read_bytes(), path, saved_model=True)
-        return read_bytes(where.read_bytes(), path)
+            return read_bytes(_contents(inside), path, saved_model=True)
+        return read_bytes(_contents(where), path)
     except OSError as error:
         raise CaptureError(f"capture: {path!r} cannot be read: {error.strerror}; check the path "
                            "and its permissions") from error
+
+
+def _contents(file: pathlib.Path) -> bytes:
+    """What a file holds; one that cannot be a graph is not read."""
+    size = file.stat().st_size
+    if size > LARGEST:
+        raise too_large(str(file), size)
+    return file.read_bytes()
 
 
 def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Document:
@@ -97,6 +120,8 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
     """
     if not data:
         raise CaptureError(f"capture: {source!r} is empty; was it written to the end?")
+    if len(data) > LARGEST:
+        raise too_large(source, len(data))
     text = _as_text(data)
     kinds = ([(SAVED_MODEL, saved_model_pb2.SavedModel)] if saved_model else
              [(GRAPH_DEF, tf.compat.v1.GraphDef), (META_GRAPH, tf.compat.v1.MetaGraphDef)])

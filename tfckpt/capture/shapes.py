@@ -15,6 +15,9 @@ from tfckpt.capture import tf_adapter
 
 _ITERATORS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 
+_LARGE = 1 << 24
+"""Bytes of a constant whose value no shape is computed from."""
+
 
 def has_unknown_shapes(graph: tf.Graph) -> bool:
     """Whether any tensor that takes memory has an unknown dimension."""
@@ -62,7 +65,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
       inputs: full shapes of placeholders by name, from the call's real arguments.
       library: the functions that the graph calls, where it does not hold them itself.
     """
-    definition = graph.as_graph_def()
+    definition = _definition(graph)
     if library is not None:
         definition.library.CopyFrom(library)
     placeholders = {op.name: op for op in graph.get_operations() if op.type == "Placeholder"}
@@ -76,6 +79,25 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
     with scratch.as_default():
         tf.graph_util.import_graph_def(definition, name="")
     return scratch
+
+
+def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
+    """The graph's definition; large constants, of which it would hold copies, by shape alone."""
+    operations = graph.get_operations()
+    large = {op.name for op in operations if op.type == "Const" and _LARGE < (
+        op.outputs[0].shape.num_elements() or 0) * op.outputs[0].dtype.size}
+    if not large:
+        return graph.as_graph_def()
+    definition = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
+    for op in operations:
+        node = definition.node.add()
+        if op.name not in large:
+            node.CopyFrom(op.node_def)
+            continue
+        node.name, node.op, node.device = op.name, "Placeholder", op.device
+        node.attr["dtype"].type = op.outputs[0].dtype.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(op.outputs[0].shape.as_proto())
+    return definition
 
 
 def _fix_placeholder(node, op: tf.Operation, batch_size, inputs) -> None:

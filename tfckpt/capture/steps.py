@@ -16,15 +16,14 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import Document
+from tfckpt.capture.inline import Inlining, is_rewritten, readable
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError, TfckptError
 from tfckpt.graph import BACKWARD, FORWARD, Graph
 
-_GENERATED = re.compile(r"^__(?:inference|forward|backward)_(.*?)(?:_\d+)+$")
 _STATE = frozenset({"VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "Const"})
-_OURS = re.compile(r"^tfckpt/|-tfckpt[0-9_]")  # names that only `tfckpt.rewrite` gives
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
 
 
@@ -37,12 +36,15 @@ class Step:
       graph: the captured step.
       meta: index in `Document.graph_defs()`.
       function: name of its FunctionDef; empty for the graph itself.
+      inlining: of the functions that the step called; None where there is none. Then the
+        document's definition has to be made anew.
     """
 
     name: str
     graph: Graph
     meta: int
     function: str = ""
+    inlining: Inlining | None = None
 
 
 def training_steps(document: Document, *, batch_size: int | None = None,
@@ -120,27 +122,33 @@ def _refuse_rewritten(source: str, definition) -> None:
 
 def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
     live = tf_adapter.function_graph(function, definition)
+    inlining = Inlining(live, definition.library.function)
     name = readable(function.signature.name)
-    graph = dataclasses.replace(
-        capture(live, shapes=known_shapes(live, batch_size, definition.library)), name=name)
+    graph = capture(live, shapes=known_shapes(live, batch_size, definition.library),
+                    inlining=inlining)
+    graph = dataclasses.replace(graph, name=name)
     if "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b:
         graph = dataclasses.replace(graph, in_xla=True)
     if not trains(graph):
         return []
-    return [Step(name, graph, meta, function.signature.name)]
+    return [Step(name, graph, meta, function.signature.name,
+                 inlining if inlining.results else None)]
 
 
 def _main_step(document: Document, meta: int, definition, batch_size, fetches) -> list[Step]:
     live = tf.Graph()
     with live.as_default():
         tf.graph_util.import_graph_def(definition, name="")
-    wanted = [live.get_tensor_by_name(name) for name in fetches if ":" in name]
+    inlining = Inlining(live, definition.library.function)
+    wanted = [inlining.tensor(live.get_tensor_by_name(name)) for name in fetches if ":" in name]
     graph = capture(live, fetches=wanted if fetches else _unread(live), name=document.source,
-                    shapes=known_shapes(live, batch_size, definition.library))
-    named = {live.get_operation_by_name(name.partition(":")[0]).name for name in fetches}
+                    shapes=known_shapes(live, batch_size, definition.library), inlining=inlining)
+    named = {op.name for name in fetches
+             for op in inlining.ops(live.get_operation_by_name(name.partition(":")[0]))}
     graph = (_needed(graph, [op.name in named for op in graph.ops]) if fetches
              else training_part(graph))
-    return [Step(document.source, graph, meta)] if trains(graph) else []
+    return [Step(document.source, graph, meta, "", inlining if inlining.results else None)
+            ] if trains(graph) else []
 
 
 def known_shapes(live: tf.Graph, batch_size: int | None, library) -> tf.Graph | None:
@@ -197,14 +205,3 @@ def _needed(graph: Graph, wanted: Sequence[bool]) -> Graph:
             for i, op in enumerate(ops) if kept[i]),
         fetches=tuple((number[i], slot) for i, slot in graph.fetches if kept[i]),
         sinks=tuple(number[i] for i in graph.sinks if kept[i]))
-
-
-def is_rewritten(name: str) -> bool:
-    """Whether an op's name says that tfckpt made it."""
-    return bool(_OURS.search(name))
-
-
-def readable(function: str) -> str:
-    """What a person called a function: `__inference_train_88` is `train`."""
-    match = _GENERATED.match(function)
-    return match[1] if match else function

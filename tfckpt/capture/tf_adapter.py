@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
-from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.eager.polymorphic_function import (
+    atomic_function,
+    polymorphic_function,
+)
 from tensorflow.python.framework import (
     function_def_to_graph,
     op_callbacks,
@@ -137,6 +142,128 @@ def function_graph(function: Any, graph_def: tf.compat.v1.GraphDef) -> FuncGraph
         return function_def_to_graph.function_def_to_graph(function)
 
 
+def find_function(graph: tf.Graph, name: str) -> Any:
+    """The FunctionDef that a graph calls by a name; None where there is none."""
+    function = _function(graph, name)
+    if function is not None:
+        return function.cached_definition
+    ctx = eager_context.context()
+    return ctx.get_function_def(name) if ctx.has_function(name) else None
+
+
+def _function(graph: Any, name: str) -> Any:
+    """What a graph, or one around it, knows by a name; None where none does."""
+    while graph is not None:
+        function = graph._get_function(name)
+        if function is not None:
+            return function
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def called_function(call: tf.Operation) -> str:
+    """The name of the function that a PartitionedCall or StatefulPartitionedCall calls."""
+    return str(call.get_attr("f").name)
+
+
+def called_functions(op: tf.Operation) -> list[str]:
+    """The names of all functions that an op calls (branches, condition and body, a call's own)."""
+    found: list[str] = []
+    for attr in op.op_def.attr:
+        if attr.type == "func":
+            found.append(op.get_attr(attr.name).name)
+        elif attr.type == "list(func)":
+            found += [function.name for function in op.get_attr(attr.name)]
+    return found
+
+
+def called_graph(call: tf.Operation, attr: str,
+                 shapes: Sequence[tf.TensorShape] | None = None) -> FuncGraph:
+    """The graph of a function that an op calls.
+
+    Args:
+      attr: of the op, which names the function ("body" of a loop).
+      shapes: what the arguments are given; default what they were traced with. With shapes, ops
+        keep their names, and what variables hold has no shape.
+    """
+    graph: Any = call.graph
+    name = call.get_attr(attr).name
+    with graph.as_default():
+        function = _function(graph, name)
+        if shapes is None and isinstance(function, atomic_function.AtomicFunction):
+            return function.graph
+        definition = find_function(graph, name)
+        given = type(definition)()
+        given.CopyFrom(definition)
+        for argument in given.arg_attr.values():  # what was traced would go before what is given
+            argument.attr.pop("_output_shapes", None)
+        return function_def_to_graph.function_def_to_graph(given, input_shapes=shapes)
+
+
+def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
+    """A FunctionDef's nodes as a GraphDef, and what its tensors are called there.
+
+    The first nodes are placeholders for the arguments. `graph` knows the functions that it calls.
+
+    Raises:
+      ValueError: an op type is unknown, or the definition is malformed.
+    """
+    with graph.as_default():
+        return function_def_to_graph.function_def_to_graph_def(function)
+
+
+def import_nodes(graph: tf.Graph, definition: tf.compat.v1.GraphDef,
+                 inputs: Mapping[str, tf.Tensor], scope: str) -> list[tf.Operation]:
+    """Adds nodes to a graph.
+
+    Args:
+      definition: the nodes; those that `inputs` names are missing.
+      inputs: tensors of the graph, by the op whose only output they stand for.
+      scope: name scope, with a slash at its end.
+
+    Returns:
+      The new ops, in the order of the nodes.
+    """
+    read = {name.partition(":")[0] for node in definition.node for name in node.input}
+    with graph.as_default(), tf.device(None), tf.control_dependencies(None):
+        return list(tf.graph_util.import_graph_def(
+            definition, {f"{name}:0": inputs[name] for name in sorted(read & inputs.keys())},
+            [node.name for node in definition.node], name=scope))
+
+
+def free_scope(graph: tf.Graph, scope: str) -> str:
+    """A name scope that no op is in yet, with a slash at its end."""
+    return f"{graph.unique_name(scope)}/"
+
+
+def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Sequence[str]) -> None:
+    """Has `graph.get_operations()` give ops in another order, and some of them not at all.
+
+    A live graph cannot delete ops. What is hidden becomes no part of the function that TensorFlow
+    makes of the graph, even where it is stateful.
+
+    Args:
+      order: names of ops; those without a place come last, in the order in which they were made.
+      hidden: names of ops that nothing reads or waits for.
+    """
+    place = {name: i for i, name in enumerate(order)}
+    gone = frozenset(hidden)
+    of = weakref.ref(graph)
+
+    def get_operations() -> list[tf.Operation]:
+        live: Any = of()
+        every = type(live).get_operations(live)
+        return sorted((op for op in every if op.name not in gone),
+                      key=lambda op: place.get(op.name, len(place)))
+
+    setattr(graph, "get_operations", get_operations)  # noqa: B010 (a method, to a type checker)
+
+
+def waiting_for(op: tf.Operation) -> list[tf.Operation]:
+    """The ops that wait for an op by a control edge."""
+    return list(op._control_outputs)
+
+
 def is_stateful(op: tf.Operation) -> bool:
     """What the op's registration says about state."""
     return bool(op._is_stateful)
@@ -200,8 +327,6 @@ def replace_control_inputs(op: tf.Operation, controls: Sequence[tf.Operation]) -
 
 def record_executed_graphs(run: Callable[[], object]) -> list:
     """Runs a callable; returns the GraphDefs of the partitions of the largest function run."""
-    from tensorflow.python.eager import context as eager_context
-
     ctx = eager_context.context()
     ctx.ensure_initialized()
     ctx.enable_run_metadata()
@@ -223,8 +348,6 @@ def set_custom_optimizer(name: str | None) -> None:
     None restores what was configured.
     Other threads that have called functions before keep the configuration they began with.
     """
-    from tensorflow.python.eager import context as eager_context
-
     ctx = eager_context.context()
     ctx.ensure_initialized()
     if not hasattr(ctx, "_tfckpt_config"):

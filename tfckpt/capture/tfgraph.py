@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.inline import Inlining
+from tfckpt.capture.loops import LOOPS, kept_lists
 from tfckpt.capture.purity import is_pure, is_write
 from tfckpt.capture.regions import is_gradient_scope, regions
 from tfckpt.errors import CaptureError
@@ -24,12 +26,13 @@ _ATTRS: Mapping[str, tuple[str, ...]] = {
 }
 _LARGEST_COMPARED = 1024
 """Elements of a constant that are compared to find whether they are all equal."""
-
-NESTED_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_LARGEST_READ = 1 << 20
+"""Elements of a constant that is looked at: TensorFlow hands out copies."""
 
 
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
-            shapes: tf.Graph | None = None, name: str = "graph") -> Graph:
+            shapes: tf.Graph | None = None, name: str = "graph",
+            inlining: Inlining | None = None) -> Graph:
     """Reads a TensorFlow graph as plain data.
 
     Args:
@@ -38,6 +41,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
       shapes: a graph with the same op names whose shapes are fully known, where `graph` itself
         has unknown dimensions (see `concrete_shapes`).
       name: of a graph that has none of its own.
+      inlining: what was done to the graph's nested calls before.
 
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
@@ -50,7 +54,11 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     inputs = [[(index[t.op.name], t.value_index) for t in op.inputs] for op in operations]
     controls = [[index[c.name] for c in op.control_inputs] for op in operations]
     stateful = [tf_adapter.is_stateful(op) for op in operations]
-    outputs = [_outputs(op, shapes) for op in operations]
+    known = (lambda op: op) if shapes is None else (
+        lambda op: shapes.get_operation_by_name(op.name))
+    lists = {i: kept_lists(op, known) for i, op in enumerate(operations) if op.type in LOOPS}
+    outputs = [_outputs(known(op), lists[i].bytes if i in lists else {})
+               for i, op in enumerate(operations)]
     writes = [_writes(op, stateful[i]) for i, op in enumerate(operations)]
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes)
@@ -62,7 +70,11 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     )
     ids = tuple((index[t.op.name], t.value_index) for t in fetched)
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
-    result = Graph(getattr(graph, "name", name), ops, ids, sinks, tf_adapter.in_xla(graph))
+    refused = tuple(f"{ops[i].name}: what the loop keeps for each iteration is not counted: "
+                    f"{kept.unknown}" for i, kept in lists.items() if kept.unknown)
+    result = Graph(getattr(graph, "name", name), ops, ids, sinks, tf_adapter.in_xla(graph),
+                   inlining.functions if inlining is not None else (),
+                   (inlining.refused if inlining is not None else ()) + refused)
     check_graph(result)
     return result
 
@@ -86,12 +98,14 @@ def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[t
 
 def gradient_inside(graph: tf.Graph) -> str:
     """The first op that calls a function which computes a gradient; "" where none does."""
-    library = {f.signature.name: f for f in graph.as_graph_def().library.function}
-    trains = {name for name, function in library.items()
-              if any(is_gradient_scope(node.name) for node in function.node_def)}
-    for op in graph.get_operations() if trains else ():
-        for value in op.node_def.attr.values():
-            if value.func.name in trains or any(f.name in trains for f in value.list.func):
+    trains: dict[str, bool] = {}
+    for op in graph.get_operations():
+        for name in tf_adapter.called_functions(op):
+            if name not in trains:
+                function = tf_adapter.find_function(graph, name)
+                trains[name] = function is not None and any(
+                    is_gradient_scope(node.name) for node in function.node_def)
+            if trains[name]:
                 return str(op.name)
     return ""
 
@@ -105,7 +119,11 @@ def _writes(op: tf.Operation, stateful: bool) -> bool:
 
 def _attrs(op: tf.Operation) -> dict[str, object]:
     """What later stages read of an op; of a constant the value, if all its elements share it."""
-    if op.type == "Const" and (op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_bool):
+    if op.type == "Const":
+        made = op.outputs[0]
+        if not (made.dtype.is_floating or made.dtype.is_bool) or (
+                made.shape.num_elements() or 0) > _LARGEST_READ:
+            return {}
         value = _common_value(op.get_attr("value"))
         return {} if value is None else {"value": value}
     return {key: op.get_attr(key) for key in _ATTRS.get(op.type, ())}
@@ -130,16 +148,15 @@ def _common_value(proto) -> float | None:
     return float(values[0]) if len(values) and (values == values[0]).all() else None
 
 
-def _outputs(op: tf.Operation, shapes: tf.Graph | None) -> tuple[Tensor, ...]:
-    tensors = op.outputs if shapes is None else shapes.get_operation_by_name(op.name).outputs
-    return tuple(_tensor(t) for t in tensors)
+def _outputs(op: tf.Operation, lists: Mapping[int, int]) -> tuple[Tensor, ...]:
+    return tuple(_tensor(tensor, lists.get(slot, 0)) for slot, tensor in enumerate(op.outputs))
 
 
-def _tensor(tensor: tf.Tensor) -> Tensor:
+def _tensor(tensor: tf.Tensor, of_list: int = 0) -> Tensor:
     dtype = tensor.dtype.base_dtype
     shape = tuple(tensor.shape.as_list()) if tensor.shape.rank is not None else None
     if dtype in (tf.resource, tf.variant, tf.string):
-        return Tensor(dtype.name, shape, 0)
+        return Tensor(dtype.name, shape, of_list)
     if shape is None or None in shape:
         return Tensor(dtype.name, shape, None)
     count = 1

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.inline import Inlining
 from tfckpt.errors import RewriteError
 from tfckpt.rewrite.attrs import CLONE_DROPS, attr_values, copy_attrs
 from tfckpt.rewrite.edits import Clone, Create, Edits
@@ -52,6 +53,48 @@ def apply_to_function_def(function: Any, edits: Edits, library: Iterable[Any] = 
     return edited
 
 
+def with_inlined(definition: tf.compat.v1.GraphDef, inlining: Inlining) -> None:
+    """Puts the bodies of inlined calls into the definition that they were inlined from.
+
+    What a session fetches by the name of a call is still there.
+    """
+    called = [node.name for node in definition.node if node.name in inlining.results]
+    del definition.node[:]
+    definition.node.extend(inlining.definition().node)
+    for name in called:
+        tensors, ends = inlining.results[name]
+        results = [inlining.tensor(t) for t in tensors]
+        node = definition.node.add(name=name, op="IdentityN" if results else "NoOp")
+        node.input.extend(t.name for t in results)
+        node.input.extend(f"^{op.name}" for end in ends for op in inlining.ops(end))
+        if results:
+            node.attr["T"].list.type.extend(t.dtype.as_datatype_enum for t in results)
+
+
+def function_with_inlined(function: Any, inlining: Inlining, library: Iterable[Any] = ()) -> None:
+    """Puts the bodies of inlined calls into the FunctionDef that they were inlined from.
+
+    Name, arguments and results stay. See `apply_to_function_def` on the library.
+    """
+    arguments = [argument.name for argument in function.signature.input_arg]
+    given = frozenset(arguments)
+    del function.node_def[:]
+    function.node_def.extend(n for n in inlining.definition().node if n.name not in given)
+    signatures = {entry.signature.name: entry.signature for entry in library}
+    names = _Nodes(function.node_def, arguments, signatures, nested=True)
+    for node in function.node_def:
+        for i, name in enumerate(node.input):
+            if not name.startswith("^"):
+                node.input[i] = names.tensor(name if ":" in name else f"{name}:0")
+    for result, tensor in zip(function.signature.output_arg, inlining.graph.outputs, strict=True):
+        function.ret[result.name] = names.tensor(tensor.name)
+    ends = [op.name for op in tf_adapter.control_outputs(inlining.graph)]
+    function.control_ret.clear()
+    function.control_ret.update({name: name for name in ends})
+    del function.signature.control_output[:]
+    function.signature.control_output.extend(ends)
+
+
 def _drop(nodes: Any, names: Iterable[str], results: Iterable[str]) -> None:
     """Removes the named nodes, but those that lead to a result or to a node that stays."""
     gone = set(names)
@@ -87,7 +130,7 @@ class _Nodes:
             inputs = self._node(rewire.op).input
             if not 0 <= rewire.index < sum(not name.startswith("^") for name in inputs):
                 raise RewriteError(f"rewrite: {rewire.op!r} has no input {rewire.index}")
-            inputs[rewire.index] = self._tensor(rewire.tensor)
+            inputs[rewire.index] = self.tensor(rewire.tensor)
         for control in edits.controls:
             self._wait(self._node(control.op), control.control)
 
@@ -113,7 +156,7 @@ class _Nodes:
             attrs = attr_values(new.attrs)
         for key in sorted(attrs):
             node.attr[key].CopyFrom(attrs[key])
-        node.input.extend(self._tensor(tensor) for tensor in new.inputs)
+        node.input.extend(self.tensor(tensor) for tensor in new.inputs)
         for control in new.controls:
             self._wait(node, control)
         self.nodes.append(node)
@@ -125,7 +168,7 @@ class _Nodes:
         if f"^{control}" not in node.input:
             node.input.append(f"^{control}")
 
-    def _tensor(self, tensor: str) -> str:
+    def tensor(self, tensor: str) -> str:
         """A tensor named `op:slot`, as this kind of definition writes it."""
         op, _, slot = tensor.rpartition(":")
         if op in self.arguments:
