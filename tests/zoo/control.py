@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tests.zoo.entry import ANY, LESS, UNCHANGED, Group, Training
+from tests.zoo.entry import LESS, UNCHANGED, Group, Training
 from tests.zoo.steps import (
     BATCH,
     CLASSES,
