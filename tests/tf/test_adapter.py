@@ -227,7 +227,8 @@ def test_functions_that_a_graph_calls():
     assert tf_adapter.find_function(graph, "no such function") is None
     flat, names = tf_adapter.flat_function(graph, function)
     assert [node.op for node in flat.node][:2] == ["Placeholder", "Tanh"]
-    assert [names[value] for value in function.ret.values()] == ["Identity:0", "Identity_1:0"]
+    assert [names[function.ret[result.name]] for result in function.signature.output_arg] == [
+        "Identity:0", "Identity_1:0"]
 
 
 def test_functions_that_an_op_calls_and_their_graphs():
