@@ -12,8 +12,9 @@ import time
 
 import tensorflow as tf
 
+from tfckpt.capture.inline import readable
 from tfckpt.capture.order import in_program_order
-from tfckpt.capture.steps import Step, known_shapes, readable, training_part, trains
+from tfckpt.capture.steps import Step, known_shapes, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.offline import plan_offline
 from tfckpt.pipeline import Options, join, plan_parts, report_of

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 import grappler_ext
 import tfckpt
-from tests.e2e.test_xla import heavy_in_hlo
 from tests.support import process, training
 from tests.support.models import MODELS, arrays, stack
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.steps import is_rewritten
+from tfckpt.capture.inline import is_rewritten
+from tfckpt.verify import compiled
 
 pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
                                 reason="no C++ compiler")
@@ -54,7 +54,7 @@ def build(name="dense_gelu"):
 def test_a_compiled_function_is_rewritten_and_nothing_is_merged():
     plain_trial, plain = build()
     wanted = training.train(plain, plain_trial)
-    before = heavy_in_hlo(plain, plain_trial.batches[0])
+    before = compiled(plain, *plain_trial.batches[0]).heavy_count
     grappler_ext.enable(xla=True)
     made, step = build()
     found = training.train(step, made)
@@ -63,7 +63,7 @@ def test_a_compiled_function_is_rewritten_and_nothing_is_merged():
     assert training.relative_difference(found, wanted) <= 1e-5
     copies = training.copies_in(step.get_concrete_function(*made.batches[0]).graph)
     heavy = sum(training.heavy([op.type for op in copies]).values())
-    assert heavy > 0 and heavy_in_hlo(step, made.batches[0]) - before == heavy
+    assert heavy > 0 and compiled(step, *made.batches[0]).heavy_count - before == heavy
 
 
 def test_a_compiled_model(traces):
