@@ -36,7 +36,7 @@ def scan():
 
 @pytest.mark.parametrize("make", [lstm, gru, scan])
 def test_what_a_loop_keeps_is_in_the_planned_plain_peak(make):
-    """Not less than what is measured; up to 1.8 times that: lists that share entries count twice."""
+    """Not less than measured, and up to 1.8 times that: lists that share entries count twice."""
     process.fresh()
     forward, weights = make()
 
