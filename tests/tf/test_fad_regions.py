@@ -48,8 +48,8 @@ def names(graph, ops):
     (COMPOSED["swish"], ["Sigmoid", "mul"]),
     (COMPOSED["gelu_tanh"], ["mul", "pow", "mul_1", "add", "mul_2", "Tanh", "add_1", "mul_3"]),
     (KERAS["gelu"], ["Gelu/mul", "Gelu/Neg", "Gelu/mul_1", "Gelu/Erfc", "Gelu/mul_2"]),
-    # the custom gradient's own x * 1 and x * x are functions of x as well
-    (KERAS["silu"], ["mul", "Sigmoid", "mul_1", "IdentityN", "mul_3", "Square_1"]),
+    # the custom gradient's own x * 1 is a function of x as well
+    (KERAS["silu"], ["mul", "Sigmoid", "mul_1", "IdentityN", "mul_3"]),
     (KERAS["hard_silu"], ["add", "Relu6", "truediv", "mul"]),
     (KERAS["celu"], ["Maximum", "Minimum", "truediv", "Expm1", "mul", "add"]),
     (KERAS["soft_shrink"], ["Greater", "sub", "Less", "add", "SelectV2", "SelectV2_1"]),

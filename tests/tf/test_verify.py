@@ -64,7 +64,7 @@ def test_peaks_that_can_be_counted_by_hand(square, holes, body, live):
 def test_median_of_several_calls(square):
     counts = iter([0, LANES // 2, LANES, 0])  # the first call is not measured
     peak = measure_peak(lambda: [tf.roll(square, i, 0) for i in range(next(counts))], repeats=3)
-    assert peak == pytest.approx(LANES // 2 * TENSOR, rel=0.05)
+    assert peak == pytest.approx(LANES // 2 * TENSOR, abs=1.05 * TENSOR)  # a block reused whole
 
 
 def test_variables_and_slots_are_put_back():

@@ -377,8 +377,6 @@ def memory_optimizer(mode: str, scope: str) -> Iterator[None]:
       mode: a `RewriterConfig.MemOptType` by name.
       scope: what the names of backward ops begin with.
     """
-    from tensorflow.python.eager import context as eager_context
-
     ctx = eager_context.context()
     ctx.ensure_initialized()
     before = ctx.function_call_options
