@@ -47,7 +47,7 @@ def _kept(graph):
     ({"cond": lambda i, t: tf.constant(True), "maximum_iterations": 5}, 5),
     ({"cond": lambda i, t: i < 6, "maximum_iterations": 5}, 5),
     ({"cond": lambda i, t: tf.logical_and(i < 4, tf.reduce_sum(t) < 99.0)}, 4),
-], ids=str)
+], ids=["below", "up to", "maximum", "both", "or by the data"])
 def test_trips_from_bounds(options, trips):
     forward, backward = _kept(_graph(lambda x: _loop(x, **options)))
     assert forward == (trips * ENTRY, "")
