@@ -25,6 +25,7 @@ from tfckpt.capture.shapes import (
     to_variable,
     uncaptured_inputs,
 )
+from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
 from tfckpt.errors import CaptureError, CostError
@@ -244,16 +245,9 @@ def inlined_graph(traced: Any, args: Sequence[Any] = (),
         known = tf_adapter.handle_shape(tensor) if tensor.dtype == tf.resource else None
         if known is not None:
             to_variable(nodes[tensor.op.name], *known)
-    live = _imported(definition)
+    live = imported(definition)
     given = argument_shapes(uncaptured_inputs(traced.graph), args)
     shaped = concrete_shapes(live, batch_size, given, library=definition.library)
     graph = capture(shaped, name=traced.name,
                     fetches=[shaped.get_tensor_by_name(t.name) for t in traced.outputs])
     return shaped.as_graph_def(), graph
-
-
-def _imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
-    live = tf.Graph()
-    with live.as_default():
-        tf.graph_util.import_graph_def(definition, name="")
-    return live

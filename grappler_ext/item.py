@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfckpt.capture.inline import readable
 from tfckpt.capture.order import in_program_order
-from tfckpt.capture.steps import Step, known_shapes, training_part, trains
+from tfckpt.capture.steps import Step, imported, known_shapes, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.offline import plan_offline
 from tfckpt.pipeline import Options, join, plan_parts, report_of
@@ -50,9 +50,7 @@ def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options
     Raises:
       TfckptError: the graph cannot be read, priced or planned.
     """
-    live = tf.Graph()
-    with live.as_default():
-        tf.graph_util.import_graph_def(_importable(definition), name="")
+    live = imported(_importable(definition))
     fetched = [name.partition(":") for name in names.fetch]
     fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)] for op, _, slot in fetched
                if live.get_operation_by_name(op).outputs]

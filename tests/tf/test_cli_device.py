@@ -43,6 +43,22 @@ class Trainer(tf.Module):
         return loss
 
 
+class Nested(Trainer):
+    """The same with a function for each layer."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, PLACES, WIDTH))])
+    def train(self, x):
+        layer = tf.function(lambda h, weight: tf.tanh(tf.einsum("bpi,io->bpo", h, weight)))
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in self.weights:
+                h = layer(h, weight)
+            loss = tf.reduce_mean(h)
+        for weight, gradient in zip(self.weights, tape.gradient(loss, self.weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("open") / "m"
@@ -65,6 +81,16 @@ def needed(path: str, batch: int) -> tuple[int, int]:
         "min", "chen", target=Target(Rates(2e12, 3e11), smallest=0))).report
     return (report.resident_bytes + report.baseline_peak_bytes,
             report.resident_bytes + report.planned_peak_bytes)
+
+
+def test_nested_functions_are_estimated_with_the_step(tool, model, tmp_path):
+    tf.saved_model.save(Nested(), str(tmp_path / "nested"))
+    options = ["--batch_size", "8", *FAST, "--device", FIGURES.format("1MB")]
+    flat, nested = (planned(tool, path, *options)["device"]
+                    for path in (model, str(tmp_path / "nested")))
+    for name in ("plain", "rewritten"):
+        for key in ("bytes", "resident_bytes", "largest_batch"):
+            assert nested[name][key] == pytest.approx(flat[name][key], rel=0.05), (name, key)
 
 
 def test_the_largest_batch_against_trying_every_one(tool, model):

@@ -92,15 +92,23 @@ def step_definition(document: Document, step: Step,
     variables are handles with shapes.
     """
     definition = document.graph_defs()[step.meta]
-    if step.function:
+    if step.inlining is not None:
+        live = step.inlining.graph
+    elif step.function:
         function = next(f for f in definition.library.function
                         if f.signature.name == step.function)
         live = tf_adapter.function_graph(function, definition)
     else:
-        live = tf.Graph()
-        with live.as_default():
-            tf.graph_util.import_graph_def(definition, name="")
+        live = imported(definition)
     return concrete_shapes(live, batch_size, {}, library=definition.library).as_graph_def()
+
+
+def imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
+    """A definition as a live graph of its own, ops named as they are."""
+    live = tf.Graph()
+    with live.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    return live
 
 
 def _refusal(source: str, error: Exception) -> CaptureError:
@@ -136,9 +144,7 @@ def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
 
 
 def _main_step(document: Document, meta: int, definition, batch_size, fetches) -> list[Step]:
-    live = tf.Graph()
-    with live.as_default():
-        tf.graph_util.import_graph_def(definition, name="")
+    live = imported(definition)
     inlining = Inlining(live, definition.library.function)
     wanted = [inlining.tensor(live.get_tensor_by_name(name)) for name in fetches if ":" in name]
     graph = capture(live, fetches=wanted if fetches else _unread(live), name=document.source,

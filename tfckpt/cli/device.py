@@ -115,9 +115,8 @@ def plan_for(document: Document, step: Step, options: Options, device: Device,
     options = dataclasses.replace(options, target=device.target(dict(plain.op_seconds)))
     result = plan_offline(step, options)
     edited = rewrite(document, [result])
-    after = costs_of(
-        step_definition(edited, step, options.batch_size),
-        _same_step(edited, step, options.batch_size, fetches, rewritten=True).graph, device)
+    again = _same_step(edited, step, options.batch_size, fetches, rewritten=True)
+    after = costs_of(step_definition(edited, again, options.batch_size), again.graph, device)
     search = _Search(document, step, options, fetches, definition, device)
     report = result.report
     largest = [search.largest(rewritten) for rewritten in (False, True)]

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfckpt.capture.files import SAVED_MODEL, Document
-from tfckpt.capture.steps import Step
+from tfckpt.capture.steps import Step, imported
 from tfckpt.errors import VerificationError
 from tfckpt.rewrite.references import REFERENCES
 from tfckpt.verify.memory import default_device, memory_info
@@ -200,9 +200,7 @@ def _wrapper_calls(meta, key: str, wanted: str) -> bool:
 
 def _run_graph(document: Document, step: Step, batch_size, repeats) -> Measured:
     definition = document.graph_defs()[step.meta]
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.graph_util.import_graph_def(definition, name="")
+    graph = imported(definition)
     inside = {op.name for op in step.graph.ops}
     feeds: dict[Any, np.ndarray] = {}
     for op in graph.get_operations():
