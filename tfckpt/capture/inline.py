@@ -10,7 +10,7 @@ and rounding stays the same:
      for those, and every other argument passes through an Identity that does.
   3. What waited for the call waits for the body's control outputs.
   4. What a backward function computes stands in a gradient scope (see `regions`).
-  5. What computes a result that nobody reads is dropped; a backward function has much of it.
+  5. What computes a result that nobody reads stays; capture and TensorFlow leave it out.
   6. A function stays a call where it is more than its body: see `_why_opaque`.
 """
 
@@ -81,7 +81,8 @@ class Inlining:
         calls = [op for op in graph.get_operations() if op.type in NESTED_CALLS]
         self._inline(calls)
         if self._added:
-            tf_adapter.show_operations(graph, self._order(), self._unread())
+            tf_adapter.show_operations(graph, self._order(),
+                                       [*self._bodies, *self._abandoned])
 
     def undo(self) -> None:
         """Puts the calls back."""
@@ -188,22 +189,6 @@ class Inlining:
     def _revert(self, length: int) -> None:
         while len(self._undo) > length:
             self._undo.pop()()
-
-    def _unread(self) -> list[str]:
-        """Names of inlined calls, and of what they leave that leads nowhere (rule 5)."""
-        inside, gone = frozenset(self._added), {*self._bodies, *self._abandoned}
-        every = [op for op in self.graph.get_operations() if op.name not in gone]
-        wanted = [*(t.op for t in getattr(self.graph, "outputs", ())),
-                  *tf_adapter.control_outputs(self.graph),
-                  *(op for op in every if op.name not in inside or tf_adapter.is_stateful(op))]
-        found = {op.name for op in wanted}
-        while wanted:
-            op = wanted.pop()
-            for source in [*(t.op for t in op.inputs), *op.control_inputs]:
-                if source.name not in found:
-                    found.add(source.name)
-                    wanted.append(source)
-        return [*gone, *(op.name for op in every if op.name not in found)]
 
     def _order(self) -> list[str]:
         """Names of the graph's ops, those of a body where its call stood: as if traced there."""

@@ -49,22 +49,25 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     wanted = graph.outputs if fetches is None else fetches
     fetched = [t for t in wanted if t is not None]
     must_run = {op.name for op in tf_adapter.control_outputs(graph)}
-    operations = _live(_sorted(graph.get_operations()), {t.op.name for t in fetched} | must_run)
+    every = _sorted(graph.get_operations())
+    stateful = {op.name: tf_adapter.is_stateful(op) for op in every}
+    writing = frozenset(op.name for op in every if _writes(op, stateful[op.name]))
+    operations = _live(every, {t.op.name for t in fetched} | must_run | writing)
     index = {op.name: i for i, op in enumerate(operations)}
     inputs = [[(index[t.op.name], t.value_index) for t in op.inputs] for op in operations]
     controls = [[index[c.name] for c in op.control_inputs] for op in operations]
-    stateful = [tf_adapter.is_stateful(op) for op in operations]
     known = (lambda op: op) if shapes is None else (
         lambda op: shapes.get_operation_by_name(op.name))
     lists = {i: kept_lists(op, known) for i, op in enumerate(operations) if op.type in LOOPS}
     outputs = [_outputs(known(op), lists[i].bytes if i in lists else {})
                for i, op in enumerate(operations)]
-    writes = [_writes(op, stateful[i]) for i, op in enumerate(operations)]
+    writes = [op.name in writing for op in operations]
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes)
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
-           not writes[i] and is_pure(op.type, stateful[i], tuple(t.dtype for t in outputs[i])),
+           not writes[i] and is_pure(op.type, stateful[op.name],
+                                     tuple(t.dtype for t in outputs[i])),
            op.device, _attrs(op))
         for i, op in enumerate(operations)
     )
@@ -80,7 +83,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
 
 
 def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[tf.Operation]:
-    """Arguments, and the ops that run: those wanted, those that write, and what they need.
+    """Arguments, ops without results, and the ops that run: those wanted and what they need.
 
     TensorFlow leaves out the others (gradients of constants, say) before it runs or optimises a
     graph, so they read nothing and keep nothing.
@@ -88,8 +91,7 @@ def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[t
     needed = set(wanted)
     live = []
     for op in reversed(operations):
-        if (op.name in needed or op.type == "Placeholder" or not op.outputs
-                or _writes(op, tf_adapter.is_stateful(op))):
+        if op.name in needed or op.type == "Placeholder" or not op.outputs:
             live.append(op)
             needed.update(t.op.name for t in op.inputs)
             needed.update(c.name for c in op.control_inputs)

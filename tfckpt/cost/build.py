@@ -43,7 +43,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
                if reads[i] and not (is_alias(op) and len(op.outputs) == 1)
                or any((i, slot) in big for slot in range(len(op.outputs)))]
     readers = graph.consumers()
-    absorbed = absorbed_ops(graph, anchors, readers, {root[i][slot] for i, slot in graph.fetches})
+    fetched = frozenset(root[i][slot] for i, slot in graph.fetches)
+    absorbed = absorbed_ops(graph, anchors, readers, fetched)
     inner = {t: big.pop(t) for t in tuple(big)
              if t[0] in absorbed and only_reader(graph, t[0], readers) is not None}
     reads = [[t for t in entry if t not in inner] for entry in reads]
@@ -52,10 +53,10 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
     members: dict[int, tuple[int, ...]] = {anchor: (anchor,) for anchor in anchors}
     for merged, anchor in sorted({**partner, **absorbed}.items()):
         members[anchor] += (merged,)
-    storages, index = _storages(graph, [members[a] for a in anchors], big, root)
+    storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     vertices = tuple(
         _vertex(graph, members[anchor], reads, index, needs[v], readers, rates,
-                workspace(graph, root, inner, members[anchor]) if inner else 0)
+                workspace(graph, root, inner, members[anchor]) if len(members[anchor]) > 1 else 0)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables)
@@ -132,8 +133,7 @@ def merged_pairs(graph: Graph) -> dict[int, int]:
             if op.type == "BiasAddGrad" and op.inputs[0] in filters}
 
 
-def _storages(graph: Graph, members, big, root):
-    fetched = {root[i][slot] for i, slot in graph.fetches}
+def _storages(graph: Graph, members, big, fetched):
     storages: list[Storage] = []
     index: dict[TensorId, int] = {}
     for v, ops in enumerate(members):
