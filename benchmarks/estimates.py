@@ -11,14 +11,13 @@ that Grappler is told of has the rates of tfckpt's own time model.
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
+
+from benchmarks import rows
 
 FLAGS = flags.FLAGS
 MB = 1_000_000
@@ -110,27 +109,20 @@ def header() -> str:
     cells = ("model", "measured MB", "ours / measured", "Grappler / measured",
              "each storage once", f"Grappler, {FLAGS.device}, MB", "each storage once, MB",
              "step ms", "ours / measured", "Grappler / measured", f"{FLAGS.device} ms")
-    return _line(cells) + "\n" + _line(["---"] * len(cells))
-
-
-def _line(cells) -> str:
-    return "| " + " | ".join(cells) + " |"
+    return rows.head(cells)
 
 
 def run_all() -> int:
     """Every model in a process of its own; returns how many failed."""
     failed = 0
     for name in NAMES:
-        command = [sys.executable, "-m", "benchmarks.estimates", f"--model={name}",
-                   f"--device={FLAGS.device}", f"--steps={FLAGS.steps}",
-                   f"--warmup={FLAGS.warmup}", f"--tiny={FLAGS.tiny}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False,
-                              env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
-        if done.returncode:
+        output = rows.in_own_process(name, "benchmarks.estimates", [
+            f"--model={name}", f"--device={FLAGS.device}", f"--steps={FLAGS.steps}",
+            f"--warmup={FLAGS.warmup}", f"--tiny={FLAGS.tiny}"])
+        if output is None:
             failed += 1
-            print(f"failed: {name}\n{done.stderr[-2000:]}", file=sys.stderr)
         else:
-            print(done.stdout.splitlines()[-1], flush=True)
+            print(output.splitlines()[-1], flush=True)
     return failed
 
 
@@ -146,7 +138,7 @@ def main(argv: list[str]) -> int:
     import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    print(_line(row(FLAGS.model)))
+    print(rows.line(row(FLAGS.model)))
     return 0
 
 

@@ -23,14 +23,13 @@ wall time, the processor time of all threads is printed, which other programs di
 from __future__ import annotations
 
 import gc
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from absl import app, flags
+
+from benchmarks import rows
 
 FLAGS = flags.FLAGS
 MB = 1_000_000
@@ -231,10 +230,6 @@ def _ratio(a: float, b: float) -> str:
     return f"{a / b:.3f}" if b > 0 else "-"  # small tensors are not counted, so b may be 0
 
 
-def _line(cells) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _trace(step) -> None:
     function, args = step
     function.get_concrete_function(*args)
@@ -270,17 +265,14 @@ def run_all(row: str) -> int:
     """Every line in a process of its own; returns how many failed."""
     failed, found = 0, []
     for model, activation in lines(row):
-        command = [sys.executable, "-m", "benchmarks.forward_ad", f"--row={row}",
-                   f"--model={model}", f"--activation={activation}", f"--steps={FLAGS.steps}",
-                   f"--warmup={FLAGS.warmup}", f"--batch={FLAGS.batch}",
-                   f"--device_bytes={FLAGS.device_bytes}", f"--tiny={FLAGS.tiny}"]
-        done = subprocess.run(command, capture_output=True, text=True,
-                              env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
-        if done.returncode:
+        output = rows.in_own_process(f"{model} {activation}", "benchmarks.forward_ad", [
+            f"--row={row}", f"--model={model}", f"--activation={activation}",
+            f"--steps={FLAGS.steps}", f"--warmup={FLAGS.warmup}", f"--batch={FLAGS.batch}",
+            f"--device_bytes={FLAGS.device_bytes}", f"--tiny={FLAGS.tiny}"])
+        if output is None:
             failed += 1
-            print(f"failed: {model} {activation}\n{done.stderr[-2000:]}", file=sys.stderr)
             continue
-        line = done.stdout.splitlines()[-1]
+        line = output.splitlines()[-1]
         found.append(line)
         print(line, flush=True)
     if row == "batch" and found:
@@ -294,14 +286,14 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     header = ("model", "activation", *COLUMNS[FLAGS.row])
-    print(_line(header) + "\n" + _line(["---"] * len(header)), flush=True)
+    print(rows.head(header), flush=True)
     if FLAGS.all:
         return 1 if run_all(FLAGS.row) else 0
     import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
     steps = Steps(FLAGS.model, FLAGS.activation, FLAGS.tiny)
-    print(_line([FLAGS.model, FLAGS.activation, *MEASURES[FLAGS.row](steps)]))
+    print(rows.line([FLAGS.model, FLAGS.activation, *MEASURES[FLAGS.row](steps)]))
     return 0
 
 

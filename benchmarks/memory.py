@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from absl import app, flags
+
+from benchmarks import rows
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("job", "resnet50", "Which network: a name in benchmarks.jobs.JOBS.")
@@ -102,16 +101,6 @@ def _ratio(numerator: float, denominator: float) -> str:
     return f"{numerator / denominator:.2f}"
 
 
-def table_line(cells: list[str] | tuple[str, ...]) -> str:
-    """One line of a markdown table."""
-    return "| " + " | ".join(cells) + " |"
-
-
-def table_header() -> str:
-    """The two lines that open the markdown table."""
-    return table_line(COLUMNS) + "\n" + table_line(["---"] * len(COLUMNS))
-
-
 def parse_budget(text: str) -> str | float | int:
     """`"0.6"` is a fraction, `"300000000"` a number of bytes, anything else stays text."""
     if text.isdigit():
@@ -166,15 +155,10 @@ def _row(result: Any, report: Any) -> Row:
     )
 
 
-def _command(job: str, budget: str, solver: str, threads: int, jit_compile: bool) -> list[str]:
-    command = [sys.executable, "-m", "benchmarks.memory", "--json"]
-    command += [f"--job={job}", f"--budget={budget}", f"--solver={solver}", f"--threads={threads}"]
-    command += [f"--steps={FLAGS.steps}", f"--warmup={FLAGS.warmup}", f"--seed={FLAGS.seed}"]
-    if jit_compile:
-        command.append("--jit_compile")
-    if FLAGS.tiny:
-        command.append("--tiny")
-    return command
+def _arguments(job: str, budget: str, solver: str, threads: int, jit_compile: bool) -> list[str]:
+    return ["--json", f"--job={job}", f"--budget={budget}", f"--solver={solver}",
+            f"--threads={threads}", f"--steps={FLAGS.steps}", f"--warmup={FLAGS.warmup}",
+            f"--seed={FLAGS.seed}", f"--jit_compile={jit_compile}", f"--tiny={FLAGS.tiny}"]
 
 
 def parse_row(output: str) -> Row:
@@ -195,15 +179,13 @@ def parse_row(output: str) -> Row:
 def run_table() -> int:
     """Runs every row of `TABLE`; returns how many failed."""
     failed = 0
-    print(table_header(), flush=True)
+    print(rows.head(COLUMNS), flush=True)
     for row in TABLE:
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-        done = subprocess.run(_command(*row), capture_output=True, text=True, env=environment)
-        if done.returncode:
+        output = rows.in_own_process(str(row), "benchmarks.memory", _arguments(*row))
+        if output is None:
             failed += 1
-            print(f"failed: {row}\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)
-            continue
-        print(table_line(parse_row(done.stdout).cells()), flush=True)
+        else:
+            print(rows.line(parse_row(output).cells()), flush=True)
     return failed
 
 
@@ -218,8 +200,8 @@ def main(argv: list[str]) -> int:
         print(json.dumps(asdict(row)))
         return 0
     if FLAGS.header:
-        print(table_header())
-    print(table_line(row.cells()))
+        print(rows.head(COLUMNS))
+    print(rows.line(row.cells()))
     return 0
 
 

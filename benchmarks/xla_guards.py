@@ -20,6 +20,7 @@ from typing import Any
 
 from absl import app, flags
 
+from benchmarks import rows
 from tfckpt.rewrite.guards import CSE_FLAG
 
 FLAGS = flags.FLAGS
@@ -55,14 +56,10 @@ def compile_job(name: str, label: str) -> None:
             step = CheckpointedStep(step, dataclasses.replace(make_options(), xla_guard=guard))
         found = compiled(step, job.x, job.y)
         plain = plain or found
-        print(_line([name, label, guard or "plain", f"{found.temp_bytes / 1e6:.1f}",
-                     f"{found.temp_bytes / plain.temp_bytes:.2f}", str(found.planned_count),
-                     str(found.copy_count), str(found.merged_count),
-                     str(found.heavy_count - plain.heavy_count)]), flush=True)
-
-
-def _line(cells: Any) -> str:
-    return "| " + " | ".join(cells) + " |"
+        print(rows.line([name, label, guard or "plain", f"{found.temp_bytes / 1e6:.1f}",
+                         f"{found.temp_bytes / plain.temp_bytes:.2f}", str(found.planned_count),
+                         str(found.copy_count), str(found.merged_count),
+                         str(found.heavy_count - plain.heavy_count)]), flush=True)
 
 
 def main(argv: list[str]) -> int:
@@ -73,7 +70,7 @@ def main(argv: list[str]) -> int:
         for name in FLAGS.jobs:
             compile_job(name, FLAGS.alone)
         return 0
-    print(_line(COLUMNS) + "\n" + _line(["---"] * len(COLUMNS)), flush=True)
+    print(rows.head(COLUMNS), flush=True)
     failed = 0
     for name in FLAGS.jobs:
         for label, wanted in FLAG_SETS.items():
