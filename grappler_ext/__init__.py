@@ -19,10 +19,9 @@ import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from grappler_ext.builtin import builtin_recomputation, recompute_hint
-
 if TYPE_CHECKING:
     from grappler_ext.bridge import Bridge, Rewriter
+    from grappler_ext.builtin import builtin_recomputation, recompute_hint
     from grappler_ext.devices import PRESETS, Device
     from grappler_ext.estimates import Estimate, estimate
     from tfckpt.report import Report
@@ -120,8 +119,9 @@ def skipped() -> tuple[int, float]:
     return _bridge.skips() if _bridge else (0, 0.0)
 
 
+# Imported when asked for: most of it loads TensorFlow, which takes seconds.
 _LAZY = {"PRESETS": "devices", "Device": "devices", "Estimate": "estimates",
-         "estimate": "estimates"}
+         "estimate": "estimates", "builtin_recomputation": "builtin", "recompute_hint": "builtin"}
 
 
 def __getattr__(name: str):
