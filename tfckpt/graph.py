@@ -29,7 +29,11 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Op:
-    """One operation: indices refer to `Graph.ops`."""
+    """One operation: indices refer to `Graph.ops`.
+
+    Attributes:
+      conditional: it runs in one branch of a Switch only, so that nothing outside may wait for it.
+    """
 
     name: str
     type: str
@@ -40,6 +44,7 @@ class Op:
     pure: bool
     device: str = ""
     attrs: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    conditional: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

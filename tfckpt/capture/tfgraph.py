@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.branches import conditions
 from tfckpt.capture.inline import Inlining
 from tfckpt.capture.loops import LOOPS, kept_lists
 from tfckpt.capture.purity import is_pure, is_write
@@ -64,11 +65,13 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     writes = [op.name in writing for op in operations]
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes)
+    needed = conditions((op.name, op.type, [t.name for t in op.inputs],
+                         [c.name for c in op.control_inputs]) for op in operations)
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
-           not writes[i] and is_pure(op.type, stateful[op.name],
-                                     tuple(t.dtype for t in outputs[i])),
-           op.device, _attrs(op))
+           not (writes[i] or needed[op.name]) and is_pure(op.type, stateful[op.name],
+                                                          tuple(t.dtype for t in outputs[i])),
+           op.device, _attrs(op), bool(needed[op.name]))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op.name], t.value_index) for t in fetched)

@@ -43,6 +43,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
                if reads[i] and not (is_alias(op) and len(op.outputs) == 1)
                or any((i, slot) in big for slot in range(len(op.outputs)))]
     readers = graph.consumers()
+    awaited = frozenset(source for op in graph.ops for source in op.controls)
     fetched = frozenset(root[i][slot] for i, slot in graph.fetches)
     absorbed = absorbed_ops(graph, anchors, readers, fetched)
     inner = {t: big.pop(t) for t in tuple(big)
@@ -55,7 +56,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
         members[anchor] += (merged,)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     vertices = tuple(
-        _vertex(graph, members[anchor], reads, index, needs[v], readers, rates,
+        _vertex(graph, members[anchor], reads, index, needs[v], readers, awaited, rates,
                 workspace(graph, root, inner, members[anchor]) if len(members[anchor]) > 1 else 0)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
@@ -147,7 +148,7 @@ def _storages(graph: Graph, members, big, fetched):
     return storages, index
 
 
-def _vertex(graph, members, reads, index, needs, readers, rates, extra) -> Vertex:
+def _vertex(graph, members, reads, index, needs, readers, awaited, rates, extra) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
     write = tuple(sorted(index[(i, slot)] for i in members
@@ -161,4 +162,5 @@ def _vertex(graph, members, reads, index, needs, readers, rates, extra) -> Verte
         reuses=reuses, recomputable=op.pure and op.region == FORWARD, workspace=extra,
         cheap=not is_expensive(op), donates=read if is_assign else (), ops=tuple(members),
         fusible=merges_into_its_reader(graph, anchor, readers),
-        join=op.type == "IdentityN" and len(op.inputs) > 1, device=op.device)
+        join=op.type == "IdentityN" and len(op.inputs) > 1 and anchor not in awaited,
+        conditional=any(graph.ops[i].conditional for i in members), device=op.device)

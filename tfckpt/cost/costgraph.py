@@ -59,6 +59,7 @@ class Vertex:
         or the merge, and with it the rounding of the plain step, would be lost.
       join: a pass-through of several storages that does no work (IdentityN): what waits only
         for it may be released from it.
+      conditional: it runs in one branch of a Switch only; nothing may wait for it.
       device: where it runs.
     """
 
@@ -76,6 +77,7 @@ class Vertex:
     ops: tuple[int, ...] = ()
     fusible: bool = False
     join: bool = False
+    conditional: bool = False
     device: str = ""
 
 

@@ -86,16 +86,17 @@ def _leaves(graph, resolved, original, start, stop, regions) -> list[int]:
 
 
 def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
-    """The steps to wait for in place of one that TensorFlow may merge into its reader or remove.
+    """The steps to wait for in place of one that nothing may wait for.
 
-    A join is removed unless another op waits for it, and what it joins merged with its readers.
+    TensorFlow may merge an op into its reader, and removes joins, unless another op waits; and an
+    op that runs in one branch only may not run at all.
     """
     found = []
     stack = [position]
     while stack:
         p = stack.pop()
         vertex = graph.vertices[resolved.schedule[p][0]]
-        if not (vertex.fusible or vertex.join):
+        if not (vertex.fusible or vertex.join or vertex.conditional):
             found.append(p)
         else:
             stack.extend(resolved.maker[i] for i in resolved.reads[p])

@@ -117,7 +117,7 @@ class _Holder:
             vertex = vertices[schedule[before][0]]
             if before > turn and before in self._makers(position):
                 position = before  # what it reads ran ahead as well
-            elif vertex.region in self.regions and not vertex.fusible:
+            elif vertex.region in self.regions and not (vertex.fusible or vertex.conditional):
                 self._put(position, before)
                 return
 

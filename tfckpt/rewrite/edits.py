@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from tfckpt.capture.branches import SWITCHES, conditions
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph
 
@@ -95,32 +96,43 @@ def op_of(tensor: str) -> str:
 
 
 def check_edits(graph: Graph, edits: Edits) -> None:
-    """Raises `RewriteError` unless the edited graph exists and has no cycle.
+    """Raises `RewriteError` unless the edited graph exists, has no cycle and runs what it ran.
 
     Derived from the edits alone, without the plan: every name resolves, no name is taken twice,
-    and a topological order of data and control edges exists.
+    a topological order of data and control edges exists, and no op of a branch takes an op with
+    it that ran whichever branch is taken.
     """
-    sources = {op.name: [graph.ops[s].name for s, _ in op.inputs] for op in graph.ops}
+    tensors = {op.name: [f"{graph.ops[s].name}:{slot}" for s, slot in op.inputs]
+               for op in graph.ops}
     waits = {op.name: [graph.ops[c].name for c in op.controls] for op in graph.ops}
+    kinds = {op.name: op.type for op in graph.ops}
     for new in edits.added:
-        if new.name in sources:
+        if new.name in tensors:
             raise RewriteError(f"rewrite: two ops would be named {new.name!r}")
-        if isinstance(new, Clone) and new.source not in sources:
+        if isinstance(new, Clone) and new.source not in kinds:
             raise RewriteError(f"rewrite: {new.name!r} copies {new.source!r}, which does not exist")
-        sources[new.name] = [op_of(t) for t in new.inputs]
+        kinds[new.name] = kinds[new.source] if isinstance(new, Clone) else new.type
+        tensors[new.name] = list(new.inputs)
         waits[new.name] = list(new.controls)
     for rewire in edits.rewires:
-        if rewire.op not in sources or not 0 <= rewire.index < len(sources[rewire.op]):
+        if rewire.op not in tensors or not 0 <= rewire.index < len(tensors[rewire.op]):
             raise RewriteError(f"rewrite: {rewire.op!r} has no input {rewire.index}")
-        sources[rewire.op][rewire.index] = op_of(rewire.tensor)
+        tensors[rewire.op][rewire.index] = rewire.tensor
     for control in edits.controls:
-        if control.op not in sources:
+        if control.op not in tensors:
             raise RewriteError(f"rewrite: {control.op!r}, which is to wait, does not exist")
         waits[control.op].append(control.control)
-    _check_order({name: set(sources[name]) | set(waits.get(name, ())) for name in sources})
+    order = _order({name: {*map(op_of, tensors[name]), *waits[name]} for name in tensors})
+    if any(kind in SWITCHES for kind in kinds.values()):
+        needed = conditions((name, kinds[name], tensors[name], waits[name]) for name in order)
+        for op in graph.ops:
+            if needed[op.name] and not op.conditional:
+                raise RewriteError(f"rewrite: {op.name!r} would run in one branch only; "
+                                   "the graph is left as it was")
 
 
-def _check_order(before: dict[str, set[str]]) -> None:
+def _order(before: dict[str, set[str]]) -> list[str]:
+    """The names in a topological order."""
     readers: dict[str, list[str]] = {name: [] for name in before}
     for name, entries in before.items():
         for entry in sorted(entries):
@@ -129,15 +141,16 @@ def _check_order(before: dict[str, set[str]]) -> None:
             readers[entry].append(name)
     waiting = {name: len(entries) for name, entries in before.items()}
     ready = [name for name, count in waiting.items() if not count]
-    done = 0
+    order = []
     while ready:
         name = ready.pop()
-        done += 1
+        order.append(name)
         for reader in readers[name]:
             waiting[reader] -= 1
             if not waiting[reader]:
                 ready.append(reader)
-    if done != len(before):
+    if len(order) != len(before):
         stuck = next(name for name, count in waiting.items() if count)
         raise RewriteError(f"rewrite: the edits close a cycle through {stuck!r}; "
                            "the graph is left as it was")
+    return order

@@ -1,0 +1,44 @@
+"""Which ops run only in a branch, in graphs where branches are Switch and Merge.
+
+TF1's `tf.cond`, and TensorFlow's own lowering of `If` and `Case` before Grappler, run every op and
+mark results of the branch that is not taken as dead. An op that reads or awaits a dead one is
+dead too, so a wait put on an op of a branch would take the branch's readers away with it, and
+whatever waits for those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+Branch = tuple[str, int]
+"""The tensor that decides, and which output of the Switch is taken."""
+Conditions = Mapping[str, frozenset[Branch]]
+NOTHING: frozenset[Branch] = frozenset()
+SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
+MERGES = ("Merge", "RefMerge", "_XlaMerge")
+
+
+def conditions(ops: Iterable[tuple[str, str, Sequence[str], Sequence[str]]]) -> Conditions:
+    """The branches that each op needs taken in order to run; none for most.
+
+    Args:
+      ops: (name, type, inputs as `op:slot`, names of ops it waits for), in topological order.
+    """
+    found: dict[str, frozenset[Branch]] = {}
+    switches: dict[str, str] = {}
+    for name, kind, inputs, controls in ops:
+        of_inputs = [_of_tensor(tensor, found, switches) for tensor in inputs]
+        if kind in MERGES:  # runs once one of them is there
+            needed = frozenset.intersection(*of_inputs) if of_inputs else NOTHING
+        else:
+            needed = NOTHING.union(*of_inputs)
+        found[name] = needed.union(*(found.get(c, NOTHING) for c in controls))
+        if kind in SWITCHES and len(inputs) > 1:
+            switches[name] = inputs[1]
+    return found
+
+
+def _of_tensor(tensor: str, found: Conditions, switches: Mapping[str, str]) -> frozenset[Branch]:
+    op, _, slot = tensor.rpartition(":")
+    needed = found.get(op, NOTHING)
+    return needed | {(switches[op], int(slot))} if op in switches else needed
