@@ -26,7 +26,7 @@ from tfckpt.plan.planner import (
     check_names,
     plan_step,
 )
-from tfckpt.plan.schedule import Plan, plain_schedule
+from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import Timeline
 from tfckpt.report import DevicePeak, Report, make_report
 from tfckpt.rewrite.build import build_edits
@@ -175,8 +175,8 @@ def unplanned_part(graph: Graph, reason: str) -> Part:
 def _unplanned(graph: Graph, cost: CostGraph, target: Target = HERE) -> Decision:
     """The plain step as a decision."""
     _, (timeline, peak) = price_plain(graph, cost, target)
-    plan = Plan(plain_schedule(cost))
-    return Decision(graph, cost, Planned(plan, timeline, peak, cost.total_time, timeline, peak, ()))
+    return Decision(graph, cost, Planned(plain_plan(cost), timeline, peak, cost.total_time,
+                                         timeline, peak, ()))
 
 
 def join(graph: Graph, parts: list[Part]) -> Edits | None:

@@ -13,7 +13,7 @@ from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.graph import BACKWARD, FORWARD, Graph
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion
 from tfckpt.plan.planner import Planned
-from tfckpt.plan.schedule import Plan, plain_schedule
+from tfckpt.plan.schedule import Plan, plain_plan
 from tfckpt.plan.simulate import Timeline, resolve
 from tfckpt.trace import Ran, ran
 
@@ -177,7 +177,7 @@ class Report:
         if self.traced is None:
             return ()
         cost = self.traced[0]
-        return ran(cost, Plan(plain_schedule(cost)), self.timeline_before)
+        return ran(cost, plain_plan(cost), self.timeline_before)
 
     @functools.cached_property
     def steps_after(self) -> tuple[Ran, ...]:
@@ -288,7 +288,7 @@ def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *,
         front=_front(name, planned, total, applied),
         timeline_before=planned.baseline, timeline_after=after,
         held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
-        fates=_fates(ours, plan.schedule if applied else plain_schedule(cost)),
+        fates=_fates(ours, (plan if applied else plain_plan(cost)).schedule),
         inlined=graph.inlined if applied else (), refused=graph.refused[:_REFUSALS],
         forward_ad_regions=regions, traced=(cost, ours, plan))
 

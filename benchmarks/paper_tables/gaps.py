@@ -21,7 +21,7 @@ from benchmarks.paper_tables.gap_graphs import GRAPHS
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.planner import AUTO, SAFETY, plan_step
-from tfckpt.plan.schedule import plain_schedule
+from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import SOLVERS
@@ -56,7 +56,7 @@ def print_tables(names: list[str] | None = None, time_limit: float = 60.0) -> No
     missed = dict.fromkeys(solvers, 0)
     for name in names or list(GRAPHS):
         graph = GRAPHS[name]()
-        plain = simulate(graph, plain_schedule(graph)).peak_bytes
+        plain = simulate(graph, plain_plan(graph).schedule).peak_bytes
         print(f"\n{name}: {len(graph.vertices)} vertices, plain peak {plain} bytes\n")
         print(f"| budget | optimum's time | proof s | {' | '.join(solvers)} |")
         print("| --- " * (3 + len(solvers)) + "|")

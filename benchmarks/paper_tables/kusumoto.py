@@ -41,7 +41,7 @@ from benchmarks.paper_tables.kusumoto_graphs import NETWORKS, Network
 from tfckpt.cost.with_backward import ForwardGraph, with_backward
 from tfckpt.plan.canonical import canonical_schedule
 from tfckpt.plan.lower_sets import paper_overhead, reach_lower_sets, weight
-from tfckpt.plan.schedule import plain_schedule
+from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import approx_dp, chen, exact_dp
 
@@ -148,7 +148,7 @@ def measure(network: Network, step: float) -> Row:
         plain=(*(peak_bytes(network, steps) for steps in strategies), vanilla),
         simulated=tuple(peak + network.fixed_bytes for peak in (
             *map(simulated, sequences), min(map(simulated, chen.segmentations(forward))),
-            simulate(joint, plain_schedule(joint)).peak_bytes)),
+            simulate(joint, plain_plan(joint).schedule).peak_bytes)),
         overhead=tuple(paper_overhead(forward, found) / sum(forward.time) for found in sequences),
         budgets=tuple(budgets), smallest=tuple(smallest), seconds=tuple(seconds),
         budget_seconds=tuple(budget_seconds))

@@ -11,7 +11,7 @@ from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex
 from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.planner import AUTO, plan_step
-from tfckpt.plan.schedule import plain_schedule
+from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.solvers import approx_dp, chen, lcg
 from tfckpt.plan.solvers.candidates import SOLVERS
 
@@ -33,7 +33,7 @@ def planned(graph, budget, solver, **options):
 
 def assert_valid(seed: int) -> None:
     graph = small_graph(seed)
-    plain = max(liveness.live_bytes(graph, plain_schedule(graph)))
+    plain = max(liveness.live_bytes(graph, plain_plan(graph).schedule))
     for solver in NAMES:
         for budget, objective in ((None, "time"), (None, "memory"), (int(0.9 * plain), "time")):
             try:

@@ -13,7 +13,7 @@ from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.planner import baseline, plan_step
 from tfckpt.plan.refine import front
-from tfckpt.plan.schedule import check_schedule, plain_schedule
+from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.search import RUNGS
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import SOLVERS
@@ -69,7 +69,7 @@ def test_refined_schedules_are_valid_and_never_below_the_optimum(seed):
     graph = with_backward((None, *random_paper_graph(seed, 2 + seed % 5, 0.4))) \
         if seed % 2 else random_joint_graph(seed, 8 + seed % 4)
     best = best_schedule.front(graph)
-    for schedule in front(graph, plain_schedule(graph), RUNGS, 400):
+    for schedule in front(graph, plain_plan(graph).schedule, RUNGS, 400):
         check_schedule(graph, schedule)
         peak = max(liveness.live_bytes(graph, schedule))
         time = sum(graph.vertices[v].time for v, _ in schedule)

@@ -12,7 +12,7 @@ from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.plan.forward import forward_view
 from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.lower_sets import kept_storages, paper_overhead, paper_peak
-from tfckpt.plan.schedule import check_schedule, plain_schedule
+from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import approx_dp, chen
 
@@ -53,7 +53,7 @@ def test_liveness_only_lowers_the_peak_of_equation_two_on_a_chain(count):
     if count >= 9:
         masks = approx_dp.lower_sets(forward, least)
         assert simulate(joint, canonical(joint, forward, masks)).peak_bytes < simulate(
-            joint, plain_schedule(joint)).peak_bytes
+            joint, plain_plan(joint).schedule).peak_bytes
 
 
 @given(seeds, st.integers(6, 30))

@@ -10,11 +10,11 @@ from tests.support.graphs import random_joint_graph, random_schedule
 from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import CostError, PlanError
-from tfckpt.plan.schedule import Plan, check_schedule, plain_schedule
+from tfckpt.plan.schedule import Plan, check_schedule, plain_plan
 
 # Vertices: a, b, c, loss, c/backward, b/backward, a/backward.
 JOINT = with_backward((["a", "b", "c"], [1, 1, 1], [1, 1, 1], [(0, 1), (1, 2)]))
-PLAIN = plain_schedule(JOINT)
+PLAIN = plain_plan(JOINT).schedule
 
 
 def test_plain_and_repeated_schedules_pass():

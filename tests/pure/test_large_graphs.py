@@ -18,7 +18,7 @@ from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator
 from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import check_schedule, plain_schedule
+from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.simulate import simulate
 
 pytestmark = pytest.mark.pure
@@ -37,7 +37,7 @@ def chain(length: int) -> CostGraph:
 def test_a_chain_is_simulated_and_planned_without_recursion(length):
     graph = chain(length)
     with shallow():
-        plain = simulate(graph, plain_schedule(graph))
+        plain = simulate(graph, plain_plan(graph).schedule)
         planned = plan_step(graph, smallest=0, in_xla=True)
     # everything is kept, and the backward's first two gradients
     assert length <= plain.peak_bytes / UNIT <= length + 3
@@ -55,10 +55,10 @@ def test_optimal_refuses_what_would_take_too_long_and_names_another():
 @given(seeds, st.integers(2, 40), st.integers(2, 9))
 def test_a_coarse_graph_does_the_same_work_and_holds_no_less(seed, count, size):
     graph = random_joint_graph(seed, count)
-    order = [v for v, _ in plain_schedule(graph)]
+    order = [v for v, _ in plain_plan(graph).schedule]
     coarse = coarsen(graph, order, size)
-    plain = simulate(graph, plain_schedule(graph))
-    rough = simulate(coarse.graph, plain_schedule(coarse.graph))
+    plain = simulate(graph, plain_plan(graph).schedule)
+    rough = simulate(coarse.graph, plain_plan(coarse.graph).schedule)
     assert rough.time == plain.time
     assert rough.peak_bytes >= plain.peak_bytes
     assert len(coarse.graph.vertices) <= len(graph.vertices)
@@ -74,7 +74,7 @@ def test_a_coarse_choice_costs_no_more_time_on_the_fine_graph(seed, count, size)
         None, [made.randint(1, 9) for _ in range(count)],
         [made.randint(1, 9) for _ in range(count)],
         [(u, v) for v in range(count) for u in range(max(0, v - 4), v) if made.random() < 0.5]))
-    order = [v for v, _ in plain_schedule(graph)]
+    order = [v for v, _ in plain_plan(graph).schedule]
     coarse = coarsen(graph, order, size)
     forward = [s for s, storage in enumerate(coarse.graph.storages)
                if coarse.graph.vertices[storage.producer].region == FORWARD]

@@ -17,7 +17,7 @@ from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import check_schedule, plain_schedule
+from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import optimal
 
@@ -73,7 +73,7 @@ def test_the_search_prices_as_the_second_derivation_of_liveness(seed):
     # Not what `optimal` finds, but any schedule: none may lie below the search's front.
     graph = random_joint_graph(seed, 9)
     front = best_schedule.front(graph)
-    plain = plain_schedule(graph)
+    plain = plain_plan(graph).schedule
     again = [v for v, vertex in enumerate(graph.vertices) if vertex.recomputable]
     for vertex in again:
         for place in range(vertex + 1, len(plain)):
@@ -89,7 +89,7 @@ def test_the_search_prices_as_the_second_derivation_of_liveness(seed):
 def test_a_bound_on_copies(seed):
     graph = small_graph(seed)
     least = optimal.solve(graph, objective="memory")
-    plain = simulate(graph, plain_schedule(graph)).peak_bytes
+    plain = simulate(graph, plain_plan(graph).schedule).peak_bytes
     assert optimal.solve(graph, copies=0).peak_bytes == plain
     once = optimal.solve(graph, copies=1)
     assert least.peak_bytes <= once.peak_bytes <= plain
@@ -119,9 +119,9 @@ def test_times_that_are_no_integers():
 
 def test_the_time_limit_leaves_a_bound():
     joint = with_backward((None, *random_paper_graph(3, 20, 0.15)))
-    plain = simulate(joint, plain_schedule(joint)).peak_bytes
+    plain = simulate(joint, plain_plan(joint).schedule).peak_bytes
     found = optimal.solve(joint, objective="memory", time_limit=0.02,
-                          start=plain_schedule(joint))
+                          start=plain_plan(joint).schedule)
     assert found.bound <= found.peak_bytes <= plain
 
 

@@ -21,7 +21,7 @@ from tfckpt.errors import TfckptError
 from tfckpt.graph import Graph
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import Plan, plain_schedule
+from tfckpt.plan.schedule import Plan, plain_plan
 from tfckpt.report import Front, FrontPoint, make_report
 from tfckpt.trace import ran
 
@@ -64,7 +64,7 @@ def test_a_timeline_of_another_graph_has_no_steps(planned, report):
     other = report.timeline_after
     if other.live_bytes == report.timeline_before.live_bytes:
         pytest.skip("the plan changed nothing")
-    assert ran(cost, Plan(plain_schedule(cost)), other) == ()
+    assert ran(cost, Plan(plain_plan(cost).schedule), other) == ()
 
 
 def test_fates_cover_what_the_plain_backward_reads(planned, report):

@@ -17,7 +17,7 @@ from tests.support.graphs import (
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import PlanError
-from tfckpt.plan.schedule import check_schedule, plain_schedule
+from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.simulate import resolve, simulate, simulate_order
 
 
@@ -58,7 +58,7 @@ def test_random_executions_of_a_resolved_schedule(seed, count):
 @given(paper_graphs())
 def test_plain_schedules_of_paper_graphs(graph):
     joint = with_backward((None, *graph))
-    schedule = plain_schedule(joint)
+    schedule = plain_plan(joint).schedule
     assert_same(joint, schedule, simulate(joint, schedule))
 
 
@@ -76,7 +76,7 @@ def test_unit_chain_with_everything_kept():
     for count in range(1, 9):
         edges = [(i, i + 1) for i in range(count - 1)]
         joint = with_backward((None, [1] * count, [1] * count, edges))
-        timeline = simulate(joint, plain_schedule(joint))
+        timeline = simulate(joint, plain_plan(joint).schedule)
         assert timeline.peak_bytes == count + 1  # all values and one gradient
         assert timeline.peak_step == count + 1  # the backward of the last value
         assert timeline.live_bytes[:count] == tuple(range(1, count + 1))
@@ -105,7 +105,7 @@ def test_unit_chain_of_nine_with_two_checkpoints():
         3, 4, 5, 4, 3)
     assert timeline.peak_bytes == 6
     assert timeline.time == 18 + 6
-    assert simulate(joint, plain_schedule(joint)).peak_bytes == 10
+    assert simulate(joint, plain_plan(joint).schedule).peak_bytes == 10
 
 
 def test_the_latest_copy_is_read_and_the_original_freed():
@@ -113,7 +113,7 @@ def test_the_latest_copy_is_read_and_the_original_freed():
         {"writes": (0,)}, {"reads": (0,), "writes": (1,), "recomputable": True},
         {"reads": (1,), "writes": (2,)},
         {"reads": (1, 2), "writes": (3,), "region": BACKWARD}], [1, 10, 1, 1])
-    plain = simulate(graph, plain_schedule(graph))
+    plain = simulate(graph, plain_plan(graph).schedule)
     assert plain.live_bytes == (1, 11, 11, 12)
     again = simulate(graph, ((0, 0), (1, 0), (2, 0), (1, 1), (3, 0)))
     assert again.live_bytes == (1, 11, 12, 12, 12)  # storage 0 waits for the copy
@@ -125,31 +125,31 @@ def test_a_buffer_is_reused_only_where_it_dies():
     assert simulate(build(rows, [4, 4]), ((0, 0), (1, 0))).live_bytes == (4, 4)
     assert simulate(build(rows, [4, 2]), ((0, 0), (1, 0))).live_bytes == (4, 6)  # another size
     kept = build(rows, [4, 4], fetched=(0,))
-    assert simulate(kept, plain_schedule(kept)).live_bytes == (4, 8)
+    assert simulate(kept, plain_plan(kept).schedule).live_bytes == (4, 8)
     read_later = build([*rows, {"reads": (0,)}], [4, 4])
-    assert simulate(read_later, plain_schedule(read_later)).live_bytes == (4, 8, 4)
+    assert simulate(read_later, plain_plan(read_later).schedule).live_bytes == (4, 8, 4)
 
 
 def test_one_buffer_serves_one_output():
     graph = build([{"writes": (0,)},
                    {"reads": (0,), "writes": (1, 2), "reuses": ((1, 0), (2, 0))}], [4, 4, 4])
-    assert simulate(graph, plain_schedule(graph)).live_bytes == (4, 8)
+    assert simulate(graph, plain_plan(graph).schedule).live_bytes == (4, 8)
 
 
 def test_workspace_counts_while_the_step_runs():
     graph = build([{"writes": (0,), "workspace": 5}, {"reads": (0,), "writes": (1,)}], [1, 1])
-    assert simulate(graph, plain_schedule(graph)).live_bytes == (6, 2)
+    assert simulate(graph, plain_plan(graph).schedule).live_bytes == (6, 2)
 
 
 def test_fetched_storages_stay_and_unread_ones_go():
     graph = build([{"writes": (0, 1)}, {}, {}], [3, 5], fetched=(1,))
-    assert simulate(graph, plain_schedule(graph)).live_bytes == (8, 5, 5)
+    assert simulate(graph, plain_plan(graph).schedule).live_bytes == (8, 5, 5)
 
 
 def test_donated_storages_leave_the_dynamic_set():
     graph = build([{"writes": (0,)}, {"reads": (0,), "donates": (0,), "region": UPDATE},
                    {"reads": (0,), "writes": (1,), "region": UPDATE}], [4, 1])
-    assert simulate(graph, plain_schedule(graph)).live_bytes == (4, 4, 1)
+    assert simulate(graph, plain_plan(graph).schedule).live_bytes == (4, 4, 1)
 
 
 def test_reading_what_nothing_has_made():

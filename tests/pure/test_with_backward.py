@@ -11,7 +11,7 @@ from tests.support.graphs import paper_graphs
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, check_cost_graph
 from tfckpt.cost.with_backward import from_edges, integer_times, with_backward
 from tfckpt.errors import CostError
-from tfckpt.plan.schedule import check_schedule, plain_schedule
+from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.simulate import simulate
 
 
@@ -27,7 +27,7 @@ def test_chain_of_three_by_hand():
     assert [s.bytes for s in joint.storages] == [1, 2, 4, 0, 4, 2, 1]
     assert joint.residuals == (0, 1, 2)
     # a | ab | abc | abc | abc+C | ab+C+B | a+B+A
-    assert simulate(joint, plain_schedule(joint)).live_bytes == (1, 3, 7, 7, 11, 9, 4)
+    assert simulate(joint, plain_plan(joint).schedule).live_bytes == (1, 3, 7, 7, 11, 9, 4)
 
 
 def test_gradients_of_all_consumers_are_read():
@@ -44,17 +44,17 @@ def test_any_graph_is_well_formed(graph):
     forward = from_edges(*graph)
     joint = with_backward(forward)
     check_cost_graph(joint)
-    check_schedule(joint, plain_schedule(joint))
+    check_schedule(joint, plain_plan(joint).schedule)
     assert len(joint.vertices) == 2 * len(forward) + 1
 
 
 def test_single_vertex_and_disconnected_vertices():
     one = with_backward(from_edges([8], [1], []))
-    assert simulate(one, plain_schedule(one)).peak_bytes == 16
+    assert simulate(one, plain_plan(one).schedule).peak_bytes == 16
     two = with_backward(from_edges([8, 1], [1, 1], []))
     assert two.vertices[2].reads == (0, 1)
     # The small one goes first, so only the large value and its gradient are left at the end.
-    assert simulate(two, plain_schedule(two)).live_bytes == (8, 9, 9, 10, 16)
+    assert simulate(two, plain_plan(two).schedule).live_bytes == (8, 9, 9, 10, 16)
 
 
 def test_vertices_are_sorted_and_keep_their_names():

@@ -13,7 +13,7 @@ from tfckpt.cost.costgraph import check_cost_graph
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.cost.time import Rates
 from tfckpt.errors import CostError
-from tfckpt.plan.schedule import plain_schedule
+from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import simulate
 
 KIB = 1024
@@ -127,7 +127,7 @@ def test_peak_of_the_network():
     """
     step, spec = _network()
     cost = build_cost_graph(traced(step, spec))
-    timeline = simulate(cost, plain_schedule(cost))
+    timeline = simulate(cost, plain_plan(cost).schedule)
     assert 4 * ACTIVATION <= timeline.peak_bytes <= 4 * ACTIVATION + LAYERS * WEIGHT
 
 

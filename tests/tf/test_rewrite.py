@@ -17,7 +17,7 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import RewriteError
 from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.order import base_order
-from tfckpt.plan.schedule import Moves, Plan, plain_schedule
+from tfckpt.plan.schedule import Moves, Plan, plain_plan
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.draft import Draft
@@ -39,7 +39,7 @@ def test_references_are_never_guarded():
             total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v", name="sum")
     graph = capture(live, fetches=[total])
     cost = build_cost_graph(graph)
-    draft = Draft(graph, cost, Plan(plain_schedule(cost)), "", "")
+    draft = Draft(graph, cost, Plan(plain_plan(cost).schedule), "", "")
     usable = {op.name: draft.guardable(op, range(len(op.inputs))) for op in graph.ops}
     assert usable["first"] == usable["second"] == [1] and usable["sum"] == []
 

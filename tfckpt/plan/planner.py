@@ -20,7 +20,7 @@ from tfckpt.plan.executor import ORDERS, executor_order
 from tfckpt.plan.fences import fences
 from tfckpt.plan.order import base_order
 from tfckpt.plan.pins import pin
-from tfckpt.plan.schedule import Plan, check_schedule, plain_schedule
+from tfckpt.plan.schedule import Plan, check_schedule, plain_plan
 from tfckpt.plan.simulate import Timeline, resolve, simulate, simulate_order
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
@@ -124,14 +124,14 @@ def baseline(graph: CostGraph, *, in_xla: bool = False,
     Nothing of ours orders the plain step, so it is not priced by its worst order: a fraction of
     that would be a larger part of what the step really needs.
     """
-    schedule = plain_schedule(graph)
-    resolved = resolve(graph, schedule)
+    plan = plain_plan(graph)
+    resolved = resolve(graph, plan.schedule)
     if in_xla:
-        planned = simulate(graph, schedule)
+        planned = simulate(graph, plan.schedule)
         return planned, planned.peak_bytes
     found = []
     for policy in ORDERS:
-        order = executor_order(graph, resolved, (), (), (), policy)
+        order = executor_order(graph, resolved, plan.moves.released, (), (), policy)
         found.append((simulate_order(graph, resolved, order), order))
     timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
     if smallest is None:

@@ -55,9 +55,11 @@ class Plan:
         return tuple(step for step in self.schedule if step[1] > 0)
 
 
-def plain_schedule(graph: CostGraph) -> Schedule:
-    """Every vertex once, in the order of the graph."""
-    return tuple((vertex, 0) for vertex in range(len(graph.vertices)))
+def plain_plan(graph: CostGraph) -> Plan:
+    """Every vertex once, in the order of the graph, but for joins, which TensorFlow removes."""
+    joins = tuple(v for v, vertex in enumerate(graph.vertices) if vertex.join)
+    return Plan(tuple((v, 0) for v in range(len(graph.vertices)) if v not in joins),
+                Moves(released=joins))
 
 
 def check_schedule(graph: CostGraph, schedule: Schedule, released: tuple[int, ...] = ()) -> None:
