@@ -1,6 +1,6 @@
 """What XLA makes of recomputation: guards compared, with and without XLA's flags.
 
-    python -m benchmarks.xla_guards [--jobs=vgg16,transformer] [--tiny]
+    python -m benchmarks.xla_guards [--jobs=vgg16,transformer] [--flag_sets=none] [--tiny]
 
 Each job's step is compiled plain and with each guard (see `tfckpt.rewrite.guards`): `data`, which
 tfckpt uses, XLA's `barrier`, and `control` edges, which XLA ignores. Flags belong to a process, so
@@ -33,6 +33,7 @@ GUARDS = ("data", "barrier", "control")
 SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 FLAG_SETS = {"none": "", "barriers stay": CSE_FLAG, "memory scheduler": SCHEDULER,
              "both": f"{CSE_FLAG} {SCHEDULER}"}
+flags.DEFINE_list("flag_sets", list(FLAG_SETS), "Which sets of XLA's flags.")
 COLUMNS = ("job", "XLA's flags", "guard", "temp MB", "ratio", "planned", "computed", "merged",
            "heavy ops more")
 
@@ -64,8 +65,9 @@ def compile_job(name: str, label: str) -> None:
 
 def main(argv: list[str]) -> int:
     """One process for each job and set of flags; 1 where one failed."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    unknown = [label for label in FLAGS.flag_sets if label not in FLAG_SETS]
+    if len(argv) > 1 or unknown:
+        raise app.UsageError(f"unexpected: {argv[1:] + unknown}; sets: {', '.join(FLAG_SETS)}")
     if FLAGS.alone is not None:
         for name in FLAGS.jobs:
             compile_job(name, FLAGS.alone)
@@ -73,10 +75,10 @@ def main(argv: list[str]) -> int:
     print(rows.head(COLUMNS), flush=True)
     failed = 0
     for name in FLAGS.jobs:
-        for label, wanted in FLAG_SETS.items():
+        for label in FLAGS.flag_sets:
             command = [sys.executable, "-m", "benchmarks.xla_guards", f"--alone={label}",
                        f"--jobs={name}", *(["--tiny"] if FLAGS.tiny else [])]
-            environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "XLA_FLAGS": wanted}
+            environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "XLA_FLAGS": FLAG_SETS[label]}
             done = subprocess.run(command, stderr=subprocess.PIPE, text=True,
                                   env=environment)
             if done.returncode:
