@@ -356,8 +356,7 @@ def _capture(func_graph, mark: Mark, inputs: Sequence[tf.Tensor],
         batch = options.batch_size or getattr(_calls, "batch", None)
         arguments: object = getattr(_calls, "arguments", None) or ((), {})
         shapes = concrete_shapes(func_graph, batch, argument_shapes(inputs, arguments))
-    graph = capture(func_graph, shapes=shapes, inlining=inlining)
-    return dataclasses.replace(graph, in_xla=True) if mark.jit_compile else graph
+    return capture(func_graph, shapes=shapes, inlining=inlining, in_xla=mark.jit_compile)
 
 
 def _signature(graph, mark: Mark, inputs: Sequence[tf.Tensor]) -> str:

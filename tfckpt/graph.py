@@ -17,6 +17,9 @@ REGIONS = (FORWARD, BACKWARD, UPDATE, OTHER)
 TensorId = tuple[int, int]
 """(op index, output slot)."""
 
+LOOPS = frozenset({"While", "StatelessWhile"})
+"""Types of ops that are loops; see `tfckpt.capture.loops` for their attributes here."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfckpt.budget import Budget, parse_budget
 from tfckpt.capture.devices import device_parts, has_inner_collective
+from tfckpt.capture.repeated import without_loops
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.time import SMALL_CPU, Rates
@@ -28,10 +29,11 @@ from tfckpt.plan.planner import (
 )
 from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import Timeline
-from tfckpt.report import DevicePeak, Report, make_report
+from tfckpt.report import REFUSALS, DevicePeak, Report, make_report
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.edits import Edits, check_edits
 from tfckpt.rewrite.graph_diff import graph_edits, join_edits
+from tfckpt.rewrite.late_writes import writes_after_copies
 from tfckpt.rewrite.names import FENCE
 
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
@@ -134,7 +136,11 @@ def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, 
         return Part(device, graph, cost, _unplanned(graph, cost, options.target), None, refused)
     reason = ""
     # a step that trains twice may read what an update wrote: no fence can then wait for updates
-    for single in [True, False] if not label and single_device(graph) else [False]:
+    attempts = [(graph, single)
+                for single in ([True, False] if not label and single_device(graph) else [False])]
+    while attempts:
+        graph, single = attempts.pop(0)
+        cost = build_cost_graph(graph, options.target.rates)
         try:
             decision = _as_before(graph, cost, before) or plan_graph(graph, cost, options, single)
             if decision.planned.peak_bytes >= decision.planned.baseline_bytes:
@@ -146,6 +152,9 @@ def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, 
             raise
         except (PlanError, RewriteError) as error:  # ours: options were checked before
             reason = str(error)
+            kept = without_loops(graph, reason) if not attempts else None
+            if kept is not None:
+                attempts = [(kept, not label and single_device(kept)), (kept, False)]
     return Part(device, graph, cost, _unplanned(graph, cost, options.target), None, reason)
 
 
@@ -204,6 +213,7 @@ def edits_of(graph: Graph, decision: Decision, *, single: bool, device: str = ""
                         xla_guard=xla_guard)
     if decision.graph is not graph:
         edits = join_edits(graph_edits(graph, decision.graph), edits)
+    edits = writes_after_copies(graph, edits)
     check_edits(graph, edits)
     return edits
 
@@ -266,6 +276,8 @@ def report_of(name: str, graph: Graph, parts: list[Part], seconds: float) -> Rep
         name, graph, first.cost, first.decision, applied=first.edits is not None,
         reason=first.reason, fence_count=sum(op.name.startswith(FENCE) for op in added),
         seconds=seconds)
+    report.refused = tuple(dict.fromkeys(
+        (*report.refused, *(line for p in parts for line in p.graph.refused))))[:REFUSALS]
     if len(parts) > 1:
         report.devices = tuple(
             DevicePeak(p.device, p.decision.planned.baseline_bytes,

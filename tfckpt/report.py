@@ -19,7 +19,7 @@ from tfckpt.trace import Ran, ran
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
 _SHOWN = 12
-_REFUSALS = 8
+REFUSALS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +289,7 @@ def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *,
         timeline_before=planned.baseline, timeline_after=after,
         held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
         fates=_fates(ours, (plan if applied else plain_plan(cost)).schedule),
-        inlined=graph.inlined if applied else (), refused=graph.refused[:_REFUSALS],
+        inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
         forward_ad_regions=regions, traced=(cost, ours, plan))
 
 

@@ -1,6 +1,8 @@
-"""Loops: what they keep for each iteration is part of the plain peak."""
+"""Loops: what they keep is part of the plain peak, and is dropped where they are recomputed."""
 
 from __future__ import annotations
+
+import re
 
 import keras
 import numpy as np
@@ -9,6 +11,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
+from tfckpt import pipeline
 
 WIDTH, BATCH, LENGTH = 64, 1024, 12
 """An entry of a list takes 256 KiB, since the CPU's allocator counts no less."""
@@ -36,7 +39,7 @@ def scan():
 
 @pytest.mark.parametrize("make", [lstm, gru, scan])
 def test_what_a_loop_keeps_is_in_the_planned_plain_peak(make):
-    """Not less than measured, and up to 1.8 times that: lists that share entries count twice."""
+    """Measured were 0.7 to 1.1 times that: what the process ran before makes a difference."""
     process.fresh()
     forward, weights = make()
 
@@ -54,5 +57,115 @@ def test_what_a_loop_keeps_is_in_the_planned_plain_peak(make):
     marked = tfckpt.checkpoint(tf.function(step), solver="store_all")
     marked(x)
     planned = marked.report.baseline_peak_bytes
-    assert 0.88 * measured <= planned <= 2 * measured, (planned, measured)
+    assert 0.85 * measured <= planned <= 1.5 * measured, (planned, measured)
     assert not marked.report.refused
+
+
+def stacked(layer_type):
+    """A model of three recurrent layers, its weights, and a batch."""
+    process.fresh()
+    model = keras.Sequential([keras.Input((LENGTH, WIDTH), batch_size=BATCH),
+                              *(layer_type(WIDTH, return_sequences=True) for _ in range(3))])
+    x = np.random.default_rng(0).standard_normal((BATCH, LENGTH, WIDTH), dtype=np.float32)
+    return model, x
+
+
+def _by_hand(layer_type, wrap):
+    """Three steps of a loop of one's own: losses and weights, the step and its argument."""
+    model, x = stacked(layer_type)
+    weights = [v.value for v in model.trainable_variables]
+
+    @wrap
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True)))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    trained = [step(tf.constant(x)).numpy().tobytes() for _ in range(3)]
+    return trained + [w.numpy().tobytes() for w in weights], step, tf.constant(x)
+
+
+@pytest.mark.parametrize("layer_type", [
+    keras.layers.LSTM, pytest.param(keras.layers.GRU, marks=pytest.mark.nightly)])
+def test_stacked_recurrent_layers_need_less_and_train_alike(layer_type):
+    wanted, plain, x = _by_hand(layer_type, lambda f: f)
+    found, ours, x = _by_hand(layer_type, tfckpt.checkpoint)
+    assert found == wanted
+    least = tfckpt.verify.measure_peak(plain, x, repeats=3)
+    assert tfckpt.verify.measure_peak(ours, x, repeats=3) < 0.75 * least
+    report = ours.report
+    assert report.applied and not report.refused
+    assert report.planned_peak_bytes < 0.65 * report.baseline_peak_bytes
+    _assert_loops_ran_again(ours, x, plain)
+
+
+def _assert_loops_ran_again(ours, x, plain):
+    """Every copy of a loop has all the products of a plain one, and the originals keep theirs."""
+    def products(step):
+        found = {}
+        for node in tfckpt.verify.executed(step, x).nodes:
+            loop = re.match(r"(.*while[^/]*)/body/", node.name)
+            if loop and "MatMul" in node.op and "gradient_tape" not in node.name:
+                name = re.sub(r"^sequential[^/]*/", "", loop[1])
+                found[name] = found.get(name, 0) + 1
+        return found
+
+    before, after = products(plain), products(ours)
+    copies = {name for name in after if "-tfckpt" in name}
+    assert len(before) == 3 and after.keys() - copies == before.keys()
+    assert len(copies) >= 2  # the last one's lists are read at once
+    for name, count in after.items():
+        assert count == before[name.partition("-tfckpt")[0]]
+
+
+def test_fit_of_stacked_recurrent_layers():
+    trained, peaks = [], []
+    for rewrite in (False, True):
+        model, x = stacked(keras.layers.LSTM)
+        if rewrite:
+            tfckpt.keras.checkpoint(model)
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        data = tf.data.Dataset.from_tensors((x, x)).repeat(2)
+        history = model.fit(data, epochs=2, verbose=0).history["loss"]
+        trained.append([*history, *(v.numpy().tobytes() for v in model.variables)])
+        inputs = tf.constant(x)
+        peaks.append(tfckpt.verify.measure_peak(
+            lambda inputs, model=model: model.train_on_batch(inputs, inputs), inputs, repeats=3))
+    assert trained[0] == trained[1]
+    assert peaks[1] < 0.8 * peaks[0], peaks
+    assert tfckpt.keras.report(model).recomputed_ops > 0
+
+
+def test_a_write_behind_a_loop_waits_for_the_copy(monkeypatch):
+    """A variable that changes as soon as the loop has read it: no data lead from copy to write."""
+    def train(wrap):
+        process.fresh()
+        scale = tf.Variable(0.9)
+        weight = tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, 2)) * 0.1)
+
+        def layer(h):
+            return tf.while_loop(
+                lambda i, t: i < 8,
+                lambda i, t: (i + 1, t + 0.1 * tf.sin(tf.nn.softplus(t @ weight) * scale)),
+                (0, h))[1]
+
+        @wrap
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_mean(tf.square(layer(layer(layer(x)))))
+            scale.assign(0.3 * scale)
+            return loss, *tape.gradient(loss, [x, weight])
+
+        x = tf.random.stateless_normal((BATCH, WIDTH), (3, 4))
+        return [t.numpy().tobytes() for _ in range(2) for t in step(x)], step
+
+    wanted, _ = train(lambda f: f)
+    found, step = train(tfckpt.checkpoint)
+    assert found == wanted and step.report.applied and step.report.recomputed_ops > 0
+    monkeypatch.setattr(pipeline, "writes_after_copies", lambda graph, edits: edits)
+    assert train(tfckpt.checkpoint)[0] != wanted  # or this would prove nothing

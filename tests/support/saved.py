@@ -70,6 +70,16 @@ class Nested(Trainer):
         return x
 
 
+class Looped(Trainer):
+    """The same with three products for each layer, in loops that read the weights."""
+
+    def _forward(self, x):
+        for weight in self.weights:
+            x = tf.while_loop(lambda i, h: i < 3,
+                              lambda i, h, w=weight: (i + 1, tf.tanh(h @ w)), (0, x))[1]
+        return x
+
+
 def save_trainer(path, signatures=True) -> None:
     """Writes a `Trainer` as a SavedModel."""
     module = Trainer()

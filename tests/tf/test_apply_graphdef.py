@@ -141,6 +141,33 @@ def test_nested_functions_of_a_saved_model(tmp_path):
     assert trained[0] == trained[1] and trained[0][-1] == 2 * saved.DEPTH + 2
 
 
+def test_loops_of_a_session_graph():
+    """They are copied whole; initialisers and savers, which write too, do not wait for copies."""
+    definition = saved.tf1_graph(activation=lambda h: tf.while_loop(
+        lambda i, t: i < 3, lambda i, t: (i + 1, tf.tanh(tf.nn.softplus(t))), (0, h))[1],
+        depth=saved.DEPTH).as_graph_def()
+    edited, (result,) = rewritten(read_bytes(definition.SerializeToString(), "graph.pb"))
+    copied = {node.op for node in edited.proto.node if "_tfckpt_copy" in node.attr}
+    assert "StatelessWhile" in copied and not result.report.refused
+    assert saved.run_graph_def(edited.proto) == saved.run_graph_def(definition)
+
+
+def test_loops_that_read_variables_of_a_saved_model(tmp_path):
+    trained = []
+    tf.saved_model.save(saved.Looped(), str(tmp_path / "plain"))
+    document = read_path(str(tmp_path / "plain"))
+    edited, (result,) = rewritten(document, batch_size=saved.BATCH)
+    assert not result.report.refused
+    assert any(clone.source.startswith("while") for clone in result.edits.clones)
+    shutil.copytree(tmp_path / "plain", tmp_path / "smaller")
+    (tmp_path / "smaller" / "saved_model.pb").write_bytes(edited.serialized())
+    for name in ("plain", "smaller"):
+        module = tf.saved_model.load(str(tmp_path / name))
+        losses = [module.train(*saved.batch(i))["loss"].numpy().tobytes() for i in range(2)]
+        trained.append(losses + [w.numpy().tobytes() for w in module.weights])
+    assert trained[0] == trained[1]
+
+
 def test_unknown_dimensions_are_refused_by_name(tmp_path):
     saved.save_trainer(tmp_path / "m", signatures=False)
     (step,) = training_steps(read_path(str(tmp_path / "m")))

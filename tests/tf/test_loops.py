@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests.support import process
-from tfckpt.capture.loops import LOOPS, kept_lists
+from tfckpt.capture.loops import kept_lists
 from tfckpt.capture.tfgraph import capture
+from tfckpt.graph import LOOPS
 
 ROWS, WIDTH = 8, 4
 ENTRY = ROWS * WIDTH * 4

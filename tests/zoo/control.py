@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tests.zoo.entry import LESS, UNCHANGED, Group, Training
+from tests.zoo.entry import ANY, LESS, UNCHANGED, Group, Training
 from tests.zoo.steps import (
     BATCH,
     CLASSES,
@@ -62,6 +62,44 @@ def bidirectional_fit(wrap):
     return fit(wrap, _recurrent(layers.Bidirectional(layers.LSTM(8))), tokens())
 
 
+def _sequences(layer, length=12):
+    """Nothing but recurrent layers: what their loops keep is most of what the step holds."""
+    return keras.Sequential([keras.Input((length, FEATURES)),
+                             *(layer(FEATURES, return_sequences=True) for _ in range(3)),
+                             layer(CLASSES)])
+
+
+@GROUP.entry(smoke=True)
+def stacked_lstm(wrap):
+    return supervised(wrap, _sequences(layers.LSTM), batches((64, 12, FEATURES)))
+
+
+@GROUP.entry()
+def stacked_lstm_fit(wrap):
+    return fit(wrap, _sequences(layers.LSTM), batches((64, 12, FEATURES)))
+
+
+@GROUP.entry()
+def stacked_gru(wrap):
+    return supervised(wrap, _sequences(layers.GRU), batches((64, 12, FEATURES)))
+
+
+@GROUP.entry()
+def stacked_lstm_with_masks_and_dropout(wrap):
+    text = keras.Input((12,), dtype="int32")
+    h = layers.Embedding(50, FEATURES, mask_zero=True)(text)
+    for seed in range(3):
+        h = layers.LSTM(FEATURES, return_sequences=True, dropout=0.2, recurrent_dropout=0.2,
+                        seed=seed)(h)
+    return supervised(wrap, keras.Model(text, layers.Dense(CLASSES)(h[:, -1])), tokens(length=12))
+
+
+@GROUP.entry(xla=True, expect=ANY, refused="XLA holds copies back")
+def stacked_lstm_compiled(wrap):
+    return supervised(wrap, _sequences(layers.LSTM), batches((64, 12, FEATURES)),
+                      jit_compile=True)
+
+
 @GROUP.entry(expect=LESS)
 def convolutional_lstm(wrap):
     film = keras.Input((4, 8, 8, 3))
@@ -83,6 +121,69 @@ def while_loop_between_layers(wrap):
         return mean_square(chain(h, ws[4:]))
 
     return by_hand(wrap, forward, ws)
+
+
+def _loops(wrap, body, after=lambda h: h, extra=(), last=lambda: None):
+    """Three loops over the same body between layers; `last` is called after the update."""
+    ws = weights()
+
+    def forward(x):
+        h = chain(x, ws[:1])
+        for w in ws[1:4]:
+            h = tf.while_loop(lambda i, t: i < 6, lambda i, t, w=w: (i + 1, body(t, w)), (0, h))[1]
+            h = after(h)
+        loss = mean_square(chain(h, ws[4:5]))
+        last()
+        return loss
+
+    return by_hand(wrap, forward, ws[:5], extra=extra)
+
+
+@GROUP.entry()
+def loops_in_a_row(wrap):
+    return _loops(wrap, lambda t, w: tf.nn.softplus(tf.tanh(t @ w)))
+
+
+@GROUP.entry()
+def loops_of_branches_in_loops(wrap):
+    def inner(t, w):
+        return tf.while_loop(
+            lambda j, u: j < 2,
+            lambda j, u: (j + 1, tf.cond(j > 0, lambda: tf.sin(u @ w), lambda: tf.tanh(u))),
+            (0, t))[1]
+    return _loops(wrap, inner)
+
+
+@GROUP.entry(refused="RandomUniform")
+def loops_with_random_numbers(wrap):
+    return _loops(wrap, lambda t, w: tf.tanh(t @ w) * tf.random.uniform(tf.shape(t), seed=3))
+
+
+@GROUP.entry(refused="EagerPyFunc")
+def loops_with_a_python_function(wrap):
+    def body(t, w):
+        called = tf.py_function(lambda v: v * 1.5, [tf.tanh(t @ w)], tf.float32)
+        return tf.sin(tf.ensure_shape(called, t.shape))
+    return _loops(wrap, body)
+
+
+@GROUP.entry(refused="may write a variable that the loop reads")
+def loops_whose_variable_is_written_in_between(wrap):
+    scale = tf.Variable(0.9, trainable=False)
+
+    def after(h):
+        scale.assign(scale * 0.9)
+        return h * scale
+
+    return _loops(wrap, lambda t, w: tf.tanh(t @ w) * scale, after, [scale])
+
+
+@GROUP.entry()
+def loops_whose_variable_is_written_behind_them(wrap):
+    """Nothing but our own control edges has the write wait for the copies."""
+    scale = tf.Variable(0.9, trainable=False)
+    return _loops(wrap, lambda t, w: tf.tanh(t @ w) * scale, extra=[scale],
+                  last=lambda: scale.assign(scale * 0.9))
 
 
 @GROUP.entry()

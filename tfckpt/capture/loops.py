@@ -2,22 +2,28 @@
 
 A loop's gradient needs what the loop computed, so TensorFlow has the body push that onto lists.
 A list is one tensor without a size; here it gets one: iterations times the bytes of an entry.
+TensorFlow's executor puts no copy of a tensor into a list, so lists of the same tensors share
+their memory, a list of a variable's value takes none, and one of the entries of a list that the
+loop only reads takes over the memory of that. A list that a loop fills while it empties another
+of the same size needs no more than that one. Compiled by XLA each list has memory of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-
-LOOPS = ("While", "StatelessWhile")
+from tfckpt.capture.values import attrs_of, results_of
+from tfckpt.graph import FORWARD, LOOPS, Graph, Op
 
 _ITEM = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """Ops that put an entry into a list, and which of their inputs the entry is."""
+_SAME_MEMORY = ("Identity", "Squeeze", "Reshape", "ExpandDims", "EnsureShape", "StopGradient",
+                "PreventGradient")
 _PASSES = ("Identity", "Squeeze", "Cast", "Reshape", "EnsureShape", "PreventGradient")
 
 
@@ -28,21 +34,38 @@ class Kept:
     Attributes:
       bytes: of each output that is a list, by slot; 0 where the loop only reads the list.
       unknown: what could not be found out, in words; "" where all is known.
+      shares: for a list that has the entries of another, and thus its memory, the other's slot.
+      takes: for a list, the inputs of the loop whose memory it can have, first wish first.
+      trips: the most iterations, or None.
+      body: what an iteration does, to be priced; its ops are in the order of the body.
     """
 
     bytes: dict[int, int]
     unknown: str = ""
+    shares: dict[int, int] = dataclasses.field(default_factory=dict)
+    takes: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    trips: int | None = None
+    body: Graph | None = None
+
+    def attrs(self) -> dict[str, object]:
+        """What later stages read of the loop: `trips` and `body` where known, and the others."""
+        found: dict[str, object] = {"shares": self.shares, "takes": self.takes}
+        if self.trips is not None and self.body is not None:
+            found |= {"trips": self.trips, "body": self.body}
+        return found
 
 
-def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation]) -> Kept:
+def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
+               in_xla: bool = False) -> Kept:
     """The bytes of a loop's lists.
 
     Args:
       loop: a While or StatelessWhile.
       known: gives an op of the graph with as much known of its shapes as can be.
+      in_xla: whether XLA compiles the loop.
     """
     try:
-        return _Loop(loop, known).kept()
+        return _Loop(loop, known, in_xla).kept()
     except (KeyError, ValueError, TypeError, tf.errors.OpError) as error:  # a body unlike any known
         return Kept({}, f"{type(error).__name__}: {error}")
 
@@ -50,27 +73,106 @@ def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
 class _Loop:
     """A loop, its body and its condition."""
 
-    def __init__(self, loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation]):
-        self.op, self.known = loop, known
+    def __init__(self, loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
+                 in_xla: bool = False):
+        self.op, self.known, self.in_xla = loop, known, in_xla
         self.cond = tf_adapter.called_graph(loop, "cond")
         self.body = tf_adapter.called_graph(loop, "body")
 
     def kept(self) -> Kept:
         lists = [(slot, entry) for slot, tensor in enumerate(self.body.outputs)
                  if tensor.dtype == tf.variant and (entry := _entry(tensor)) is not None]
-        if not lists:
-            return Kept({})
         trips = self.trips()
         if trips is None:
-            return Kept({}, "its number of iterations is not known")
+            return Kept({}, "its number of iterations is not known" if lists else "")
         found: dict[int, int] = {}
         unknown = ""
         for slot, entry in lists:
             size = self._bytes(entry)
             if size is None:
                 unknown = f"the size of {entry.name} in its body is not known"
-            found[slot] = trips * (size or 0)
-        return Kept(found, unknown)
+            found[slot] = self._times(trips, slot, entry) * (size or 0)
+        shares, takes = ({}, {}) if self.in_xla else self._shared(lists, found)
+        return Kept(found, unknown, shares, takes, trips, self._priced())
+
+    def _times(self, trips: int, slot: int, entry: tf.Tensor) -> int:
+        """How many entries of a list have memory of their own."""
+        if self.in_xla:
+            return trips
+        memory = self._memory(entry)
+        if memory.op.type == "ReadVariableOp":
+            return 0
+        return 1 if self._is_fixed(memory) or self._overwrites(slot) else trips
+
+    def _emptied(self) -> tuple[int, ...]:
+        """The lists from which each iteration takes an entry, by input."""
+        popped = [_behind(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
+        return tuple(k for k, op in enumerate(popped)
+                     if op is not None and op.type == "TensorListPopBack"
+                     and self._slots.get(_behind(op.inputs[0]).name) == k)
+
+    def _is_fixed(self, memory: tf.Tensor) -> bool:
+        """Whether every iteration finds the same tensor."""
+        return memory.op.type == "Const" or memory.name in self._slots
+
+    def _overwrites(self, slot: int) -> bool:
+        """Whether every iteration writes the same entry of a list."""
+        op = _behind(self.body.outputs[slot]).op
+        return op.type == "TensorListSetItem" and self._is_fixed(self._memory(op.inputs[1]))
+
+    def _shared(self, lists: Sequence[tuple[int, tf.Tensor]], sizes: Mapping[int, int]
+                ) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+        """`Kept.shares` and `Kept.takes`; of lists with the same entries the largest counts."""
+        alike: dict[str, list[int]] = {}
+        takes = dict.fromkeys((slot for slot, _ in lists), self._emptied())
+        for slot, entry in lists:
+            memory = self._memory(entry)
+            alike.setdefault(memory.name, []).append(slot)
+            if memory.op.type == "TensorListGetItem" and (
+                    source := self._memory(memory.op.inputs[0]).name) in self._slots:
+                takes[slot] = (self._slots[source], *takes[slot])
+        shares = {}
+        for slots in alike.values():
+            root = max(slots, key=lambda slot: sizes[slot])
+            shares.update({slot: root for slot in slots if slot != root})
+        return shares, takes
+
+    def _memory(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor of the body in whose memory another lies, be it an iteration earlier.
+
+        An argument is one only where no iteration changes it.
+        """
+        seen: set[str] = set()
+        while True:
+            while tensor.op.type in _SAME_MEMORY:
+                tensor = tensor.op.inputs[0]
+            slot = self._slots.get(tensor.name)
+            if slot is None or tensor.name in seen:
+                return tensor
+            seen.add(tensor.name)
+            tensor = self.body.outputs[slot]
+
+    @functools.cached_property
+    def _slots(self) -> dict[str, int]:
+        """The place of each argument of the body."""
+        return {given.name: i for i, given in enumerate(self.body.inputs)}
+
+    def _priced(self) -> Graph:
+        """The body as plain data, with the shapes that its tensors really have."""
+        operations = self.body.get_operations()
+        index = {op.name: i for i, op in enumerate(operations)}
+        ops = []
+        for op in operations:
+            shapes = [self._shape(tensor) for tensor in op.outputs]
+            attrs = attrs_of(op) if op.type != "Const" else {}
+            lists: dict[int, int] = {}
+            if op.type in LOOPS:
+                inner = _Loop(op, self._in_body, self.in_xla).kept()
+                attrs, lists = inner.attrs(), inner.bytes
+            ops.append(Op(op.name, op.type,
+                          tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
+                          results_of(op, lists, shapes), FORWARD, False, "", attrs))
+        return Graph(self.body.name, tuple(ops), (), ())
 
     def trips(self) -> int | None:
         """The most iterations that the condition allows, or None.
@@ -139,12 +241,18 @@ class _Loop:
             inner = _behind(entry)
             if inner.op.type not in LOOPS:
                 return 0
-            kept = _Loop(inner.op, self._in_body).kept()
-            return None if kept.unknown else kept.bytes.get(inner.value_index, 0)
-        shape = entry.shape
-        if not shape.is_fully_defined():
-            shape = shape.merge_with(self._as_given(entry).shape)
+            kept = _Loop(inner.op, self._in_body, self.in_xla).kept()
+            if kept.unknown or inner.value_index in kept.shares:
+                return None if kept.unknown else 0
+            return kept.bytes.get(inner.value_index, 0)
+        shape = self._shape(entry)
         return shape.num_elements() * entry.dtype.size if shape.is_fully_defined() else None
+
+    def _shape(self, tensor: tf.Tensor) -> tf.TensorShape:
+        """What is known of the shape of a tensor of the body."""
+        if tensor.shape.is_fully_defined() or tensor.dtype in (tf.resource, tf.variant):
+            return tensor.shape
+        return tensor.shape.merge_with(self._as_given(tensor).shape)
 
     def _as_given(self, tensor: tf.Tensor) -> tf.Tensor:
         """A tensor of the body, with the shape that follows from the loop's real arguments."""

@@ -3,7 +3,7 @@
 Stateful ops never (random generators, variable reads and writes, iterators, queues, prints,
 Python calls, summaries); nor those TensorFlow does not mark as stateful although running them
 twice shows. Their outputs may still be kept and read by copies. Stateless random ops with the
-same seed tensor may.
+same seed tensor may. Loops are judged by their bodies (`tfckpt.capture.loop_purity`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _NEVER = frozenset({
     "Enter", "Exit", "Switch", "Merge", "NextIteration", "LoopCond", "RefSwitch", "RefMerge",
     "TPUReplicatedInput", "TPUReplicatedOutput", "RecvTPUEmbeddingActivations",
 })
-_NEVER_PREFIXES = ("Collective", "Nccl", "XlaSend", "XlaRecv", "_Send", "_Recv", "TensorList",
-                   "TensorArray", "Iterator", "OptionalGetValue", "Summary", "Write", "Host")
+_NEVER_PREFIXES = ("Collective", "Nccl", "XlaSend", "XlaRecv", "_Send", "_Recv", "TensorArray",
+                   "Iterator", "OptionalGetValue", "Summary", "Write", "Host")
 _WRITE_PREFIXES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter",
                    "ResourceStridedSliceAssign", "Apply", "Scatter", "LookupTableInsert",
                    "LookupTableImport", "ResourceAccumulator", "ResourceCountUpTo")

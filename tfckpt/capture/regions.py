@@ -2,7 +2,8 @@
 
 Rules (numbered; branches below cite them):
   1. Gradient scopes seed the backward: `gradient_tape/` (GradientTape) and `gradients/`,
-     `gradients_1/` ... (tf.gradients, and the backward of nested functions).
+     `gradients_1/` ... (tf.gradients, and the backward of nested functions). But for the empty
+     lists that a loop's gradient makes there: the loop of the forward fills them.
   2. What lies downstream of a gradient-scope op is backward too, also through a control edge
      from one (custom gradients leave ops outside any scope), up to the update.
   3. The update starts at the first collective, resource write, or op on the way to one that no
@@ -17,7 +18,7 @@ Rules (numbered; branches below cite them):
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE
 
@@ -34,6 +35,7 @@ def regions(
     inputs: Sequence[Sequence[int]],
     controls: Sequence[Sequence[int]],
     writes: Sequence[bool],
+    empty_lists: Collection[int] = (),
 ) -> list[str]:
     """The region of every op.
 
@@ -42,15 +44,16 @@ def regions(
       inputs: for each op the indices of the ops it reads.
       controls: for each op the indices of the ops it waits for.
       writes: for each op whether it writes a resource or is a collective.
+      empty_lists: ops that make a list without entries.
     """
     count = len(names)
-    scoped = [is_gradient_scope(name) for name in names]
+    scoped = [is_gradient_scope(name) and op not in empty_lists for op, name in enumerate(names)]
     # a constant leads nowhere: Grappler merges the backward's with equal ones of the forward
     seeds = [bool(s and read) for s, read in zip(scoped, inputs, strict=True)]
     leads = list(seeds)
     downstream = list(scoped)  # rules 1, 2
     for op in range(count):
-        if not downstream[op]:
+        if not downstream[op] and op not in empty_lists:
             downstream[op] = leads[op] = any(leads[i] for i in inputs[op]) or any(
                 seeds[c] for c in controls[op])
     needed_by_gradient = _ancestors(scoped, inputs)

@@ -133,10 +133,9 @@ def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
     inlining = Inlining(live, definition.library.function)
     name = readable(function.signature.name)
     graph = capture(live, shapes=known_shapes(live, batch_size, definition.library),
-                    inlining=inlining)
+                    inlining=inlining, in_xla="_XlaMustCompile" in function.attr
+                    and function.attr["_XlaMustCompile"].b)
     graph = dataclasses.replace(graph, name=name)
-    if "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b:
-        graph = dataclasses.replace(graph, in_xla=True)
     if not trains(graph):
         return []
     return [Step(name, graph, meta, function.signature.name,

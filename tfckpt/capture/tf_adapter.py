@@ -186,8 +186,13 @@ def called_graph(call: tf.Operation, attr: str,
       shapes: what the arguments are given; default what they were traced with. With shapes, ops
         keep their names, and what variables hold has no shape.
     """
+    return graph_called(call, call.get_attr(attr).name, shapes)
+
+
+def graph_called(call: tf.Operation, name: str,
+                 shapes: Sequence[tf.TensorShape] | None = None) -> FuncGraph:
+    """The same by the function's name, one of `called_functions(call)`."""
     graph: Any = call.graph
-    name = call.get_attr(attr).name
     with graph.as_default():
         function = _function(graph, name)
         if shapes is None and isinstance(function, atomic_function.AtomicFunction):

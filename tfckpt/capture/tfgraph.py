@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.branches import conditions
 from tfckpt.capture.inline import Inlining
-from tfckpt.capture.loops import LOOPS, kept_lists
+from tfckpt.capture.loop_purity import reads_counted_list
+from tfckpt.capture.loops import kept_lists
 from tfckpt.capture.purity import is_pure, is_write
 from tfckpt.capture.regions import is_gradient_scope, regions
+from tfckpt.capture.repeated import repeat_loops
+from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
-from tfckpt.graph import Graph, Op, Tensor, check_graph
-
-_ATTRS: Mapping[str, tuple[str, ...]] = {
-    "MatMul": ("transpose_a", "transpose_b"),
-    "BatchMatMulV2": ("adj_x", "adj_y"),
-    "BatchMatMulV3": ("adj_x", "adj_y"),
-    "Einsum": ("equation",),
-    "Conv2D": ("data_format",),
-    "LeakyRelu": ("alpha",),
-    "LeakyReluGrad": ("alpha",),
-}
-_LARGEST_COMPARED = 1024
-"""Elements of a constant that are compared to find whether they are all equal."""
-_LARGEST_READ = 1 << 20
-"""Elements of a constant that is looked at: TensorFlow hands out copies."""
+from tfckpt.graph import LOOPS, Graph, Op, check_graph
 
 
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
             shapes: tf.Graph | None = None, name: str = "graph",
-            inlining: Inlining | None = None) -> Graph:
+            inlining: Inlining | None = None, in_xla: bool = False) -> Graph:
     """Reads a TensorFlow graph as plain data.
 
     Args:
@@ -43,6 +32,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
         has unknown dimensions (see `concrete_shapes`).
       name: of a graph that has none of its own.
       inlining: what was done to the graph's nested calls before.
+      in_xla: whether XLA will compile the graph although it was not traced for that.
 
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
@@ -59,26 +49,29 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     controls = [[index[c.name] for c in op.control_inputs] for op in operations]
     known = (lambda op: op) if shapes is None else (
         lambda op: shapes.get_operation_by_name(op.name))
-    lists = {i: kept_lists(op, known) for i, op in enumerate(operations) if op.type in LOOPS}
-    outputs = [_outputs(known(op), lists[i].bytes if i in lists else {})
+    in_xla = in_xla or tf_adapter.in_xla(graph)
+    lists = {i: kept_lists(op, known, in_xla) for i, op in enumerate(operations)
+             if op.type in LOOPS}
+    outputs = [results_of(known(op), lists[i].bytes if i in lists else {})
                for i, op in enumerate(operations)]
     writes = [op.name in writing for op in operations]
     region = regions([op.name for op in operations],
-                     [[source for source, _ in entry] for entry in inputs], controls, writes)
+                     [[source for source, _ in entry] for entry in inputs], controls, writes,
+                     {i for i, op in enumerate(operations) if op.type == "EmptyTensorList"})
     needed = conditions((op.name, op.type, [t.name for t in op.inputs],
                          [c.name for c in op.control_inputs]) for op in operations)
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
            not (writes[i] or needed[op.name]) and is_pure(op.type, stateful[op.name],
-                                                          tuple(t.dtype for t in outputs[i])),
-           op.device, _attrs(op), bool(needed[op.name]))
+                                                          tuple(t.dtype for t in outputs[i]))
+           and reads_counted_list(op),
+           op.device, lists[i].attrs() if i in lists else attrs_of(op), bool(needed[op.name]))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op.name], t.value_index) for t in fetched)
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
-    refused = tuple(f"{ops[i].name}: what the loop keeps for each iteration is not counted: "
-                    f"{kept.unknown}" for i, kept in lists.items() if kept.unknown)
-    result = Graph(getattr(graph, "name", name), ops, ids, sinks, tf_adapter.in_xla(graph),
+    ops, refused = repeat_loops(graph, operations, ops, lists, in_xla)
+    result = Graph(getattr(graph, "name", name), ops, ids, sinks, in_xla,
                    inlining.functions if inlining is not None else (),
                    (inlining.refused if inlining is not None else ()) + refused)
     check_graph(result)
@@ -120,54 +113,6 @@ def _writes(op: tf.Operation, stateful: bool) -> bool:
     if any(tf_adapter.is_reference(t) for t in op.inputs):
         return is_write(op.type, True, True)
     return is_write(op.type, any(t.dtype == tf.resource for t in op.inputs), stateful)
-
-
-def _attrs(op: tf.Operation) -> dict[str, object]:
-    """What later stages read of an op; of a constant the value, if all its elements share it."""
-    if op.type == "Const":
-        made = op.outputs[0]
-        if not (made.dtype.is_floating or made.dtype.is_bool) or (
-                made.shape.num_elements() or 0) > _LARGEST_READ:
-            return {}
-        value = _common_value(op.get_attr("value"))
-        return {} if value is None else {"value": value}
-    return {key: op.get_attr(key) for key in _ATTRS.get(op.type, ())}
-
-
-def _common_value(proto) -> float | None:
-    count = 1
-    for dimension in proto.tensor_shape.dim:
-        count *= dimension.size
-    repeated = len(proto.tensor_content) == 0  # the last value given stands for the rest
-    if not count or (count > _LARGEST_COMPARED and not repeated):
-        return None
-    if repeated and count > _LARGEST_COMPARED:
-        proto = type(proto)(dtype=proto.dtype, float_val=proto.float_val,
-                            half_val=proto.half_val, double_val=proto.double_val,
-                            bool_val=proto.bool_val)
-        given = max(len(proto.float_val), len(proto.half_val), len(proto.double_val),
-                    len(proto.bool_val))
-        if given > 1:
-            return None
-    values = tf.make_ndarray(proto).astype(float).ravel()
-    return float(values[0]) if len(values) and (values == values[0]).all() else None
-
-
-def _outputs(op: tf.Operation, lists: Mapping[int, int]) -> tuple[Tensor, ...]:
-    return tuple(_tensor(tensor, lists.get(slot, 0)) for slot, tensor in enumerate(op.outputs))
-
-
-def _tensor(tensor: tf.Tensor, of_list: int = 0) -> Tensor:
-    dtype = tensor.dtype.base_dtype
-    shape = tuple(tensor.shape.as_list()) if tensor.shape.rank is not None else None
-    if dtype in (tf.resource, tf.variant, tf.string):
-        return Tensor(dtype.name, shape, of_list)
-    if shape is None or None in shape:
-        return Tensor(dtype.name, shape, None)
-    count = 1
-    for dimension in shape:
-        count *= dimension
-    return Tensor(dtype.name, shape, count * dtype.size)
 
 
 def _sorted(operations: Sequence[tf.Operation]) -> list[tf.Operation]:

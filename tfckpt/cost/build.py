@@ -11,6 +11,8 @@ with their only reader (see `tfckpt.cost.absorbed`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
@@ -22,7 +24,7 @@ from tfckpt.cost.storage import (
     storage_bytes,
 )
 from tfckpt.cost.time import SMALL_CPU, Rates, is_expensive, seconds
-from tfckpt.graph import FORWARD, Graph, TensorId
+from tfckpt.graph import FORWARD, Graph, Op, TensorId
 
 SMALL_FRACTION = 2.0e-5
 """Tensors below this fraction of all bytes the forward pass writes are trivially small."""
@@ -56,7 +58,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
         members[anchor] += (merged,)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     vertices = tuple(
-        _vertex(graph, members[anchor], reads, index, needs[v], readers, awaited, rates,
+        _vertex(graph, members[anchor], root, reads, index, needs[v], readers, awaited, rates,
                 workspace(graph, root, inner, members[anchor]) if len(members[anchor]) > 1 else 0)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
@@ -148,13 +150,23 @@ def _storages(graph: Graph, members, big, fetched):
     return storages, index
 
 
-def _vertex(graph, members, reads, index, needs, readers, awaited, rates, extra) -> Vertex:
+def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...]:
+    """Pairs of what a kernel writes and whose buffer it may take, first wish first."""
+    if op.type in REUSES_INPUT:
+        return tuple((w, r) for w in write for r in read)
+    takes: Mapping[int, tuple[int, ...]] = op.attrs.get("takes", {})  # type: ignore[assignment]
+    pairs = [((own, slot), root[op.inputs[n][0]][op.inputs[n][1]])
+             for slot, wishes in takes.items() for n in wishes]
+    return tuple((index[w], index[r]) for w, r in pairs if w in index and r in index)
+
+
+def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, extra) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
     write = tuple(sorted(index[(i, slot)] for i in members
                          for slot in range(len(graph.ops[i].outputs)) if (i, slot) in index))
     read = tuple(sorted({index[t] for i in members for t in reads[i]} - set(write)))
-    reuses = tuple((w, r) for w in write for r in read) if op.type in REUSES_INPUT else ()
+    reuses = _reuses(op, root, index, anchor, read, write)
     is_assign = op.type == "AssignVariableOp"
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tfckpt.errors import CostError
-from tfckpt.graph import Graph, Op, TensorId
+from tfckpt.graph import LOOPS, Graph, Op, TensorId
 
 RESIDENT: TensorId = (-1, -1)
 """Root of every tensor that is allocated before the step (constants, variables, fed inputs)."""
 
 ALIASES = frozenset({
     "Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient",
-    "PreventGradient", "EnsureShape", "Bitcast", "PlaceholderWithDefault",
+    "PreventGradient", "EnsureShape", "Bitcast", "PlaceholderWithDefault", "TensorListFromTensor",
 })
 """Hand on the memory of their first input; compute nothing."""
 REFERENCES = frozenset({"Variable", "VariableV2", "TemporaryVariable"})
@@ -93,7 +93,7 @@ def roots(graph: Graph) -> list[tuple[TensorId, ...]]:
     constant: list[bool] = []
     for index, op in enumerate(graph.ops):
         folded = op.type == "Const" or (
-            op.pure and not op.controls and bool(op.inputs) and op.type not in SHAPE_ONLY
+            op.pure and not op.controls and bool(op.inputs) and op.type not in SHAPE_ONLY | LOOPS
             and all(constant[source] for source, _ in op.inputs)
             and all((t.bytes or 0) <= _FOLDED_BYTES and t.bytes is not None for t in op.outputs))
         constant.append(folded)
@@ -111,7 +111,8 @@ def _op_roots(op: Op, index: int, folded: bool,
     if op.type in WRITES_REFERENCE or op.type == "DestroyTemporaryVariable":
         source, slot = op.inputs[0]
         return (known[source][slot],)
-    return tuple((index, slot) for slot in range(len(op.outputs)))
+    shares: Mapping[int, int] = op.attrs.get("shares", {})  # type: ignore[assignment]
+    return tuple((index, shares.get(slot, slot)) for slot in range(len(op.outputs)))
 
 
 def is_alias(op: Op) -> bool:

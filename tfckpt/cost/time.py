@@ -36,6 +36,8 @@ _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInp
                  "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropInputV2",
                  "Conv3DBackpropFilterV2")
 _PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
+_GIVEN = frozenset({"Placeholder", "Const", "Identity", "NoOp"})
+"""Ops in the body of a loop that do nothing in an iteration."""
 _PER_BYTE = {"Erf": 6.0, "Erfc": 6.0, "Tanh": 3.0, "Exp": 2.0, "Sigmoid": 3.0, "Softmax": 3.0,
              "StatelessRandomUniformV2": 12.0, "StatelessRandomNormalV2": 20.0, "Pow": 8.0,
              "Transpose": 2.0}
@@ -44,13 +46,22 @@ _PER_BYTE = {"Erf": 6.0, "Erfc": 6.0, "Tanh": 3.0, "Exp": 2.0, "Sigmoid": 3.0, "
 
 def is_expensive(op: Op) -> bool:
     """Whether the op computes rather than moves bytes."""
+    if isinstance(body := op.attrs.get("body"), Graph):
+        return any(map(is_expensive, body.ops))
     return op.type in _CONVOLUTIONS or op.type in _PRODUCTS
 
 
 def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
-    """Run time of one op, analytic where it is not known; shapes must be known."""
+    """Run time of one op, analytic where it is not known; shapes must be known.
+
+    A loop whose iterations are known takes as often what its body does.
+    """
     if op.name in rates.known:
         return rates.known[op.name]
+    if isinstance(body := op.attrs.get("body"), Graph):
+        trips: int = op.attrs["trips"]  # type: ignore[assignment]
+        once = sum(seconds(body, inner, rates) for inner in body.ops if inner.type not in _GIVEN)
+        return rates.overhead_seconds + trips * once
     moved = sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in op.inputs)
     moved += sum(t.bytes or 0 for t in op.outputs)
     traffic = moved * _PER_BYTE.get(op.type, 1.0) / rates.bytes_per_second

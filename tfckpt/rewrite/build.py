@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
-from tfckpt.graph import Graph, TensorId
+from tfckpt.graph import LOOPS, Graph, TensorId
 from tfckpt.plan.fences import Fence, fences
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.rewrite.draft import Draft
@@ -106,9 +106,11 @@ def _original(draft: Draft, holds: Holds, position: int) -> None:
             name, copy = draft.read(position, tensor)
             if copy:
                 draft.rewires.append(Rewire(op.name, i, name))
-                original = draft.root[tensor[0]][tensor[1]][0]
-                if draft.read_by_several(original):
-                    draft.moved[original] = None
+                original, slot = draft.made_by(tensor)
+                if draft.graph.ops[original].type in LOOPS:
+                    draft.moved[(original, slot)] = None
+                elif draft.read_by_several(original):
+                    draft.moved[(original, 0)] = None
 
 
 def _bypass_joins(draft: Draft) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.cost.storage import REFERENCES, RESIDENT, WRITES_REFERENCE, roots
+from tfckpt.cost.storage import REFERENCES, RESIDENT, WRITES_REFERENCE, is_alias, roots
 from tfckpt.graph import Graph, Op, Tensor, TensorId
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.plan.simulate import Resolved, resolve
@@ -28,7 +28,8 @@ class Draft:
       index: position in `graph.ops` by name.
       added, rewires, controls: the edits so far; `added` grows in an order in which everything
         read exists.
-      moved: originals with several readers, one of which moved to a copy, in order.
+      moved: results of originals with several readers, one of which moved to a copy, in order;
+        of a loop each list that did.
     """
 
     def __init__(self, graph: Graph, cost: CostGraph, plan: Plan, device: str = "",
@@ -43,7 +44,7 @@ class Draft:
         self.added: list[Create | Clone] = []
         self.rewires: list[Rewire] = []
         self.controls: list[AddControl] = []
-        self.moved: dict[int, None] = {}
+        self.moved: dict[TensorId, None] = {}
         self._views: dict[tuple[TensorId, int], str] = {}
 
     def edits(self) -> Edits:
@@ -78,6 +79,18 @@ class Draft:
         """The storage of the cost graph that holds a tensor, if one does."""
         return self.storage.get(self.root[tensor[0]][tensor[1]])
 
+    def lists_of(self, loop: int) -> list[int]:
+        """Which results of a loop are lists that are read."""
+        read = dict.fromkeys(slot for r in self.readers[loop]
+                             for source, slot in self.graph.ops[r].inputs if source == loop)
+        return [slot for slot in read if self.tensor((loop, slot)).dtype == "variant"]
+
+    def made_by(self, tensor: TensorId) -> TensorId:
+        """The tensor behind ops that hand on its memory."""
+        while is_alias(op := self.graph.ops[tensor[0]]):
+            tensor = op.inputs[tensor[1]]
+        return tensor
+
     def read_by_several(self, index: int) -> bool:
         """Whether an original has several readers, so that nothing merges it into one."""
         return len(self.readers[index]) > 1
@@ -101,7 +114,7 @@ class Draft:
         op = self.graph.ops[tensor[0]]
         if not copy:
             return self.tensor_name(tensor)
-        if tensor == self.root[tensor[0]][tensor[1]]:
+        if self.root[tensor[0]][tensor[1]][0] == tensor[0]:
             return f"{copy_name(op.name, copy)}:{tensor[1]}"
         if op.type in _PASSES_ON:
             return self.view(op.inputs[tensor[1]], copy)

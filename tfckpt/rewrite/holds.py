@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from tfckpt.cost.costgraph import BACKWARD
 from tfckpt.cost.merging import REARRANGED
-from tfckpt.graph import Op, TensorId
+from tfckpt.graph import LOOPS, Op, TensorId
 from tfckpt.plan.fences import Fence
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import Draft
@@ -87,17 +87,21 @@ class ExecutorHolds:
             found.append(self._tap(name, op) if op.type in REARRANGED else name)
         return tuple(found)
 
-    def _tap(self, name: str, op: Op) -> str:
-        """A pass-through that reads the first result of the op `name`, made once."""
-        tap = tap_name(name)
+    def _tap(self, name: str, op: Op, slot: int = 0) -> str:
+        """A pass-through that reads a result of the op `name`, made once."""
+        tap = tap_name(name, slot)
         if tap not in self.taps:
             self.taps[tap] = None
-            self.draft.added.append(identity(tap, f"{name}:0", (), op.outputs[0].dtype, op.device))
+            self.draft.added.append(identity(tap, f"{name}:{slot}", (), op.outputs[slot].dtype,
+                                             op.device))
         return tap
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
         """Has the largest input wait, or the copy itself where no input can.
+
+        A loop waits itself, whatever it reads: what depends on some of its inputs only would run
+        through all iterations as soon as those are there.
 
         x * sigmoid(x) is merged only where both read the same x: where the sigmoid's is behind a
         guard, the product reads it there too.
@@ -105,6 +109,8 @@ class ExecutorHolds:
         sources = [self.draft.graph.ops[source].type for source, _ in op.inputs]
         if op.type == "Mul" and "Sigmoid" in sources:
             inputs = [self.guarded.get(t, t) if i in outside else t for i, t in enumerate(inputs)]
+        if op.type in LOOPS:
+            return inputs, (*triggers, *self.barrier)
         if not (entry or triggers):
             return inputs, ()
         for i in self.draft.guardable(op, outside)[:1]:
@@ -174,13 +180,20 @@ class ExecutorHolds:
         copy, and a copy that is read once, would be merged where the plain step's op is not, and
         round differently. A tap that the next fence awaits is such a reader. (Marking the op
         itself as not to be removed would also forbid the rewrites that the plain step gets.)
+
+        A loop does not even fill lists that nobody reads: what its body puts there has a reader
+        less. So the loop's lists are read where a copy's are read instead, and the copy's where
+        only the loop's are.
         """
         draft = self.draft
         readers: dict[str, int] = {}
-        for tensor in [t for new in draft.added for t in new.inputs] + [
-                r.tensor for r in draft.rewires]:
+        tensors = [t for new in draft.added for t in new.inputs] + [
+            r.tensor for r in draft.rewires]
+        for tensor in tensors:
             readers[op_of(tensor)] = readers.get(op_of(tensor), 0) + 1
-        taps = {self._tap(draft.graph.ops[i].name, draft.graph.ops[i]): i for i in draft.moved}
+        read = frozenset(tensors)
+        taps = {self._tap(draft.graph.ops[i].name, draft.graph.ops[i], slot): i
+                for i, slot in draft.moved}
         behind = self._fences_behind(list(taps.values()))
         made = {op.name: op for op in draft.added}
         ordered: list[Create | Clone] = [made[tap] for tap in taps]
@@ -196,15 +209,25 @@ class ExecutorHolds:
                 pending = []
                 fence += 1
             ordered.append(op)
-            if isinstance(op, Clone) and op.alone and readers.get(op.name, 0) < 2:
-                tap = tap_name(op.name)
-                if tap not in self.taps:
-                    self._tap(op.name, draft.graph.ops[draft.index[op.source]])
+            if not isinstance(op, Clone):
+                continue
+            for slot in self._lonely(op, readers, read):
+                if tap_name(op.name, slot) not in self.taps:
+                    pending.append(self._tap(op.name, draft.graph.ops[draft.index[op.source]],
+                                             slot))
                     ordered.append(draft.added[-1])
-                    pending.append(tap)
         pending += [tap for tap, i in taps.items() if behind[i] == len(self.starts)]
         draft.added = ordered
         self._await_at_end(pending)
+
+    def _lonely(self, copy: Clone, readers: Mapping[str, int], read: Collection[str]
+                ) -> list[int]:
+        """Results of a copy that need another reader to be treated as the original's are."""
+        index = self.draft.index[copy.source]
+        if self.draft.graph.ops[index].type in LOOPS:
+            return [slot for slot in self.draft.lists_of(index)
+                    if f"{copy.name}:{slot}" not in read]
+        return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
 
     def _fences_behind(self, originals: Sequence[int]) -> dict[int, int]:
         """For each original the number of the first fence scheduled after it.

@@ -26,9 +26,9 @@ def guard_name(tensor: str, number: int, label: str = "") -> str:
     return f"{op}-{SCOPE}_{kind}{abs(number)}_{slot}{label}"
 
 
-def tap_name(op: str) -> str:
-    """Name of the tap that reads an op's first result."""
-    return f"{op}-{SCOPE}_tap"
+def tap_name(op: str, slot: int = 0) -> str:
+    """Name of the tap that reads a result of an op."""
+    return f"{op}-{SCOPE}_tap{slot or ''}"
 
 
 def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,

@@ -1,0 +1,132 @@
+"""May a loop run twice? Only if all that its body and condition do may.
+
+A loop is copied whole. It may read variables that its body captures (Keras' recurrent layers
+do): whoever copies it sees to it that nothing writes them in between, see
+`tfckpt.rewrite.late_writes`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.purity import is_pure
+from tfckpt.capture.variables import ANY, READS, variable
+from tfckpt.graph import LOOPS
+
+_CALLS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1, "PartitionedCall": 0,
+          "StatefulPartitionedCall": 0, **{loop: 0 for loop in sorted(LOOPS)}}
+"""Ops that call functions, and which of their inputs is the functions' first argument."""
+_HARMLESS = frozenset({"Placeholder", "Const", "NoOp", "_Arg", "_Retval"})
+_PASSES = ("Identity", "IdentityN")
+_VALUES = ("TensorList", "EmptyTensorList", "OptionalFromValue", "OptionalNone", *_PASSES,
+           "ZerosLike", "AddN")
+"""Types of ops, or how they begin, whose variants are values: lists, and what branches keep."""
+_EMPTY = ("EmptyTensorList", "TensorListReserve")
+_COUNTED = (*LOOPS, *_EMPTY, "TensorListFromTensor")
+"""Ops that make lists whose bytes are known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """Whether an op may run twice.
+
+    Attributes:
+      refused: why it may not; "" where it may.
+      reads: the variables that it reads, as `tfckpt.capture.variables.variable` names them.
+    """
+
+    refused: str = ""
+    reads: tuple[str, ...] = ()
+
+
+def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> Again:
+    """Whether a While or StatelessWhile may run twice, from what it and its functions hold.
+
+    Args:
+      unsure: see `tfckpt.capture.variables.variable`.
+    """
+    try:
+        arguments = _read_by_all(loop)
+        body = tf_adapter.called_graph(loop, "body")
+        for slot, tensor in enumerate(body.outputs):
+            if tensor.dtype == tf.resource and _argument(body, tensor) != slot:
+                raise _Refusal("its body exchanges variables")
+        for tensor in loop.inputs:
+            if tensor.dtype == tf.variant and not _is_counted(tensor):
+                raise _Refusal(f"it reads {tensor.op.name}, and what that holds is not known")
+        reads = tuple(dict.fromkeys(variable(loop.inputs[i], unsure) for i in sorted(arguments)))
+        if ANY in reads:
+            raise _Refusal("it is not known which variables its body reads")
+        return Again("", reads)
+    except (_Refusal, KeyError, ValueError, tf.errors.OpError) as reason:
+        return Again(str(reason))
+
+
+def reads_counted_list(op: tf.Operation) -> bool:
+    """Whether every list that an op reads is one whose bytes are known."""
+    return all(map(_is_counted, (t for t in op.inputs if t.dtype == tf.variant)))
+
+
+def _is_counted(made: tf.Tensor) -> bool:
+    """Whether the bytes of a list are known, but for a first entry (as `tf.scan` puts there)."""
+    op = _behind(made).op
+    if op.type == "TensorListSetItem":
+        return _behind(op.inputs[0]).op.type in _EMPTY
+    return op.type in _COUNTED
+
+
+class _Refusal(Exception):
+    """Why a loop may not run twice."""
+
+
+def _read_by_all(call: tf.Operation) -> set[int]:
+    """Which inputs of a call are handles of variables that its functions read.
+
+    Raises:
+      _Refusal: a function does what must not be done twice.
+    """
+    found: set[int] = set()
+    for name in tf_adapter.called_functions(call):
+        graph = tf_adapter.graph_called(call, name)
+        found |= {_CALLS[call.type] + argument for argument in _read(graph)}
+    return found
+
+
+def _read(graph: tf.Graph) -> set[int]:
+    """Which arguments of a function are handles of variables that it reads; raises as above."""
+    handles: list[tf.Tensor] = []
+    for op in graph.get_operations():
+        if op.type in _HARMLESS:
+            continue
+        if op.type in _CALLS:
+            handles += [op.inputs[i] for i in sorted(_read_by_all(op))]
+        elif op.type in READS:
+            handles += [t for t in op.inputs if t.dtype == tf.resource]
+        elif op.type not in _PASSES and not _is_pure(op):
+            raise _Refusal(f"its body holds {op.name} ({op.type}), which must not run twice")
+    arguments = {_argument(graph, handle) for handle in handles}
+    if None in arguments:
+        raise _Refusal("its body reads a variable that is no argument")
+    return {a for a in arguments if a is not None}
+
+
+def _is_pure(op: tf.Operation) -> bool:
+    dtypes = tuple(t.dtype.name for t in op.outputs)
+    if op.type.startswith(_VALUES):
+        dtypes = tuple(dtype for dtype in dtypes if dtype != "variant")
+    return (not tf_adapter.called_functions(op)
+            and is_pure(op.type, tf_adapter.is_stateful(op), dtypes))
+
+
+def _behind(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type in _PASSES:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def _argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:
+    name = _behind(tensor).name
+    return next((i for i, given in enumerate(graph.inputs) if given.name == name), None)

@@ -1,0 +1,79 @@
+"""What later stages read of an op: its attributes, and dtype, shape and bytes of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfckpt.graph import Tensor
+
+_ATTRS: Mapping[str, tuple[str, ...]] = {
+    "MatMul": ("transpose_a", "transpose_b"),
+    "BatchMatMulV2": ("adj_x", "adj_y"),
+    "BatchMatMulV3": ("adj_x", "adj_y"),
+    "Einsum": ("equation",),
+    "Conv2D": ("data_format",),
+    "LeakyRelu": ("alpha",),
+    "LeakyReluGrad": ("alpha",),
+}
+_LARGEST_COMPARED = 1024
+"""Elements of a constant that are compared to find whether they are all equal."""
+_LARGEST_READ = 1 << 20
+"""Elements of a constant that is looked at: TensorFlow hands out copies."""
+
+
+def attrs_of(op: tf.Operation) -> dict[str, object]:
+    """What later stages read of an op; of a constant the value, if all its elements share it."""
+    if op.type == "Const":
+        made = op.outputs[0]
+        if not (made.dtype.is_floating or made.dtype.is_bool) or (
+                made.shape.num_elements() or 0) > _LARGEST_READ:
+            return {}
+        value = _common_value(op.get_attr("value"))
+        return {} if value is None else {"value": value}
+    return {key: op.get_attr(key) for key in _ATTRS.get(op.type, ())}
+
+
+def _common_value(proto) -> float | None:
+    count = 1
+    for dimension in proto.tensor_shape.dim:
+        count *= dimension.size
+    repeated = len(proto.tensor_content) == 0  # the last value given stands for the rest
+    if not count or (count > _LARGEST_COMPARED and not repeated):
+        return None
+    if repeated and count > _LARGEST_COMPARED:
+        proto = type(proto)(dtype=proto.dtype, float_val=proto.float_val,
+                            half_val=proto.half_val, double_val=proto.double_val,
+                            bool_val=proto.bool_val)
+        given = max(len(proto.float_val), len(proto.half_val), len(proto.double_val),
+                    len(proto.bool_val))
+        if given > 1:
+            return None
+    values = tf.make_ndarray(proto).astype(float).ravel()
+    return float(values[0]) if len(values) and (values == values[0]).all() else None
+
+
+def results_of(op: tf.Operation, lists: Mapping[int, int],
+               shapes: Sequence[tf.TensorShape] | None = None) -> tuple[Tensor, ...]:
+    """What an op makes.
+
+    Args:
+      lists: bytes of its results that are lists, by slot.
+      shapes: of its results; default what its graph knows.
+    """
+    return tuple(_tensor(tensor, tensor.shape if shapes is None else shapes[slot],
+                         lists.get(slot, 0)) for slot, tensor in enumerate(op.outputs))
+
+
+def _tensor(tensor: tf.Tensor, known: tf.TensorShape, of_list: int) -> Tensor:
+    dtype = tensor.dtype.base_dtype
+    shape = tuple(known.as_list()) if known.rank is not None else None
+    if dtype in (tf.resource, tf.variant, tf.string):
+        return Tensor(dtype.name, shape, of_list)
+    if shape is None or None in shape:
+        return Tensor(dtype.name, shape, None)
+    count = 1
+    for dimension in shape:
+        count *= dimension
+    return Tensor(dtype.name, shape, count * dtype.size)

@@ -1,0 +1,74 @@
+"""Has what may write a variable wait for the copies of loops that read it.
+
+A copy of a loop reads its variables anew, in the backward, so they must not have changed: the
+numbers would be wrong without a sign. Which ops may change them is noted at capture
+(`tfckpt.capture.repeated`). Most follow from the loop's gradient, and so from the copy, in any
+case; the others get a control edge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfckpt.capture.devices import device_key
+from tfckpt.errors import RewriteError
+from tfckpt.graph import Graph
+from tfckpt.rewrite.edits import AddControl, Edits, op_of
+
+
+def writes_after_copies(graph: Graph, edits: Edits) -> Edits:
+    """The edits, and control edges from copies of loops to later writes of what they read.
+
+    The edges may close a cycle, which `check_edits` finds.
+
+    Raises:
+      RewriteError: such a write runs on another device.
+    """
+    ops = {op.name: op for op in graph.ops}
+    added: list[AddControl] = []
+    following: dict[str, list[str]] | None = None
+    for clone in edits.clones:
+        source = ops.get(clone.source)
+        writes = source.attrs.get("later_writes", ()) if source is not None else ()
+        if not writes:
+            continue
+        if following is None:
+            following = _following(graph, edits)
+        after = _reached(following, clone.name)
+        for name in writes:  # type: ignore[attr-defined]
+            if name in after or name not in ops:  # a part of a graph has no initialisers
+                continue
+            if device_key(ops[name].device) != device_key(ops[clone.source].device):
+                raise RewriteError(f"rewrite: {name!r}, which may write a variable that the loop "
+                                f"{clone.source!r} reads, runs on another device")
+            added.append(AddControl(name, clone.name))
+    return dataclasses.replace(edits, controls=(*edits.controls, *added)) if added else edits
+
+
+def _following(graph: Graph, edits: Edits) -> dict[str, list[str]]:
+    """For each op of the edited graph those that read it or wait for it."""
+    read = {op.name: [graph.ops[s].name for s, _ in op.inputs] for op in graph.ops}
+    waits = {op.name: [graph.ops[c].name for c in op.controls] for op in graph.ops}
+    for new in edits.added:
+        read[new.name] = [op_of(t) for t in new.inputs]
+        waits[new.name] = list(new.controls)
+    for rewire in edits.rewires:
+        read[rewire.op][rewire.index] = op_of(rewire.tensor)
+    for control in edits.controls:
+        waits[control.op].append(control.control)
+    found: dict[str, list[str]] = {name: [] for name in read}
+    for name in read:
+        for before in dict.fromkeys((*read[name], *waits[name])):
+            found[before].append(name)
+    return found
+
+
+def _reached(following: dict[str, list[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    pending = [start]
+    while pending:
+        for name in following[pending.pop()]:
+            if name not in found:
+                found.add(name)
+                pending.append(name)
+    return found
