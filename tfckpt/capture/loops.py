@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.graph import FORWARD, LOOPS, Graph, Op
 
@@ -68,6 +69,35 @@ def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
         return _Loop(loop, known, in_xla).kept()
     except (KeyError, ValueError, TypeError, tf.errors.OpError) as error:  # a body unlike any known
         return Kept({}, f"{type(error).__name__}: {error}")
+
+
+def result_shapes(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
+                  ) -> dict[int, tf.TensorShape]:
+    """The shapes of a loop's results that no iteration changes, by slot; as `kept_lists`.
+
+    The gradient of what a loop computes has one shape before and behind the gradient's loop.
+
+    Raises:
+      ValueError: the body cannot be read.
+    """
+    this = _Loop(loop, known)
+    found = {}
+    for slot, (given, made) in enumerate(zip(known(loop).inputs, this.body.outputs, strict=True)):
+        if made.dtype not in (tf.resource, tf.variant) and given.shape.is_fully_defined():
+            shape = this.shape(made)
+            if not shape.is_fully_defined() and is_gradient_scope(loop.name):
+                shape = shape.merge_with(given.shape)
+            if shape.is_fully_defined() and shape == given.shape:
+                found[slot] = shape
+    return found
+
+
+def entry_shape(loop: tf.Operation, slot: int, known: Callable[[tf.Operation], tf.Operation]
+                ) -> tf.TensorShape:
+    """The shape of what a loop puts into a list; as `result_shapes`."""
+    this = _Loop(loop, known)
+    entry = _entry(this.body.outputs[slot])
+    return tf.TensorShape(None) if entry is None else this.shape(entry)
 
 
 class _Loop:
@@ -163,7 +193,7 @@ class _Loop:
         index = {op.name: i for i, op in enumerate(operations)}
         ops = []
         for op in operations:
-            shapes = [self._shape(tensor) for tensor in op.outputs]
+            shapes = [self.shape(tensor) for tensor in op.outputs]
             attrs = attrs_of(op) if op.type != "Const" else {}
             lists: dict[int, int] = {}
             if op.type in LOOPS:
@@ -245,10 +275,10 @@ class _Loop:
             if kept.unknown or inner.value_index in kept.shares:
                 return None if kept.unknown else 0
             return kept.bytes.get(inner.value_index, 0)
-        shape = self._shape(entry)
+        shape = self.shape(entry)
         return shape.num_elements() * entry.dtype.size if shape.is_fully_defined() else None
 
-    def _shape(self, tensor: tf.Tensor) -> tf.TensorShape:
+    def shape(self, tensor: tf.Tensor) -> tf.TensorShape:
         """What is known of the shape of a tensor of the body."""
         if tensor.shape.is_fully_defined() or tensor.dtype in (tf.resource, tf.variant):
             return tensor.shape

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.loop_shapes import tell_shapes_behind_loops
+from tfckpt.graph import LOOPS
 
 _ITERATORS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 
@@ -75,6 +77,8 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
         elif node.op in _ITERATORS:
             for shape in node.attr["output_shapes"].list.shape:
                 _fill(shape, batch_size)
+    if any(node.op in LOOPS for node in definition.node):
+        tell_shapes_behind_loops(definition, graph)
     scratch = tf.Graph()
     with scratch.as_default():
         tf.graph_util.import_graph_def(definition, name="")

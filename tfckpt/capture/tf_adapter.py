@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.client import pywrap_tf_session as c_api
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import (
@@ -23,6 +25,7 @@ from tensorflow.python.eager.polymorphic_function import (
     polymorphic_function,
 )
 from tensorflow.python.framework import (
+    c_api_util,
     function_def_to_graph,
     op_callbacks,
     op_def_registry,
@@ -146,9 +149,22 @@ def find_function(graph: tf.Graph, name: str) -> Any:
     """The FunctionDef that a graph calls by a name; None where there is none."""
     function = _function(graph, name)
     if function is not None:
-        return function.cached_definition
+        return _definition(function)
     ctx = eager_context.context()
     return ctx.get_function_def(name) if ctx.has_function(name) else None
+
+
+def _definition(function: Any) -> Any:
+    """The FunctionDef of a function of a graph.
+
+    TensorFlow would also register one that was imported, and fail where the process knows another
+    of its name, as one that has saved a model does of each function in the file.
+    """
+    if isinstance(function, atomic_function.AtomicFunction) or function._c_func is None:
+        return function.cached_definition
+    with c_api_util.tf_buffer() as buffer, function._c_func.get() as handle:
+        c_api.TF_FunctionToFunctionDef(handle, buffer)
+        return FunctionDef.FromString(c_api.TF_GetBuffer(buffer))
 
 
 def _function(graph: Any, name: str) -> Any:
