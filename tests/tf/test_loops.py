@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 
+import keras
 import pytest
 import tensorflow as tf
 
 from tests.support import process
 from tfckpt.capture.loops import kept_lists
+from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
+from tfckpt.cost.time import Rates, seconds
 from tfckpt.graph import LOOPS
 
 ROWS, WIDTH = 8, 4
 ENTRY = ROWS * WIDTH * 4
+RATES = Rates(overhead_seconds=0.0)
 
 
 def _graph(forward, *, batch=ROWS):
@@ -95,3 +99,76 @@ def test_lists_are_outputs_with_bytes_and_the_backward_reads_them():
              if tensor.dtype == "variant" and tensor.bytes]
     assert math.fsum(graph.ops[i].outputs[slot].bytes for i, slot in lists) == 6 * ENTRY
     assert set(lists) <= set(graph.ops[loops[1]].inputs)
+
+
+def _sizes(graph):
+    """Of the forward's loop: what was found out about its lists."""
+    return kept_lists(next(op for op in graph.get_operations() if op.type in LOOPS), lambda o: o)
+
+
+def test_lists_of_the_same_tensors_share_their_memory():
+    """The product needs the sine of each iteration, the sine what the one before returned."""
+    def forward(x):
+        return tf.while_loop(lambda i, t: i < 6,
+                             lambda i, t: (i + 1, tf.tanh(tf.sin(t))), (0, x))[1]
+
+    kept = _sizes(_graph(forward))
+    lists = {slot: size for slot, size in kept.bytes.items() if size >= ENTRY}
+    assert len(lists) == 2 and not kept.unknown  # tanh's result is the next iteration's argument
+    assert len(set(lists) - set(kept.shares)) == 1 and set(kept.shares) < set(lists)
+    in_xla = kept_lists(next(op for op in _graph(forward).get_operations() if op.type in LOOPS),
+                        lambda o: o, in_xla=True)
+    assert not in_xla.shares
+
+
+def test_a_list_of_a_variables_value_takes_nothing():
+    variable = tf.Variable(tf.ones((WIDTH, WIDTH)))
+    kept = _sizes(_graph(lambda x: tf.while_loop(
+        lambda i, t: i < 6, lambda i, t: (i + 1, t @ variable), (0, x))[1]))
+    assert sorted(kept.bytes.values()) == [0, 6 * ENTRY] and not kept.unknown
+
+
+def test_an_entry_that_is_written_over_counts_once():
+    def forward(x):
+        store = tf.TensorArray(tf.float32, 1, element_shape=(ROWS, WIDTH))
+        return tf.while_loop(lambda i, t: i < 6, lambda i, t: (i + 1, t.write(0, x * 2.0)),
+                             (0, store))[1].read(0)
+
+    graph = _graph(lambda x: tf.stop_gradient(forward(x)) * x)
+    assert sum(_sizes(graph).bytes.values()) == ENTRY
+
+
+def test_a_loop_takes_as_long_as_its_iterations():
+    def seconds_of(trips):
+        graph = capture(_graph(lambda x: _loop(x, cond=lambda i, t: i < trips)))
+        return [seconds(graph, op, RATES) for op in graph.ops if op.type in LOOPS]
+
+    for once, often in zip(seconds_of(1), seconds_of(5), strict=True):
+        assert once > 0 and often == pytest.approx(5 * once)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU])
+def test_an_unknown_batch_is_known_behind_recurrent_layers_too(layer):
+    """Each layer is given the stacked lists of the one before; bodies read variables and lists."""
+    process.fresh()
+    model = keras.Sequential([keras.Input((6, WIDTH)),
+                              *(layer(WIDTH, return_sequences=True) for _ in range(2))])
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, training=True)))
+        return tape.gradient(loss, model.trainable_variables)
+
+    graph = step.get_concrete_function(tf.TensorSpec((None, 6, WIDTH), name="x")).graph
+    assert all("is not known" in kept_lists(op, lambda o: o).unknown
+               for op in graph.get_operations() if op.type == "While")
+    captured = capture(graph, shapes=concrete_shapes(graph, None, {"x": (ROWS, 6, WIDTH)}))
+    loops = [op for op in captured.ops if op.type == "While"]
+    assert len(loops) == 2 and all(op.pure for op in loops)
+    for op in loops:
+        lists = [t.bytes for slot, t in enumerate(op.outputs)
+                 if t.dtype == "variant" and slot not in op.attrs["shares"]]
+        assert max(lists) == 6 * ENTRY and sum(lists) >= 6 * 6 * ENTRY
+    stacked = [op.outputs[0] for op in captured.ops if op.type == "TensorListStack"]
+    assert stacked and all(t.shape == (6, ROWS, WIDTH) for t in stacked)

@@ -88,6 +88,16 @@ def mirrored_custom_loop_on_four(wrap):
     return custom_loop(wrap, 4)
 
 
+@GROUP.entry()
+def mirrored_recurrent_layers(wrap):
+    """Copies of a replica's loops read that replica's variables."""
+    def recurrent():
+        return keras.Sequential([
+            keras.Input((FEATURES,)), layers.Reshape((8, FEATURES // 8)),
+            *(layers.LSTM(8, return_sequences=True) for _ in range(3)), layers.LSTM(CLASSES)])
+    return custom_loop(wrap, 2, recurrent)
+
+
 def _synchronised():
     return stack(functools.partial(layers.BatchNormalization, synchronized=True))
 

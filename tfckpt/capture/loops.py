@@ -263,7 +263,23 @@ class _Loop:
     def _inferred(self) -> tf_adapter.FuncGraph:
         """The body with the shapes that the arguments really have."""
         return tf_adapter.called_graph(self.op, "body",
-                                       [t.shape for t in self.known(self.op).inputs])
+                                       [t.shape for t in self.known(self.op).inputs],
+                                       self._entries())
+
+    def _entries(self) -> dict[int, tf.TensorShape]:
+        """The shapes of the entries of lists that the loop is given, where known."""
+        found = {}
+        for k, tensor in enumerate(self.op.inputs):
+            made = _behind(tensor) if tensor.dtype == tf.variant else tensor
+            if made.op.type in LOOPS and made.dtype == tf.variant:
+                shape = entry_shape(made.op, made.value_index, self.known)
+            elif made.op.type == "TensorListFromTensor":
+                shape = self.known(made.op).inputs[0].shape[1:]
+            else:
+                continue
+            if shape.is_fully_defined():
+                found[k] = shape
+        return found
 
     def _bytes(self, entry: tf.Tensor) -> int | None:
         """The bytes of an entry; of a list in a list, those that its own loop gives it."""

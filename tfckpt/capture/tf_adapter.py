@@ -194,19 +194,22 @@ def called_functions(op: tf.Operation) -> list[str]:
 
 
 def called_graph(call: tf.Operation, attr: str,
-                 shapes: Sequence[tf.TensorShape] | None = None) -> FuncGraph:
+                 shapes: Sequence[tf.TensorShape] | None = None,
+                 entries: Mapping[int, tf.TensorShape] | None = None) -> FuncGraph:
     """The graph of a function that an op calls.
 
     Args:
       attr: of the op, which names the function ("body" of a loop).
       shapes: what the arguments are given; default what they were traced with. With shapes, ops
         keep their names, and what variables hold has no shape.
+      entries: with shapes, those of the entries of arguments that are lists, by argument.
     """
-    return graph_called(call, call.get_attr(attr).name, shapes)
+    return graph_called(call, call.get_attr(attr).name, shapes, entries)
 
 
 def graph_called(call: tf.Operation, name: str,
-                 shapes: Sequence[tf.TensorShape] | None = None) -> FuncGraph:
+                 shapes: Sequence[tf.TensorShape] | None = None,
+                 entries: Mapping[int, tf.TensorShape] | None = None) -> FuncGraph:
     """The same by the function's name, one of `called_functions(call)`."""
     graph: Any = call.graph
     with graph.as_default():
@@ -218,7 +221,47 @@ def graph_called(call: tf.Operation, name: str,
         given.CopyFrom(definition)
         for argument in given.arg_attr.values():  # what was traced would go before what is given
             argument.attr.pop("_output_shapes", None)
+        for number, shape in (entries or {}).items():
+            _tell_entries(given, given.signature.input_arg[number].name, shape)
+        if entries is not None and function is not None:
+            _keep_shapes_read(given, function)
         return function_def_to_graph.function_def_to_graph(given, input_shapes=shapes)
+
+
+_TAKES_ENTRY = {"TensorListGetItem": 2, "TensorListPopBack": 1}
+"""Ops that take an entry from a list, and which input says what shape it has."""
+
+
+def _tell_entries(function: Any, argument: str, shape: tf.TensorShape) -> None:
+    """Has a FunctionDef say what shape the entries of a list among its arguments have."""
+    nodes = [node for node in function.node_def
+             if node.op in _TAKES_ENTRY and node.input[0] == argument]
+    if not nodes:
+        return
+    constant = function.node_def.add(name=f"{argument}_entry_shape", op="Const")
+    value = tf.make_tensor_proto(shape.as_list(), tf.int32)
+    constant.attr["dtype"].type = value.dtype
+    constant.attr["value"].tensor.CopyFrom(value)
+    for node in nodes:
+        node.input[_TAKES_ENTRY[node.op]] = f"{constant.name}:output:0"
+
+
+def _keep_shapes_read(function: Any, traced: Any) -> None:
+    """Has a FunctionDef say what shapes the variables have that it reads, where it was traced."""
+    if not isinstance(traced, atomic_function.AtomicFunction):
+        return
+    shapes = {op.name: op.outputs[0].shape for op in traced.graph.get_operations()
+              if op.type == "ReadVariableOp" and op.outputs[0].shape.is_fully_defined()}
+    passed = {f"{name}:value:0": f"{name}_shaped:output:0" for name in shapes}
+    for node in function.node_def:
+        for i, name in enumerate(node.input):
+            node.input[i] = passed.get(name, name)
+    for name, shape in shapes.items():
+        read = next(node for node in function.node_def if node.name == name)
+        node = function.node_def.add(name=f"{name}_shaped", op="EnsureShape",
+                                     input=[f"{name}:value:0"])
+        node.attr["T"].type = read.attr["dtype"].type
+        node.attr["shape"].shape.CopyFrom(shape.as_proto())
 
 
 def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
