@@ -26,7 +26,7 @@ def test_trains_the_same_in_less_memory(what):
                           env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    for kind in ("function", "keras", "replicas", "tape"):
+    for kind in ("function", "keras", "recurrent", "replicas", "tape"):
         plain, ours = found[kind]
         assert ours["results"] == plain["results"], kind
         assert ours.get("state") == plain.get("state"), kind
@@ -34,6 +34,8 @@ def test_trains_the_same_in_less_memory(what):
     assert ours["applied"] and ours["copies"] > 0
     assert ours["peak"] < 0.7 * plain["peak"]
     assert ours["signatures"] == ["step(float32[4096, 64], 2.0)"]
+    plain, ours = found["recurrent"]
+    assert ours["copies"] > plain["copies"] == 0
     plain, ours = found["keras"]
     assert ours["applied"] and ours["peak"] < 0.9 * plain["peak"]
     assert not found["replicas"][1]["applied"]

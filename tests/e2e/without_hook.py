@@ -103,6 +103,37 @@ def train_keras(rewrite: bool, strategy=None) -> dict:
             "applied": bool(report and report.applied)}
 
 
+def train_recurrent(rewrite: bool) -> dict:
+    """LSTM layers on top of each other; `copies` counts products in copies of their loops."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import tfckpt
+    from tests.support import process
+    from tfckpt.verify import executed
+
+    process.fresh()
+    model = keras.Sequential([keras.Input((8, 16), batch_size=64),
+                              *(keras.layers.LSTM(16, return_sequences=True) for _ in range(3))])
+    weights = [v.value for v in model.trainable_variables]
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True)))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        return loss
+
+    if rewrite:
+        step = tfckpt.checkpoint(step)
+    x = tf.constant(np.random.default_rng(2).standard_normal((64, 8, 16), dtype=np.float32))
+    return {"results": [digest([step(x)]) for _ in range(STEPS)], "state": digest(weights),
+            "copies": sum("while-tfckpt" in node.name and "MatMul" in node.op
+                          for node in executed(step, x).nodes)}
+
+
 def train_under_tape(rewrite: bool) -> dict:
     """A step inside of a function whose own tape looks through it."""
     import tensorflow as tf
@@ -144,6 +175,7 @@ def main(what: str) -> None:
         process.seed()
         found["function"] = [train_by_hand(False), train_by_hand(True)]
         found["keras"] = [train_keras(False), train_keras(True)]
+        found["recurrent"] = [train_recurrent(False), train_recurrent(True)]
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         found["replicas"] = [train_keras(False, strategy), train_keras(True, strategy)]
         found["tape"] = [train_under_tape(False), train_under_tape(True)]

@@ -69,7 +69,7 @@ def _sequences(layer, length=12):
                              layer(CLASSES)])
 
 
-@GROUP.entry(smoke=True)
+@GROUP.entry()
 def stacked_lstm(wrap):
     return supervised(wrap, _sequences(layers.LSTM), batches((64, 12, FEATURES)))
 
