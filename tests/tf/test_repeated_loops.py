@@ -7,8 +7,10 @@ import pytest
 import tensorflow as tf
 
 from tests.support import process
+from tfckpt import pipeline
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import ANY, may_write
+from tfckpt.errors import RewriteError
 from tfckpt.graph import BACKWARD, FORWARD, LOOPS
 from tfckpt.rewrite.edits import Clone, Edits, check_edits
 from tfckpt.rewrite.late_writes import writes_after_copies
@@ -217,7 +219,8 @@ def test_what_may_write_a_variable():
     assert written["ReadVariableOp"] == written["Mul"] == []
 
 
-@pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU])
+@pytest.mark.parametrize("layer", [
+    keras.layers.LSTM, pytest.param(keras.layers.GRU, marks=pytest.mark.nightly)])
 def test_recurrent_layers_belong_to_the_forward_and_may_be_recomputed(layer):
     process.fresh()
     model = keras.Sequential([keras.Input((TRIPS, WIDTH), batch_size=ROWS),
@@ -241,3 +244,28 @@ def test_recurrent_layers_belong_to_the_forward_and_may_be_recomputed(layer):
     tanh = next(op for op in graph.ops if op.type == "Tanh" and "dense" in op.name)
     assert tanh.region == FORWARD
     assert sum(op.type in LOOPS and op.region == BACKWARD for op in graph.ops) == 2
+
+
+def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch):
+    def refuse(graph, edits):
+        if any(clone.source.startswith("while") for clone in edits.clones):
+            raise RewriteError("rewrite: for this test")
+        return edits
+
+    def body(i, t):
+        return tf.tanh(tf.nn.softplus(tf.sin(t)))
+
+    def after(h):
+        for _ in range(2):
+            h = tf.while_loop(lambda i, t: i < TRIPS, lambda i, t: (i + 1, body(i, t)), (0, h))[1]
+        return h
+
+    graph = _captured(body, after=after)
+    (part,) = pipeline.plan_parts(graph, pipeline.make_options())
+    assert any(clone.source == "while" for clone in part.edits.clones)
+    monkeypatch.setattr(pipeline, "writes_after_copies", refuse)
+    (part,) = pipeline.plan_parts(graph, pipeline.make_options())
+    assert part.edits is None or not any("while" in c.source for c in part.edits.clones)
+    assert pipeline.report_of("step", graph, [part], 0.0).refused == tuple(
+        f"{loop}: the loop is not recomputed: rewrite: for this test"
+        for loop in ("while", "while_1", "while_2"))

@@ -48,6 +48,8 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
         again = Again(_UNDER_XLA) if in_xla else may_loop_again(operations[i], unsure)
         if kept.body is None:
             again = Again("its number of iterations is not known")
+        if ops[i].conditional:
+            again = Again("it runs in one branch only")
         waiting: tuple[str, ...] = ()
         if not again.refused and again.reads:
             wanted = frozenset((*again.reads, ANY))
