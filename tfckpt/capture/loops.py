@@ -120,6 +120,8 @@ class _Loop:
         for slot, entry in lists:
             size = self._bytes(entry)
             if size is None:
+                size = self._bytes_of_others(slot, entry.dtype)
+            if size is None:
                 unknown = f"the size of {entry.name} in its body is not known"
             found[slot] = self._times(trips, slot, entry) * (size or 0)
         shares, takes = ({}, {}) if self.in_xla else self._shared(lists, found)
@@ -264,9 +266,10 @@ class _Loop:
         """The body with the shapes that the arguments really have."""
         return tf_adapter.called_graph(self.op, "body",
                                        [t.shape for t in self.known(self.op).inputs],
-                                       self._entries())
+                                       self._given_entries)
 
-    def _entries(self) -> dict[int, tf.TensorShape]:
+    @functools.cached_property
+    def _given_entries(self) -> dict[int, tf.TensorShape]:
         """The shapes of the entries of lists that the loop is given, where known."""
         found = {}
         for k, tensor in enumerate(self.op.inputs):
@@ -293,6 +296,13 @@ class _Loop:
             return kept.bytes.get(inner.value_index, 0)
         shape = self.shape(entry)
         return shape.num_elements() * entry.dtype.size if shape.is_fully_defined() else None
+
+    def _bytes_of_others(self, slot: int, dtype: tf.DType) -> int | None:
+        """The bytes of the entries that a list had before the loop, where an entry replaces one."""
+        op = _behind(self.body.outputs[slot]).op
+        argument = self._slots.get(_behind(op.inputs[0]).name)
+        shape = self._given_entries.get(-1 if argument is None else argument)
+        return None if shape is None else shape.num_elements() * dtype.size
 
     def shape(self, tensor: tf.Tensor) -> tf.TensorShape:
         """What is known of the shape of a tensor of the body."""
