@@ -139,7 +139,8 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
     Args:
       fn: a `tf.function`, or a Python function that is traced inside one.
       budget: bytes of the whole device as an int or "6GiB", a fraction of the plain step's
-        dynamic peak as a float in (0, 1], or "min".
+        dynamic peak as a float in (0, 1], or "min"; or a mapping from devices to such budgets
+        (see `tfckpt.device_budgets`): a single one is that of each device.
       solver: "auto", "store_all", "chen", "lcg", "acg", "exact_dp",
         "approx_dp" or "optimal".
       objective: "time" (fastest plan that fits) or "memory" (least peak).
@@ -158,7 +159,8 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
 
     Raises:
       PlanError: malformed options. At trace time: InfeasibleBudgetError (states the smallest
-        feasible budget) or CostError (unknown dimensions).
+        feasible budget), CostError (unknown dimensions), or PlanError where a mapping of budgets
+        lacks a device of the step or has one that does not exist.
     """
     options = make_options(budget, solver, objective, batch_size, free_moves, fad)
     if fn is None:

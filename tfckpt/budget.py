@@ -34,21 +34,31 @@ class Budget:
             return self.device_bytes - resident_bytes
         return None
 
-    def explain(self, error: InfeasibleBudgetError, baseline_bytes: int,
-                resident_bytes: int) -> InfeasibleBudgetError:
-        """The solver's refusal in the caller's unit."""
+    def __str__(self) -> str:
+        if self.fraction is not None:
+            return f"{self.fraction:g} of plain"
+        return "min" if self.device_bytes is None else format_bytes(self.device_bytes)
+
+    def explain(self, error: InfeasibleBudgetError, baseline_bytes: int, resident_bytes: int,
+                device: str = "") -> InfeasibleBudgetError:
+        """The solver's refusal in the caller's unit.
+
+        Args:
+          device: which of several devices it is about.
+        """
         least = error.smallest_bytes
+        where = f" on {device}" if device else ""
         if self.fraction is not None:
             ratio = least / max(baseline_bytes, 1)
             ratio = min(1.0, -(-ratio * 1000 // 1) / 1000)  # rounded up: must be feasible
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
-                f" cannot be met; the smallest feasible fraction found is {ratio:g} "
+                f" cannot be met{where}; the smallest feasible fraction found is {ratio:g} "
                 f'({format_bytes(least)}). Pass budget={ratio:g} or budget="min"', least)
         total = least + resident_bytes
         return InfeasibleBudgetError(
-            f"plan: budget={format_bytes(self.device_bytes or 0)} cannot be met; the smallest "
-            f"feasible one found is {total} bytes (about {format_bytes(total)}: "
+            f"plan: budget={format_bytes(self.device_bytes or 0)} cannot be met{where}; the "
+            f"smallest feasible one found is {total} bytes (about {format_bytes(total)}: "
             f"{format_bytes(resident_bytes)} resident + {format_bytes(least)} dynamic). "
             f'Pass budget={total} or budget="min"', total)
 

@@ -12,11 +12,15 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
+from tfckpt.budget import Budget
+from tfckpt.capture.devices import device_parts
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.errors import RewriteError
+from tfckpt.device_budgets import Budgets
+from tfckpt.errors import PlanError, RewriteError
+from tfckpt.graph import Graph
 from tfckpt.pipeline import (
     NOTHING_TO_GAIN,
     Options,
@@ -55,14 +59,15 @@ def plan_offline(step: Step, options: Options) -> Result:
     Raises:
       CostError: a tensor's bytes are unknown.
       InfeasibleBudgetError: states the smallest feasible budget in the unit it was given in.
-      PlanError: no plan could be made.
+      PlanError: no plan could be made, or devices have different budgets.
     """
     started = time.perf_counter()
     graph = step.graph
     cost = build_cost_graph(graph, options.target.rates)
     # see `tfckpt.rewrite.references` on why fences then do not await updates
     single = single_device(graph) and not has_references(graph)
-    decision = plan_graph(graph, cost, options, single)
+    budget = _budget(graph, options.budgets)
+    decision = plan_graph(graph, cost, options, budget, single)
     planned = decision.planned
     edits, reason = None, NOTHING_TO_GAIN
     if planned.peak_bytes < planned.baseline_bytes:
@@ -72,9 +77,21 @@ def plan_offline(step: Step, options: Options) -> Result:
             reason = ""
         except RewriteError as error:
             edits, reason = None, str(error)
-    report = report_of(step.name, graph, [Part("", graph, cost, decision, edits, reason)],
+    report = report_of(step.name, graph, [Part("", budget, graph, cost, decision, edits,
+                                                reason)],
                        time.perf_counter() - started)
     return Result(step, cost, planned, edits, report)
+
+
+def _budget(graph: Graph, budgets: Budgets) -> Budget:
+    """That of the step: in files it is planned as a whole, however many devices it names."""
+    devices = device_parts(graph)
+    budgets.check(devices)
+    first, *others = dict.fromkeys(budgets.of(device) for device in devices)
+    if others:
+        raise PlanError(f"plan: {graph.name} runs on several devices and comes from a file, so it "
+                        "is planned as a whole; pass one budget for all, or decorate the step")
+    return first
 
 
 def rewrite(document: Document, results: Sequence[Result]) -> Document:

@@ -10,12 +10,13 @@ import warnings
 
 import tensorflow as tf
 
-from tfckpt.budget import Budget, parse_budget
+from tfckpt.budget import Budget
 from tfckpt.capture.devices import device_parts, has_inner_collective
 from tfckpt.capture.repeated import without_loops
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.time import SMALL_CPU, Rates
+from tfckpt.device_budgets import Budgets, parse_budgets
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import Graph
 from tfckpt.plan.allocator import CPU_SMALLEST
@@ -63,10 +64,11 @@ class Options:
     """Checked options of one decorated step.
 
     Attributes:
+      budgets: that of each device.
       xla_guard: see `tfckpt.rewrite.build.build_edits`; no front end offers it.
     """
 
-    budget: Budget
+    budgets: Budgets
     solver: str = AUTO
     objective: str = "time"
     batch_size: int | None = None
@@ -90,7 +92,7 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
         raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
     if not isinstance(fad, bool) and fad != AUTO:
         raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
-    return Options(parse_budget(budget), solver, objective, batch_size, free_moves, fad,
+    return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad,
                    target=target)
 
 
@@ -100,11 +102,13 @@ class Part:
 
     Attributes:
       device: as ops spell it; "" where the step names none.
+      budget: of the device.
       graph, cost: the part and its price.
       edits: None where nothing is to be changed; `reason` says why.
     """
 
     device: str
+    budget: Budget
     graph: Graph
     cost: CostGraph
     decision: Decision
@@ -117,23 +121,27 @@ def plan_parts(graph: Graph, options: Options) -> list[Part]:
 
     Raises:
       CostError: the bytes of a tensor are unknown.
-      InfeasibleBudgetError: a device's part does not fit the budget.
+      InfeasibleBudgetError: a device's part does not fit its budget.
+      PlanError: a device has no budget, or one that is not there has.
     """
     parts: list[Part] = []
     split = device_parts(graph)
+    options.budgets.check(split)
     for number, (device, part) in enumerate(split.items()):
         several = len(split) > 1
-        parts.append(_plan_part(part, options, parts, device if several else "",
+        parts.append(_plan_part(part, options, options.budgets.of(device), parts,
+                                device if several else "",
                                 f"_{number}" if several else "",
                                 _EXCHANGES if several and has_inner_collective(graph) else ""))
     return sorted(parts, key=lambda p: -p.decision.planned.peak_bytes)
 
 
-def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, label: str,
-               refused: str) -> Part:
+def _plan_part(graph: Graph, options: Options, budget: Budget, before: list[Part], device: str,
+               label: str, refused: str) -> Part:
     cost = build_cost_graph(graph, options.target.rates)
     if refused:
-        return Part(device, graph, cost, _unplanned(graph, cost, options.target), None, refused)
+        return Part(device, budget, graph, cost, _unplanned(graph, cost, options.target), None,
+                    refused)
     reason = ""
     # a step that trains twice may read what an update wrote: no fence can then wait for updates
     attempts = [(graph, single)
@@ -142,10 +150,11 @@ def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, 
         graph, single = attempts.pop(0)
         cost = build_cost_graph(graph, options.target.rates)
         try:
-            decision = _as_before(graph, cost, before) or plan_graph(graph, cost, options, single)
+            decision = (_as_before(graph, cost, budget, before)
+                        or plan_graph(graph, cost, options, budget, single, device))
             if decision.planned.peak_bytes >= decision.planned.baseline_bytes:
-                return Part(device, graph, cost, decision, None, NOTHING_TO_GAIN)
-            return Part(device, graph, cost, decision,
+                return Part(device, budget, graph, cost, decision, None, NOTHING_TO_GAIN)
+            return Part(device, budget, graph, cost, decision,
                         edits_of(graph, decision, single=single, device=device, label=label,
                                  xla_guard=options.xla_guard))
         except InfeasibleBudgetError:
@@ -155,13 +164,16 @@ def _plan_part(graph: Graph, options: Options, before: list[Part], device: str, 
             kept = without_loops(graph, reason) if not attempts else None
             if kept is not None:
                 attempts = [(kept, not label and single_device(kept)), (kept, False)]
-    return Part(device, graph, cost, _unplanned(graph, cost, options.target), None, reason)
+    return Part(device, budget, graph, cost, _unplanned(graph, cost, options.target), None,
+                reason)
 
 
-def _as_before(graph: Graph, cost: CostGraph, before: list[Part]) -> Decision | None:
+def _as_before(graph: Graph, cost: CostGraph, budget: Budget,
+               before: list[Part]) -> Decision | None:
     """The decision for a replica that differs by names alone."""
     for part in before:
-        if part.decision.graph is part.graph and _nameless(part.cost) == _nameless(cost):
+        if part.budget == budget and part.decision.graph is part.graph and (
+                _nameless(part.cost) == _nameless(cost)):
             return dataclasses.replace(part.decision, graph=graph, cost=cost)
     return None
 
@@ -178,7 +190,7 @@ def unplanned_part(graph: Graph, reason: str) -> Part:
       CostError: the bytes of a tensor are unknown.
     """
     cost = build_cost_graph(graph)
-    return Part("", graph, cost, _unplanned(graph, cost), None, reason)
+    return Part("", Budget(), graph, cost, _unplanned(graph, cost), None, reason)
 
 
 def _unplanned(graph: Graph, cost: CostGraph, target: Target = HERE) -> Decision:
@@ -238,34 +250,37 @@ def price_plain(graph: Graph, cost: CostGraph,
     return smallest, plain
 
 
-def plan_graph(graph: Graph, cost: CostGraph, options: Options, single: bool) -> Decision:
+def plan_graph(graph: Graph, cost: CostGraph, options: Options, budget: Budget, single: bool,
+               device: str = "") -> Decision:
     """Plans one graph.
 
     Args:
+      budget: of the device that runs it.
       single: whether fences may wait for updates (see `single_device`).
+      device: which of several it is, for messages.
 
     Raises:
       InfeasibleBudgetError: in the unit of the budget that was asked for.
       PlanError: no plan could be made.
     """
     smallest, plain = price_plain(graph, cost, options.target)
-    budget = options.budget.dynamic(plain[1], cost.resident_bytes)
+    room = budget.dynamic(plain[1], cost.resident_bytes)
 
     def plan(graph_cost: CostGraph) -> Planned:
-        return plan_step(graph_cost, budget, solver=options.solver, objective=options.objective,
+        return plan_step(graph_cost, room, solver=options.solver, objective=options.objective,
                          free_moves=options.free_moves, await_updates=single,
                          in_xla=graph.in_xla, smallest=smallest, plain=plain)
 
     fad = options.fad if options.solver == AUTO or options.fad is True else False
     try:
         try:
-            return decide(graph, cost, plan, fad=fad, budget=budget, objective=options.objective,
+            return decide(graph, cost, plan, fad=fad, budget=room, objective=options.objective,
                           plain_bytes=plain[1], rates=options.target.rates)
         except CostError as error:  # of forward AD: the graph itself was priced before
             warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
             return Decision(graph, cost, plan(cost))
     except InfeasibleBudgetError as error:
-        raise options.budget.explain(error, plain[1], cost.resident_bytes) from None
+        raise budget.explain(error, plain[1], cost.resident_bytes, device) from None
 
 
 def report_of(name: str, graph: Graph, parts: list[Part], seconds: float) -> Report:
@@ -282,5 +297,6 @@ def report_of(name: str, graph: Graph, parts: list[Part], seconds: float) -> Rep
         report.devices = tuple(
             DevicePeak(p.device, p.decision.planned.baseline_bytes,
                        (p.decision.planned.baseline_bytes if p.edits is None
-                        else p.decision.planned.peak_bytes), p.reason) for p in parts)
+                        else p.decision.planned.peak_bytes), p.reason,
+                       p.cost.resident_bytes, str(p.budget)) for p in parts)
     return report

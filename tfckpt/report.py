@@ -105,12 +105,25 @@ class Fate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """Plain and planned dynamic peak of one of several devices, in bytes, and why they agree."""
+    """One of several devices.
+
+    Attributes:
+      baseline_bytes, planned_bytes: plain and planned dynamic peak; `reason` says why they agree.
+      resident_bytes: variables, inputs and constants there.
+      budget: as it was asked for; a size counts resident and dynamic peak together.
+    """
 
     device: str
     baseline_bytes: int
     planned_bytes: int
     reason: str
+    resident_bytes: int
+    budget: str
+
+    def __str__(self) -> str:
+        because = f" ({self.reason})" if self.reason else ""
+        return (f"{format_bytes(self.planned_bytes)} of {format_bytes(self.baseline_bytes)} plain"
+                f"{because}, resident {format_bytes(self.resident_bytes)}, budget {self.budget}")
 
 
 @dataclasses.dataclass
@@ -136,8 +149,8 @@ class Report:
         derivative saves, whether it is kept, and why; empty with `fad=False`.
       inlined: nested functions whose bodies were planned and rewritten with the step.
       refused: calls that the rewriter does not look into, with the reason.
-      devices: where the step runs on several, the peaks of each, the fullest first; all else
-        here is of that one.
+      devices: where the step runs on several, peaks and budget of each, the fullest first; all
+        else here is of that one.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
     """
 
@@ -202,9 +215,7 @@ class Report:
             ("plan", f"{self.solver}, made in {self.plan_seconds:.1f} s"),
             ("applied", "yes" if self.applied else f"no: {self.reason}"),
         ]
-        rows += [(d.device.rpartition("device:")[2], f"{format_bytes(d.planned_bytes)} of "
-                  f"{format_bytes(d.baseline_bytes)} plain"
-                  + (f" ({d.reason})" if d.reason else "")) for d in self.devices]
+        rows += [(d.device.rpartition("device:")[2], str(d)) for d in self.devices]
         rows += [("inlined", text) for text in self.inlined]
         rows += [("refused", text) for text in self.refused]
         width = max(len(label) for label, _ in rows)

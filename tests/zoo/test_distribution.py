@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 import tfckpt
 from tests.support import process
 from tests.zoo import distribution
 from tests.zoo.entry import Wrap
+from tfckpt.budget import format_bytes
 from tfckpt.capture.devices import device_key
 
 pytestmark = pytest.mark.skipif("not distribution.available()")
@@ -64,6 +66,44 @@ def _ancestors(op) -> list:
                 seen[source.name] = source
                 stack.append(source)
     return list(seen.values())
+
+
+def _trained(rewrite, **options):
+    """The wrapped step, and losses and variables after each of its steps."""
+    process.fresh()
+    wrap = Kept(rewrite, **options)
+    training = distribution.custom_loop(wrap, 2)
+    history = []
+    for batch in training.batches:
+        history.append([t.numpy().tobytes() for t in tf.nest.flatten(training.step(*batch))])
+        history[-1] += [t.numpy().tobytes() for t in training.state()]
+    return wrap.wrapped, history
+
+
+def test_each_device_keeps_to_its_own_budget():
+    _, plain = _trained(False)
+    least, _ = _traced(2)
+    wide = least.baseline_peak_bytes - 1
+    ours, history = _trained(True, budget={
+        "CPU:0": wide + least.devices[0].resident_bytes, "CPU:1": "min"})
+    assert history == plain
+    found = {device_key(d.device): d for d in ours.report.devices}
+    first, second = found["/device:CPU:0"], found["/device:CPU:1"]
+    assert first.planned_bytes <= wide < first.baseline_bytes
+    assert second.planned_bytes == least.planned_peak_bytes < first.planned_bytes
+    assert (first.budget, second.budget) == (format_bytes(wide + first.resident_bytes), "min")
+    for device in (first, second):
+        assert f"budget {device.budget}" in str(ours.report)
+
+
+@pytest.mark.parametrize(("budget", "said"), [
+    ({"CPU:0": "min"}, "no entry for CPU:1"),
+    ({"CPU:9": 0.5, "*": "min"}, "'CPU:9', and there is no such device; there are CPU:0, CPU:1"),
+    ({"CPU:0": "min", "CPU:1": 1}, "cannot be met on .*CPU:1; the smallest"),
+])
+def test_budgets_that_no_device_or_plan_fits(budget, said):
+    with pytest.raises(tfckpt.PlanError, match=said):
+        _traced(2, budget=budget)
 
 
 @pytest.mark.nightly

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from tfckpt.budget import Budget, format_bytes
+from tfckpt.budget import format_bytes
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step, step_definition, training_steps
 from tfckpt.cli.output import progress, table
 from tfckpt.cost.build import build_cost_graph
+from tfckpt.device_budgets import Budgets
 from tfckpt.errors import PlanError
 from tfckpt.largest import ENDLESS, largest_batch
 from tfckpt.offline import Result, plan_offline, rewrite
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from grappler_ext.devices import Device
 
 FIXED = "the batch is fixed in the graph"
-_LEAST = Budget()
+_LEAST = Budgets()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +163,7 @@ class _Search:
     def _bytes(self, batch: int, rewritten: bool) -> int:
         from grappler_ext.estimates import resident_bytes
 
-        options = dataclasses.replace(self.options, budget=_LEAST, batch_size=batch)
+        options = dataclasses.replace(self.options, budgets=_LEAST, batch_size=batch)
         with progress(f"trying batch {batch}"):
             step = _same_step(self.document, self.step, batch, self.fetches)
             if rewritten:
