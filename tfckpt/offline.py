@@ -33,8 +33,8 @@ from tfckpt.pipeline import (
 from tfckpt.plan.planner import Planned
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_graphdef import (
-    apply_to_function_def,
-    apply_to_graph_def,
+    edit_function_def,
+    edit_graph_def,
     function_with_inlined,
     with_inlined,
 )
@@ -108,12 +108,12 @@ def rewrite(document: Document, results: Sequence[Result]) -> Document:
         if not result.step.function:
             if result.step.inlining is not None:
                 with_inlined(definition, result.step.inlining)
-            definition.CopyFrom(apply_to_graph_def(definition, result.edits))
+            edit_graph_def(definition, result.edits)
             continue
         library = definition.library.function
         for function in library:
             if function.signature.name == result.step.function:
                 if result.step.inlining is not None:
                     function_with_inlined(function, result.step.inlining, library)
-                function.CopyFrom(apply_to_function_def(function, result.edits, library))
+                edit_function_def(function, result.edits, library)
     return edited

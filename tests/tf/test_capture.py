@@ -46,6 +46,20 @@ def test_what_nothing_reads_is_left_out():
     assert any("AssignAdd" in name for name in names)
 
 
+def test_what_shrinks_a_large_constant_is_not_repeated():
+    """Each reader costs Grappler copies of the constant; what it saves here is less than that."""
+    table, small = np.zeros((1 << 18, 16), np.float32), np.zeros((256, 16), np.float32)
+
+    def body(x):
+        rows = tf.range(4)
+        return (tf.gather(table, rows, name="shrinks"), tf.gather(small, rows, name="small"),
+                tf.add(table, x, name="keeps"), tf.reduce_sum(x * table, name="sum"))
+
+    pure = {op.name: op.pure for op in captured(body, tf.TensorSpec((1, 16), tf.float32)).ops}
+    assert not pure["shrinks"]
+    assert pure["small"] and pure["keeps"] and pure["sum"]
+
+
 def test_the_gradient_of_a_constant_is_left_out():
     def body(x):
         with tf.GradientTape() as tape:

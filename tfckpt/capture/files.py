@@ -17,6 +17,7 @@ SAVED_MODEL, META_GRAPH, GRAPH_DEF = "SavedModel", "MetaGraphDef", "GraphDef"
 _FILES = ("saved_model.pb", "saved_model.pbtxt")
 LARGEST = 2**31 - 1
 """Bytes that a protobuf message can have."""
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _OP_TYPE = re.compile(r"^[A-Za-z_>][A-Za-z0-9_>.-]*$")
 
 
@@ -60,17 +61,17 @@ class Document:
         Raises:
           CaptureError: it is too large for one.
         """
-        if self.proto.ByteSize() > LARGEST:
-            raise too_large(self.source, self.proto.ByteSize())
-        if self.text:
-            return text_format.MessageToString(self.proto).encode()
-        return self.proto.SerializeToString(deterministic=True)
+        data = (text_format.MessageToString(self.proto).encode() if self.text
+                else self.proto.SerializeToString(deterministic=True))
+        if len(data) > LARGEST:
+            raise too_large(f"{self.source!r}, rewritten,", len(data))
+        return data
 
 
-def too_large(source: str, size: int) -> CaptureError:
+def too_large(what: str, size: int) -> CaptureError:
     """The refusal of a graph that no protobuf message can hold."""
     return CaptureError(
-        f"capture: {source!r} has {size / 2**30:.2f} GiB of graph, and a protobuf message ends at "
+        f"capture: {what} has {size / 2**30:.2f} GiB of graph, and a protobuf message ends at "
         "2 GiB; hold large constants in variables, which are saved beside the graph")
 
 
@@ -103,7 +104,7 @@ def _contents(file: pathlib.Path) -> bytes:
     """What a file holds; one that cannot be a graph is not read."""
     size = file.stat().st_size
     if size > LARGEST:
-        raise too_large(str(file), size)
+        raise too_large(repr(str(file)), size)
     return file.read_bytes()
 
 
@@ -121,7 +122,7 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
     if not data:
         raise CaptureError(f"capture: {source!r} is empty; was it written to the end?")
     if len(data) > LARGEST:
-        raise too_large(source, len(data))
+        raise too_large(repr(source), len(data))
     text = _as_text(data)
     kinds = ([(SAVED_MODEL, saved_model_pb2.SavedModel)] if saved_model else
              [(GRAPH_DEF, tf.compat.v1.GraphDef), (META_GRAPH, tf.compat.v1.MetaGraphDef)])
@@ -150,6 +151,8 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
 
 def _as_text(data: bytes) -> str | None:
     """The bytes as text, where they are printable text."""
+    if _CONTROL.search(data):  # found at once in all but text, and without a copy of the data
+        return None
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:

@@ -17,7 +17,14 @@ from tfckpt.capture.regions import is_gradient_scope, regions
 from tfckpt.capture.repeated import repeat_loops
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
-from tfckpt.graph import LOOPS, Graph, Op, check_graph
+from tfckpt.graph import LOOPS, Graph, Op, Tensor, check_graph
+
+_LARGE_CONSTANT = 10 << 20
+"""Bytes above which an op that makes less of a constant than it reads is not repeated.
+
+While Grappler optimises a graph it holds several copies of a constant for each of its readers: that
+may be far more than the op's result takes.
+"""
 
 
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
@@ -62,8 +69,9 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                          [c.name for c in op.control_inputs]) for op in operations)
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
-           not (writes[i] or needed[op.name]) and is_pure(op.type, stateful[op.name],
-                                                          tuple(t.dtype for t in outputs[i]))
+           not writes[i] and not needed[op.name]
+           and not _shrinks_large_constant(operations, outputs, inputs[i], i)
+           and is_pure(op.type, stateful[op.name], tuple(t.dtype for t in outputs[i]))
            and reads_counted_list(op),
            op.device, lists[i].attrs() if i in lists else attrs_of(op), bool(needed[op.name]))
         for i, op in enumerate(operations)
@@ -113,6 +121,15 @@ def _writes(op: tf.Operation, stateful: bool) -> bool:
     if any(tf_adapter.is_reference(t) for t in op.inputs):
         return is_write(op.type, True, True)
     return is_write(op.type, any(t.dtype == tf.resource for t in op.inputs), stateful)
+
+
+def _shrinks_large_constant(operations: Sequence[tf.Operation],
+                            outputs: Sequence[tuple[Tensor, ...]],
+                            inputs: Sequence[tuple[int, int]], index: int) -> bool:
+    """Whether an op makes less of a large constant than it reads (see `_LARGE_CONSTANT`)."""
+    read = max((outputs[source][slot].bytes or 0 for source, slot in inputs
+                if operations[source].type == "Const"), default=0)
+    return read > max(_LARGE_CONSTANT, sum(t.bytes or 0 for t in outputs[index]))
 
 
 def _sorted(operations: Sequence[tf.Operation]) -> list[tf.Operation]:

@@ -1,4 +1,4 @@
-"""Applies edits to a GraphDef or a FunctionDef: offline, on a copy, so all or nothing.
+"""Applies edits to a GraphDef or a FunctionDef: offline, to a copy, so all or nothing.
 
 The two write the same nodes and name tensors differently. A GraphDef says `op` and `op:2`; a
 FunctionDef says `op:argument:0`, where `argument` is an output of the op's definition and may
@@ -27,13 +27,18 @@ def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.co
     """
     edited = tf.compat.v1.GraphDef()
     edited.CopyFrom(definition)
-    _Nodes(edited.node, (), {}).apply(edits)
-    _drop(edited.node, edits.dropped, ())
+    edit_graph_def(edited, edits)
     return edited
 
 
-def apply_to_function_def(function: Any, edits: Edits, library: Iterable[Any] = ()) -> Any:
-    """The edited FunctionDef; name, arguments and results stay, so callers need no change.
+def edit_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> None:
+    """Edits a definition in place: large ones are worth not copying. See `apply_to_graph_def`."""
+    _Nodes(definition.node, (), {}).apply(edits)
+    _drop(definition.node, edits.dropped, ())
+
+
+def edit_function_def(function: Any, edits: Edits, library: Iterable[Any] = ()) -> None:
+    """Edits a FunctionDef in place; name, arguments and results stay, so callers need no change.
 
     Args:
       function: a FunctionDef.
@@ -43,14 +48,11 @@ def apply_to_function_def(function: Any, edits: Edits, library: Iterable[Any] = 
     Raises:
       RewriteError: an edit names an op, input or tensor that does not exist.
     """
-    edited = type(function)()
-    edited.CopyFrom(function)
     arguments = [argument.name for argument in function.signature.input_arg]
     signatures = {entry.signature.name: entry.signature for entry in library}
-    _Nodes(edited.node_def, arguments, signatures, nested=True).apply(edits)
-    results = [*edited.ret.values(), *(f"^{name}" for name in edited.control_ret.values())]
-    _drop(edited.node_def, edits.dropped, results)
-    return edited
+    _Nodes(function.node_def, arguments, signatures, nested=True).apply(edits)
+    results = [*function.ret.values(), *(f"^{name}" for name in function.control_ret.values())]
+    _drop(function.node_def, edits.dropped, results)
 
 
 def with_inlined(definition: tf.compat.v1.GraphDef, inlining: Inlining) -> None:
