@@ -17,7 +17,6 @@ from tests.support import process
 RECOMPUTES = "recomputes"
 LESS = "less"
 UNCHANGED = "unchanged"
-ANY = "any"
 NO_REPORT = "no report"
 NO_GAIN = "no plan is predicted to lower the peak"
 """Why most steps that come back unchanged do: written out, since it is what the user reads."""
@@ -81,7 +80,7 @@ class Entry:
       build: makes models, data and the step; called once for each way to wrap it.
       expect: `RECOMPUTES` (something is computed twice, and less memory planned), `LESS` (less
         memory, be it by order alone), `UNCHANGED` (nothing is changed; `refused` says why),
-        `NO_REPORT` (nothing is looked at: no gradient, or no graph), `ANY`.
+        `NO_REPORT` (nothing is looked at: no gradient, or no graph).
       refused: what the reports' refusals or reason contain.
       xla: compared within 1e-5 instead of bit for bit, without op determinism.
       alone: in a process of its own.

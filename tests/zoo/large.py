@@ -1,6 +1,6 @@
 """Large steps and files, each in a process of its own, which prints a line of JSON.
 
-    python -m tests.zoo.large ops LAYERS              # some 24 ops a layer
+    python -m tests.zoo.large ops LAYERS              # 23 ops a layer
     python -m tests.zoo.large constant MIB plain|ours [no_grappler]
     python -m tests.zoo.large file BYTES PATH         # writes a GraphDef of about so many bytes
     python -m tests.zoo.large import PATH             # what TensorFlow itself needs to import it

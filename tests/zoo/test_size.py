@@ -57,12 +57,12 @@ def test_a_chain_of_a_thousand_layers():
 
 @pytest.mark.nightly
 def test_a_step_of_a_hundred_thousand_ops():
-    """With room for 200 frames on the stack. Seconds are the processor's."""
-    found = _large("ops", 4200)
+    """With room for 200 frames on the stack. Processor seconds; ours include the trace."""
+    found = _large("ops", 4400)
     assert found["ops"] >= 100_000 and found["peak"] < MEMORY
     assert found["applied"] and found["recomputed"] > 0
     assert found["planned"] < 0.2 * found["plain"]
-    assert found["ours_seconds"] < 8 * found["trace_seconds"]
+    assert found["ours_seconds"] < 4 * found["trace_seconds"]
 
 
 def test_a_large_constant_is_resident_and_never_copied():
