@@ -106,6 +106,17 @@ def test_budgets_that_no_device_or_plan_fits(budget, said):
         _traced(2, budget=budget)
 
 
+def test_devices_that_the_backward_does_not_name_are_parts_too():
+    """Layers placed by hand: the tape gives the ops of their gradients no device."""
+    process.fresh()
+    wrap = Wrap(True)
+    training = distribution.layers_on_two_devices(wrap)
+    training.step.get_concrete_function(*training.batches[0])
+    [report] = wrap.reports()
+    assert sorted(device_key(d.device) for d in report.devices) == [
+        "/device:CPU:0", "/device:CPU:1"]
+
+
 @pytest.mark.nightly
 def test_a_budget_is_that_of_each_device():
     least, _ = _traced(2)

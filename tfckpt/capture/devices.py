@@ -28,7 +28,7 @@ def device_key(device: str) -> str:
 
 
 def device_parts(graph: Graph) -> dict[str, Graph]:
-    """The part of each device that computes gradients, by its name as ops spell it.
+    """The part of each device that computes gradients, by its name as ops spell it, if they do.
 
     A single entry, the graph itself, where all ops run on one device.
     """
@@ -36,7 +36,7 @@ def device_parts(graph: Graph) -> dict[str, Graph]:
     names: dict[str, str] = {}
     for op, key in zip(graph.ops, placed, strict=True):
         if key and op.region == BACKWARD:
-            names.setdefault(key, op.device)
+            names.setdefault(key, op.device or key)
     if len({key for key in placed if key}) <= 1 or graph.in_xla:
         return {next(iter(names.values()), ""): graph}
     readers = graph.consumers()
