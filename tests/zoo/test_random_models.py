@@ -62,6 +62,9 @@ REGRESSIONS = (
     Model((Layer("product"), Layer("dense", 1, 0, 4), Layer("dropout", 2), Layer("product"),
            Layer("activation", 2, 0, 1), Layer("dense", 1, 0, 3), Layer("shared", 2, 0, 1),
            Layer("add", 0, 1), Layer("add"), Layer("add", 1, 1)), "rmsprop"),
+    # the first two of a sum of three were no longer to be read, and it began with another
+    Model((*[Layer("dense")] * 3, Layer("dense", 1), *[Layer("dense")] * 5, Layer("dense", 0, 0, 1),
+           Layer("dropout"), Layer("add", 2, 1))),
 )
 
 

@@ -1,17 +1,24 @@
-"""Forward ops that are one vertex with a reader, because Grappler rearranges the two.
+"""Forward ops that are one vertex with a reader, because Grappler rearranges or fuses the two.
 
 c * (a * b) is made a * (c * b), a sum of sums one sum, and so on, where the inner op has no other
 reader; log(1 + x) is made log1p(x) in any case. Were the inner result kept and the outer op run
 again, the inner one would have two readers, or stand behind a guard, and stay as it is: the copy
-would round differently from the plain step. As one vertex they lose little: what comes in or
-what goes out can be kept as well.
+would round differently from the plain step. So would a MatMul, its bias and its tanh, which one
+kernel computes otherwise than three. As one vertex they lose little: what comes in or what goes
+out can be kept as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tfckpt.cost.merging import REARRANGED, SUMS, merges_into_its_reader, only_reader
+from tfckpt.cost.merging import (
+    FUSED_ROUNDING,
+    REARRANGED,
+    SUMS,
+    merges_into_its_reader,
+    only_reader,
+)
 from tfckpt.cost.storage import PASSES_ON
 from tfckpt.cost.time import is_expensive
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
@@ -55,15 +62,16 @@ class _Merger:
     def joining(self, op: int, final: int) -> list[int]:
         """The ops whose results `op` reads and with which it is rearranged.
 
-        Sums are moved to the last of them. Where anything else is rearranged, only cheap ops
-        run between the two, so nothing is held much longer for being counted as one.
+        Sums are moved to the last of them, and fused ops to the activation. Where anything else
+        is rearranged, only cheap ops run between the two, so nothing is held much longer for
+        being counted as one.
         """
         found = []
         for source in self._sources(op):
             near = self.work[source] == self.work[final]
             alike = {self.graph.ops[source].type, self.graph.ops[op].type} <= SUMS
-            if (near or alike) and (self._rearranged(source, op)
-                                    or self._converted(source, op, final)):
+            if self._fused(source, op) or (near or alike) and (
+                    self._rearranged(source, op) or self._converted(source, op, final)):
                 found.append(source)
         return found
 
@@ -82,6 +90,17 @@ class _Merger:
         return (one.type in REARRANGED and other.type in REARRANGED and self._alike(one, other)
                 and merges_into_its_reader(self.graph, source, self.readers)
                 and only_reader(self.graph, source, self.readers) == op)
+
+    def _fused(self, source: int, op: int) -> bool:
+        """A bias before an activation, or a contraction before the bias, that round as one."""
+        ops = self.graph.ops
+        bias, activation = (source, op) if ops[source].type not in FUSED_ROUNDING else (
+            op, only_reader(self.graph, op, self.readers))
+        return activation is not None and all(
+            merges_into_its_reader(self.graph, i, self.readers) for i in (source, bias)) and any(
+            ops[activation].type in FUSED_ROUNDING.get(ops[s].type, ())
+            and merges_into_its_reader(self.graph, s, self.readers)
+            and self._alike(ops[s], ops[activation]) for s in self._sources(bias))
 
     def _converted(self, source: int, op: int, final: int) -> bool:
         """log(x + 1) and exp(x) - 1, which become one op whoever else reads the inner one."""

@@ -166,13 +166,15 @@ def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, 
     write = tuple(sorted(index[(i, slot)] for i in members
                          for slot in range(len(graph.ops[i].outputs)) if (i, slot) in index))
     read = tuple(sorted({index[t] for i in members for t in reads[i]} - set(write)))
-    reuses = _reuses(op, root, index, anchor, read, write)
+    cheap = not any(is_expensive(graph.ops[i]) for i in members)
+    reuses = (_reuses(op, root, index, anchor, read, write)
+              if cheap or op.type not in REUSES_INPUT else ())
     is_assign = op.type == "AssignVariableOp"
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs,
         time=sum(seconds(graph, graph.ops[i], rates) for i in members),
         reuses=reuses, recomputable=op.pure and op.region == FORWARD, workspace=extra,
-        cheap=not is_expensive(op), donates=read if is_assign else (), ops=tuple(members),
+        cheap=cheap, donates=read if is_assign else (), ops=tuple(members),
         fusible=merges_into_its_reader(graph, anchor, readers),
         join=op.type == "IdentityN" and len(op.inputs) > 1 and anchor not in awaited,
         conditional=any(graph.ops[i].conditional for i in members), device=op.device)

@@ -28,6 +28,13 @@ made x * rsqrt(y), log(1 + x) is made log1p(x), log(softmax(x)) is made one op .
 REARRANGED = SUMS | _PRODUCTS | _UNARY
 """Op types that Grappler's arithmetic optimizer rearranges."""
 
+FUSED_ROUNDING = {
+    "MatMul": frozenset({"Tanh", "Elu", "Sigmoid"}),
+    **{op: frozenset({"Elu"}) for op in ("Conv2D", "DepthwiseConv2dNative", "Conv3D")},
+}
+"""Activations that round otherwise in one kernel with a contraction and its bias. (With Relu and
+others, and with the bias alone, the fused kernel gives the same bits.)"""
+
 
 def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bool:
     """Whether TensorFlow may merge an op into its only reader; `readers` as `Graph.consumers`."""

@@ -128,6 +128,11 @@ class Draft:
 
     # Where an op can be held back.
 
+    def fuses(self, tensor: TensorId) -> bool:
+        """Whether TensorFlow may merge what makes a tensor into its reader."""
+        s = self.storage_of(tensor)
+        return s is not None and self.cost.vertices[self.cost.storages[s].producer].fusible
+
     def guardable(self, op: Op, inputs: Iterable[int]) -> list[int]:
         """Those of an op's inputs that a guard can pass on, largest first.
 

@@ -17,7 +17,8 @@ from tfckpt.plan.fences import Fence
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.edits import AddControl, Clone, Create, Rewire, op_of
-from tfckpt.rewrite.names import FENCE, guard_name, identity, tap_name
+from tfckpt.rewrite.names import FENCE, guard_name, held_name, identity, tap_name
+from tfckpt.rewrite.sums_in_place import Held, held_terms
 
 
 class Holds(Protocol):
@@ -98,29 +99,37 @@ class ExecutorHolds:
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-        """Has the largest input wait, or the copy itself where no input can.
+        """Has the largest input from outside wait, or another, or the copy itself if none can.
 
         A loop waits itself, whatever it reads: what depends on some of its inputs only would run
         through all iterations as soon as those are there.
 
         x * sigmoid(x) is merged only where both read the same x: where the sigmoid's is behind a
-        guard, the product reads it there too.
+        guard, the product reads it there too. So it is with x * sigmoid(1 * x).
         """
-        sources = [self.draft.graph.ops[source].type for source, _ in op.inputs]
-        if op.type == "Mul" and "Sigmoid" in sources:
+        types = [self.draft.graph.ops[i].type for i, _ in op.inputs]
+        if op.type == "Mul" and "Sigmoid" in types:
             inputs = [self.guarded.get(t, t) if i in outside else t for i, t in enumerate(inputs)]
         if op.type in LOOPS:
             return inputs, (*triggers, *self.barrier)
         if not (entry or triggers):
             return inputs, ()
-        for i in self.draft.guardable(op, outside)[:1]:
+        usable = self.draft.guardable(op, outside)
+        if triggers and not usable:  # a control edge on the copy itself would change its rounding
+            usable = sorted(self.draft.guardable(op, range(len(inputs))),
+                            key=lambda i: self.draft.fuses(op.inputs[i]))
+        for i in usable[:1]:
             dtype = self.draft.tensor(op.inputs[i]).dtype
             passed = (self._wait(inputs[i], dtype, op.device, (*triggers, *self.barrier))
                       if triggers else self._guard(inputs[i], dtype, op.device))
-            if op.type == "Sigmoid":
+            if "Sigmoid" in (op.type, *self._types_of_readers(op)):
                 self.guarded[inputs[i]] = passed
             return [*inputs[:i], passed, *inputs[i + 1:]], ()
         return inputs, (*triggers, *(self.barrier if entry else ()))
+
+    def _types_of_readers(self, op: Op) -> list[str]:
+        draft = self.draft
+        return [draft.graph.ops[i].type for i in draft.readers[draft.index[op.name]]]
 
     def _guard(self, tensor: str, dtype: str, device: str) -> str:
         """The tensor behind the region's fence, made once for each tensor."""
@@ -153,8 +162,9 @@ class ExecutorHolds:
         if held is None:
             draft.controls.extend(AddControl(ops[0].name, trigger) for trigger in triggers)
             return
-        present = {r.index: r.tensor for r in draft.rewires if r.op == ops[0].name}
-        tensor = present.get(ops[0].inputs.index(held), draft.view(held, 0))
+        present = {(r.op, r.index): r.tensor for r in draft.rewires}
+        reader = next(op for op in ops if held in op.inputs)
+        tensor = present.get((reader.name, reader.inputs.index(held)), draft.view(held, 0))
         guard = self._wait(tensor, draft.tensor(held).dtype, ops[0].device, triggers)
         draft.rewires.extend(Rewire(op.name, i, guard) for op in ops
                              for i, read in enumerate(op.inputs) if read == held)
@@ -162,14 +172,17 @@ class ExecutorHolds:
     def _held_input(self, ops: Sequence[Op]) -> TensorId | None:
         """The input at which ops are held back: the one they share, else the largest.
 
-        A gradient is the last choice, since it is shared with ops that are not held.
+        A gradient is the last choice, since it is shared with ops that are not held; what an op
+        of the group makes is none, since that would part the group.
         """
         for tensor in ops[0].inputs:
             if len(ops) > 1 and all(tensor in op.inputs for op in ops[1:]):
                 return tensor
-        usable = [ops[0].inputs[i]
-                  for i in self.draft.guardable(ops[0], range(len(ops[0].inputs)))]
-        usable.sort(key=lambda tensor: self.draft.graph.ops[tensor[0]].region == BACKWARD)
+        draft = self.draft
+        made = {draft.index[op.name] for op in ops}
+        usable = [op.inputs[i] for op in ops for i in draft.guardable(op, range(len(op.inputs)))]
+        usable = [(i, slot) for i, slot in usable if draft.root[i][slot][0] not in made]
+        usable.sort(key=lambda tensor: draft.graph.ops[tensor[0]].region == BACKWARD)
         return usable[0] if usable else None
 
     def close(self) -> None:
@@ -186,6 +199,7 @@ class ExecutorHolds:
         only the loop's are.
         """
         draft = self.draft
+        held = held_terms(draft)
         readers: dict[str, int] = {}
         tensors = [t for new in draft.added for t in new.inputs] + [
             r.tensor for r in draft.rewires]
@@ -195,6 +209,7 @@ class ExecutorHolds:
         taps = {self._tap(draft.graph.ops[i].name, draft.graph.ops[i], slot): i
                 for i, slot in draft.moved}
         behind = self._fences_behind(list(taps.values()))
+        holding = self._holding(held)
         made = {op.name: op for op in draft.added}
         ordered: list[Create | Clone] = [made[tap] for tap in taps]
         pending: list[str] = []
@@ -203,6 +218,8 @@ class ExecutorHolds:
             if op.name in taps:
                 continue
             if isinstance(op, Create) and op.name.startswith(FENCE):
+                ordered += holding[fence]
+                pending += [new.name for new in holding[fence]]
                 waiting = [tap for tap, i in taps.items() if behind[i] == fence]
                 op = dataclasses.replace(op, controls=tuple(dict.fromkeys(
                     [*op.controls, *waiting, *pending])))
@@ -216,6 +233,8 @@ class ExecutorHolds:
                     pending.append(self._tap(op.name, draft.graph.ops[draft.index[op.source]],
                                              slot))
                     ordered.append(draft.added[-1])
+        ordered += holding[fence]
+        pending += [new.name for new in holding[fence]]
         pending += [tap for tap, i in taps.items() if behind[i] == len(self.starts)]
         draft.added = ordered
         self._await_at_end(pending)
@@ -228,6 +247,22 @@ class ExecutorHolds:
             return [slot for slot in self.draft.lists_of(index)
                     if f"{copy.name}:{slot}" not in read]
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
+
+    def _holding(self, held: Sequence[Held]) -> list[list[Create | Clone]]:
+        """What holds the terms of sums, by the number of the first fence scheduled after each."""
+        draft = self.draft
+        where = {step: p for p, step in enumerate(draft.plan.schedule)}
+        found: list[list[Create | Clone]] = [[] for _ in range(len(self.starts) + 1)]
+        for number, term in enumerate(held):
+            into = found[bisect.bisect_right(self.starts, where[term.step])]
+            name, op = draft.name_of(term.step), draft.op(term.step[0])
+            tap = tap_name(name)
+            if tap not in self.taps:
+                self._tap(name, op)
+                into.append(draft.added.pop())
+            into.append(identity(held_name(name, number), term.tensor, (tap,), term.dtype,
+                                 op.device))
+        return found
 
     def _fences_behind(self, originals: Sequence[int]) -> dict[int, int]:
         """For each original the number of the first fence scheduled after it.
@@ -243,14 +278,15 @@ class ExecutorHolds:
         """Has the step's last write wait for taps behind the last fence, so that they exist.
 
         Only a write scheduled after the last copy will do; an earlier one may be what the copies
-        wait for.
+        wait for. Where there is none, the last op that nothing rearranges waits.
         """
-        last = None
+        last: list[Op] = []
         for v, copy in reversed(self.draft.plan.schedule):
             if copy:
                 break
-            if not self.draft.op(v).outputs:
-                last = self.draft.op(v).name
-                break
-        if last is not None:
-            self.draft.controls.extend(AddControl(last, tap) for tap in taps)
+            op = self.draft.op(v)
+            if not op.outputs or not (op.type in REARRANGED or self.draft.cost.vertices[v].fusible):
+                last.append(op)
+        waiting = next((op for op in last if not op.outputs), last[0] if last else None)
+        if waiting is not None:
+            self.draft.controls.extend(AddControl(waiting.name, tap) for tap in taps)

@@ -31,6 +31,11 @@ def tap_name(op: str, slot: int = 0) -> str:
     return f"{op}-{SCOPE}_tap{slot or ''}"
 
 
+def held_name(op: str, number: int) -> str:
+    """Name of the pass-through that holds a term of a sum."""
+    return f"{op}-{SCOPE}_held{number}"
+
+
 def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
               device: str) -> Create:
     """A pass-through that Grappler may not replace by control edges on its readers."""

@@ -1,0 +1,145 @@
+"""Sums of three and more begin with the term with which they begin in the plain step.
+
+Grappler makes one AddN of a tree of sums and sorts its terms by name. The kernel writes into the
+first term whose buffer nothing else holds, and begins with it, whatever its place: a + b + c,
+but c + b + a where a and b are still to be read. A plan changes what is still to be read. So
+terms which the kernel must not begin with are read by a pass-through that waits for the sum, and
+their buffers are held until then. (Sums of two, and the first two of several, commute.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from tfckpt.cost.costgraph import FORWARD
+from tfckpt.cost.storage import PASSES_ON, RESIDENT, SHAPE_ONLY, is_alias
+from tfckpt.errors import RewriteError
+from tfckpt.graph import TensorId
+from tfckpt.plan.schedule import Step
+from tfckpt.rewrite.draft import Draft
+from tfckpt.rewrite.edits import Clone
+from tfckpt.rewrite.names import copy_name
+
+_ADDED = frozenset({"Add", "AddV2", "AddN"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A tensor that must outlive a sum.
+
+    Attributes:
+      step: the step of the schedule that adds.
+      tensor: a term as the edited step reads it.
+      dtype: of the term.
+    """
+
+    step: Step
+    tensor: str
+    dtype: str
+
+
+def held_terms(draft: Draft) -> list[Held]:
+    """What to hold in the forward's sums and their copies, where a plan repeats what they read.
+
+    Raises:
+      RewriteError: a plan keeps a term that the plain step writes into, to add twice.
+    """
+    copies: dict[int, list[int]] = {}
+    for v, copy in draft.plan.schedule:
+        if copy:
+            copies.setdefault(v, []).append(copy)
+    return [held for v, vertex in enumerate(draft.cost.vertices)
+            if copies and vertex.region == FORWARD and not vertex.fusible
+            for tree in _trees(draft, vertex.ops)
+            for held in _Sum(draft, v, tree).held(copies)]
+
+
+def _trees(draft: Draft, members: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """The sums of three and more in a group: (op, input) of each term, sorted by its name."""
+    ops, inner = draft.graph.ops, set()
+    for root in sorted((i for i in members if ops[i].type in _ADDED), reverse=True):
+        found, pending = [], [] if root in inner else [root]
+        while pending:
+            op = pending.pop()
+            for i in range(len(ops[op].inputs)):
+                source, _ = _origin(draft, ops[op].inputs[i])
+                if source in members and ops[source].type in _ADDED:
+                    inner.add(source)
+                    pending.append(source)
+                else:
+                    found.append((op, i))
+        if len(found) > 2:
+            yield sorted(found, key=lambda term: draft.tensor_name(
+                _origin(draft, ops[term[0]].inputs[term[1]])))
+
+
+def _origin(draft: Draft, tensor: TensorId) -> TensorId:
+    """What a tensor is without the pass-throughs that Grappler removes."""
+    while draft.graph.ops[tensor[0]].type in PASSES_ON:
+        tensor = draft.graph.ops[tensor[0]].inputs[tensor[1]]
+    return tensor
+
+
+class _Sum:
+    """A tree of sums in a vertex."""
+
+    def __init__(self, draft: Draft, v: int, tree: Sequence[tuple[int, int]]):
+        self.draft, self.v, self.tree = draft, v, tree
+        self.terms = [draft.graph.ops[op].inputs[i] for op, i in tree]
+
+    def held(self, copies: Mapping[int, Sequence[int]]) -> Iterator[Held]:
+        """What to hold: all terms but the first two, or those before the one to begin with."""
+        draft = self.draft
+        stored = [draft.storage_of(t) for t in self.terms]
+        makers = [self.v if s is None else draft.cost.storages[s].producer for s in stored]
+        if not copies.keys() & {self.v, *makers}:
+            return
+        before = self._ancestors()
+        free = [not self._read_later(t, before) for t in self.terms]
+        first = free.index(True) if True in free else 0
+        again = copies.get(self.v, ())
+        if first > 1 and again and makers[first] not in copies:
+            name = draft.tensor_name(self.terms[first])
+            raise RewriteError(f"rewrite: a sum that writes into {name!r} is to be computed twice "
+                               "from it; the graph is left as it was")
+        clones = {new.name: new for new in draft.added if isinstance(new, Clone)}
+        rewired = {(r.op, r.index): r.tensor for r in draft.rewires}
+        for copy in (0, *again):
+            for k, (op, i) in enumerate(self.tree):
+                if k < first if first > 1 else k > 1:
+                    name, tensor = draft.graph.ops[op].name, draft.tensor_name(self.terms[k])
+                    read = (clones[copy_name(name, copy)].inputs[i] if copy
+                            else rewired.get((name, i), tensor))
+                    yield Held((self.v, copy), read, draft.tensor(self.terms[k]).dtype)
+
+    def _ancestors(self) -> set[int]:
+        """The ops that have run before the sum, the sum among them."""
+        ops = self.draft.graph.ops
+        found, pending = set(), [op for op, _ in self.tree]
+        while pending:
+            op = pending.pop()
+            if op not in found:
+                found.add(op)
+                pending += [i for i, _ in ops[op].inputs] + list(ops[op].controls)
+        return found
+
+    def _read_later(self, tensor: TensorId, before: Collection[int]) -> bool:
+        """Whether something holds a term's buffer while the plain step adds, or may do so."""
+        draft = self.draft
+        root = draft.root[tensor[0]][tensor[1]]
+        if root == RESIDENT:
+            return True
+        fetched = {draft.root[i][slot] for i, slot in draft.graph.fetches}
+        pending, seen = [root[0]], {root[0]}
+        while pending:
+            i = pending.pop()
+            for r in draft.readers[i]:
+                if not any(draft.root[s][k] == root for s, k in draft.graph.ops[r].inputs):
+                    continue
+                if is_alias(draft.graph.ops[r]) and r not in seen:
+                    seen.add(r)
+                    pending.append(r)
+                elif r not in before and draft.graph.ops[r].type not in SHAPE_ONLY:
+                    return True
+        return root in fetched
