@@ -186,7 +186,7 @@ def weights_tied_to_the_embedding(wrap):
     table, ws = tf.Variable(tf.random.stateless_normal((50, 16), (1, 2))), weights()
 
     def forward(x):
-        h = tf.gather(table, tf.cast(tf.abs(x[:, :4]) * 20.0, tf.int32) % 50)
+        h = tf.gather(table, tf.cast(tf.abs(x[:, :8]) * 20.0, tf.int32) % 50)
         for w in ws:
             h = tf.tanh(h @ w)
         return tf.reduce_mean(tf.nn.log_softmax(tf.einsum("btd,vd->btv", h, table)))
