@@ -71,7 +71,8 @@ class _Merger:
             near = self.work[source] == self.work[final]
             alike = {self.graph.ops[source].type, self.graph.ops[op].type} <= SUMS
             if self._fused(source, op) or (near or alike) and (
-                    self._rearranged(source, op) or self._converted(source, op, final)):
+                    self._rearranged(source, op) or self._removed(source, op)
+                    or self._converted(source, op, final)):
                 found.append(source)
         return found
 
@@ -101,6 +102,13 @@ class _Merger:
             ops[activation].type in FUSED_ROUNDING.get(ops[s].type, ())
             and merges_into_its_reader(self.graph, s, self.readers)
             and self._alike(ops[s], ops[activation]) for s in self._sources(bias))
+
+    def _removed(self, source: int, op: int) -> bool:
+        """1 * x, which Grappler takes out (silu has one before its sigmoid)."""
+        one = self.graph.ops[source]
+        return (one.type == "Mul" and self._alike(one, self.graph.ops[op])
+                and any(self.graph.ops[s].attrs.get("value") == 1.0 for s, _ in one.inputs)
+                and only_reader(self.graph, source, self.readers) == op)
 
     def _converted(self, source: int, op: int, final: int) -> bool:
         """log(x + 1) and exp(x) - 1, which become one op whoever else reads the inner one."""

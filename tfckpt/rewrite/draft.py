@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tfckpt.cost.costgraph import CostGraph
+from tfckpt.cost.merging import only_reader
 from tfckpt.cost.storage import REFERENCES, RESIDENT, WRITES_REFERENCE, is_alias, roots
 from tfckpt.graph import Graph, Op, Tensor, TensorId
 from tfckpt.plan.schedule import Plan, Step
@@ -92,8 +93,11 @@ class Draft:
         return tensor
 
     def read_by_several(self, index: int) -> bool:
-        """Whether an original has several readers, so that nothing merges it into one."""
-        return len(self.readers[index]) > 1
+        """Whether an original has several readers, so that nothing merges it into one.
+
+        Pass-throughs do not count, since TensorFlow removes them.
+        """
+        return only_reader(self.graph, index, self.readers) is None
 
     def instance(self, position: int, tensor: TensorId) -> int | None:
         """The instance of a storage that the step at a position reads for `tensor`."""
