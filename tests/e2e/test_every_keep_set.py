@@ -120,7 +120,7 @@ def _cases():
         yield pytest.param(name, True, id=f"{name}, pinned", marks=marks)
 
 
-@pytest.mark.parametrize(("name", "wait"), _cases())
+@pytest.mark.parametrize(("name", "wait"), list(_cases()))
 def test_no_keep_set_changes_a_bit(name, wait):
     process.fresh()
     live = traced(BODIES[name])
