@@ -486,3 +486,22 @@ def test_optimized_hlo():
     assert any(b.is_entry_computation_parameter for b in hlo.buffer_assignment.buffer_allocations)
     with pytest.raises(ValueError, match="jit_compile=True"):
         tf_adapter.optimized_hlo(tf.function(tf.tanh), (tf.ones(3),), {})
+
+
+def test_optimized():
+    """Grappler folds, merges equal ops and drops what leads nowhere; nothing runs."""
+    counter = tf.Variable(0)
+
+    @tf.function
+    def step(x):
+        tf.cos(x)
+        counter.assign_add(1)
+        return tf.sin(x) * (tf.constant(2.0) + 1.0), tf.sin(x)
+
+    graph = step.get_concrete_function(VECTOR).graph
+    nodes = tf_adapter.optimized(graph).node
+    assert sorted(n.op for n in nodes if not n.op.startswith("_") and n.op != "Identity") == [
+        "AssignAddVariableOp", "Const", "Const", "Mul", "Sin"]
+    assert sum(n.op == "_Retval" for n in nodes) == 2
+    assert counter.numpy() == 0
+    assert {op.type for op in graph.get_operations()} >= {"Cos", "Placeholder"}

@@ -85,7 +85,6 @@ class Entry:
       xla: compared within 1e-5 instead of bit for bit, without op determinism.
       alone: in a process of its own.
       smoke: run every day.
-      xfail: why the numbers are known to differ.
     """
 
     name: str
@@ -96,7 +95,6 @@ class Entry:
     xla: bool = False
     alone: bool = False
     smoke: bool = False
-    xfail: str = ""
 
 
 class Group(list):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
                                 reason="no C++ compiler")
 DAILY = ("distribution-mirrored_custom_loop", "randomness-dropout", "control-cond",
          "tapes-generator_after_the_critic")
-NATIVE = [e for e in ENTRIES if not (e.xla or e.alone or e.xfail)]
+NATIVE = [e for e in ENTRIES if not (e.xla or e.alone)]
 
 
 @pytest.mark.parametrize("entry", [

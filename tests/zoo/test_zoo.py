@@ -14,13 +14,9 @@ from tests.zoo import entry as zoo
 
 
 def _parameters():
-    return [pytest.param(entry, id=f"{entry.group}-{entry.name}", marks=_marks(entry))
+    return [pytest.param(entry, id=f"{entry.group}-{entry.name}",
+                         marks=() if entry.smoke else pytest.mark.nightly)
             for entry in groups.ENTRIES]
-
-
-def _marks(entry):
-    marks = [] if entry.smoke else [pytest.mark.nightly]
-    return marks + ([pytest.mark.xfail(strict=True, reason=entry.xfail)] if entry.xfail else [])
 
 
 @pytest.mark.parametrize("entry", _parameters())

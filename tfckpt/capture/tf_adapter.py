@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -453,6 +454,49 @@ def memory_optimizer(mode: str, scope: str) -> Iterator[None]:
         yield
     finally:
         ctx.function_call_options = before
+
+
+def optimized(graph: FuncGraph) -> tf.compat.v1.GraphDef:
+    """What Grappler makes of a FuncGraph that is called by itself, with the options set now.
+
+    Nothing runs. Kernels are not fused as they will be, since no device is looked for.
+
+    Raises:
+      ValueError, tf.errors.OpError: Grappler does not accept the graph.
+    """
+    from tensorflow.core.protobuf import device_properties_pb2
+    from tensorflow.python.grappler import cluster, tf_optimizer
+
+    definition = graph.as_graph_def()
+    number = {tensor.op.name: i for i, tensor in enumerate(graph.inputs)}
+    for node in definition.node:
+        if node.name in number:  # as in the graph that TensorFlow makes of a function
+            dtype = node.attr["dtype"].type
+            node.op = "_Arg"
+            node.ClearField("attr")
+            node.attr["T"].type = dtype
+            node.attr["index"].i = number[node.name]
+        node.device = node.device or _HOST
+    wanted = [op.name for op in graph.control_outputs]
+    for i, tensor in enumerate(graph.outputs):
+        name = re.sub("[^a-z0-9_]", "_", tensor.op.name.lower())
+        node = definition.node.add(name=f"{name}_RetVal", op="_Retval", input=[tensor.name],
+                                   device=_HOST)
+        node.attr["T"].type = tensor.dtype.as_datatype_enum
+        node.attr["index"].i = i
+        wanted.append(node.name)
+    meta = tf.compat.v1.MetaGraphDef(graph_def=definition)
+    meta.collection_def["train_op"].node_list.value.extend(wanted)
+    config = eager_context.context().config
+    del config.graph_options.rewrite_options.custom_optimizers[:]
+    device = device_properties_pb2.NamedDevice(
+        name=_HOST, properties=device_properties_pb2.DeviceProperties(
+            type="CPU", frequency=1000, num_cores=1, bandwidth=1 << 20))
+    with cluster.Provision(devices=[device], disable_detailed_stats=True) as machine:
+        return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
+
+
+_HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def mark_ops(attribute: str) -> contextlib.AbstractContextManager[None]:

@@ -36,6 +36,11 @@ def held_name(op: str, number: int) -> str:
     return f"{op}-{SCOPE}_held{number}"
 
 
+def term_name(op: str, place: int) -> str:
+    """Name of the pass-through of a sum's term; such names sort by place."""
+    return f"{op}-{SCOPE}_term{place:04d}"
+
+
 def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
               device: str) -> Create:
     """A pass-through that Grappler may not replace by control edges on its readers."""

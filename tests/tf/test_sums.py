@@ -1,0 +1,91 @@
+"""Sums of gradients in the order of the plain step, whichever equal op Grappler keeps."""
+
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.tfgraph import capture
+from tfckpt.rewrite.edits import AddControl, Edits
+from tfckpt.rewrite.sums import add_in_plain_order, equal_ops
+
+VECTOR = tf.TensorSpec((8,), tf.float32, name="x")
+
+
+def traced(body):
+    return tf.function(body, autograph=False).get_concrete_function(VECTOR).graph
+
+
+def two_equal_terms(x):
+    """One sum reads b/Sin, which Grappler keeps as a/Sin or as b/Sin."""
+    early = tf.sin(x, name="z/Sin")
+    twin = tf.sin(x, name="a/Sin")
+    total = tf.add_n([tf.cos(x, name="m/Cos"), early, tf.exp(x, name="q/Exp")], name="total")
+    return total, twin
+
+
+def test_equal_ops():
+    graph = traced(lambda x: (tf.sin(x) + 1.0, tf.sin(x) + 1.0, tf.cos(x) + 2.0))
+    found = capture(graph)
+    classes = equal_ops(found, graph)
+    named = {op.name: classes[i] for i, op in enumerate(found.ops)}
+    assert named["Sin"] == named["Sin_1"] and named["add"] == named["add_1"]
+    assert len({named["Sin"], named["Cos"], named["add"], named["add_2"]}) == 4
+
+
+def test_random_ops_have_no_equal():
+    graph = traced(lambda x: tf.random.uniform((8,), seed=1) + tf.random.uniform((8,), seed=1) + x)
+    found = capture(graph)
+    random = [i for i, op in enumerate(found.ops) if op.type == "RandomUniform"]
+    classes = equal_ops(found, graph)
+    assert len(random) == 2 and classes[random[0]] != classes[random[1]]
+
+
+def test_terms_have_the_order_that_grappler_gives_them():
+    live = traced(two_equal_terms)
+    (node,) = [n for n in tf_adapter.optimized(live).node if n.name == "total"]
+    edits = add_in_plain_order(Edits(), capture(live), live)
+    reads = {op.name: op.inputs[0].removesuffix(":0") for op in edits.added}
+    order = sorted(edits.rewires, key=lambda r: r.tensor)
+    terms = [reads[r.tensor.removesuffix(":0")] for r in order]
+    equal = {"a/Sin": "z/Sin"}  # the sum reads the one, whichever of the two is kept
+    assert terms == [equal.get(name, name) for name in node.input]
+    assert {r.op for r in edits.rewires} == {"total"} and len(edits.rewires) == 3
+
+
+@pytest.mark.parametrize("body", [
+    lambda x: tf.add_n([tf.sin(x), tf.cos(x), tf.exp(x)]),  # no term has an equal
+    lambda x: (tf.sin(x) + tf.cos(x), tf.sin(x)),  # a sum of two is the same in both orders
+    lambda x: tf.add_n([tf.cast(tf.sin(x), tf.int32)] * 2 + [tf.cast(x, tf.int32)]),
+], ids=["no equal", "two terms", "integers"])
+def test_other_sums_are_left_alone(body):
+    live = traced(body)
+    edits = Edits(controls=(AddControl("a", "b"),))
+    assert add_in_plain_order(edits, capture(live), live) is edits
+
+
+def test_a_rewritten_step_adds_as_the_plain_one():
+    """Four gradients of one output, three of which have an equal in another loss."""
+    weights = [tf.Variable(tf.random.stateless_normal((16, 16), (1, i)) * 0.3) for i in range(6)]
+    x = tf.random.stateless_normal((256, 16), (2, 2))
+
+    def forward():
+        h = x
+        for w in weights:
+            h = tf.tanh(h @ w)
+        return h
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape, tf.GradientTape() as other:
+            h = forward()
+            one = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.ones_like(h), h))
+            two = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.zeros_like(h), h))
+        return tape.gradient(one, weights), other.gradient(two, weights)
+
+    wanted = step()
+    rewritten = tfckpt.checkpoint(step, budget="min")
+    found = rewritten()
+    assert rewritten.report.recomputed_ops
+    for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
