@@ -42,7 +42,7 @@ from tfckpt.pipeline import (
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
-from tfckpt.rewrite.sums import add_in_plain_order
+from tfckpt.rewrite.plain_order import in_plain_order
 
 _MARK = "_tfckpt_mark"
 
@@ -329,7 +329,7 @@ def _rewrite(func_graph, mark: Mark, inputs: Sequence[tf.Tensor], inlining: Inli
     try:
         edits = join(graph, parts)
         if edits is not None:
-            apply_edits(func_graph, add_in_plain_order(edits, graph, func_graph))
+            apply_edits(func_graph, in_plain_order(edits, graph, func_graph))
     except RewriteError as error:
         reason = str(error)
     if reason:

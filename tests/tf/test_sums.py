@@ -7,7 +7,8 @@ import tfckpt
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.rewrite.edits import AddControl, Edits
-from tfckpt.rewrite.sums import add_in_plain_order, equal_ops
+from tfckpt.rewrite.plain_order import in_plain_order
+from tfckpt.rewrite.sums import equal_ops
 
 VECTOR = tf.TensorSpec((8,), tf.float32, name="x")
 
@@ -44,7 +45,7 @@ def test_random_ops_have_no_equal():
 def test_terms_have_the_order_that_grappler_gives_them():
     live = traced(two_equal_terms)
     (node,) = [n for n in tf_adapter.optimized(live).node if n.name == "total"]
-    edits = add_in_plain_order(Edits(), capture(live), live)
+    edits = in_plain_order(Edits(), capture(live), live)
     reads = {op.name: op.inputs[0].removesuffix(":0") for op in edits.added}
     order = sorted(edits.rewires, key=lambda r: r.tensor)
     terms = [reads[r.tensor.removesuffix(":0")] for r in order]
@@ -61,7 +62,7 @@ def test_terms_have_the_order_that_grappler_gives_them():
 def test_other_sums_are_left_alone(body):
     live = traced(body)
     edits = Edits(controls=(AddControl("a", "b"),))
-    assert add_in_plain_order(edits, capture(live), live) is edits
+    assert in_plain_order(edits, capture(live), live) is edits
 
 
 def test_a_rewritten_step_adds_as_the_plain_one():

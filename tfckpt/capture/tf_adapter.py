@@ -471,11 +471,7 @@ def optimized(graph: FuncGraph) -> tf.compat.v1.GraphDef:
     number = {tensor.op.name: i for i, tensor in enumerate(graph.inputs)}
     for node in definition.node:
         if node.name in number:  # as in the graph that TensorFlow makes of a function
-            dtype = node.attr["dtype"].type
-            node.op = "_Arg"
-            node.ClearField("attr")
-            node.attr["T"].type = dtype
-            node.attr["index"].i = number[node.name]
+            _as_argument(node, number[node.name], graph.inputs[number[node.name]])
         node.device = node.device or _HOST
     wanted = [op.name for op in graph.control_outputs]
     for i, tensor in enumerate(graph.outputs):
@@ -494,6 +490,18 @@ def optimized(graph: FuncGraph) -> tf.compat.v1.GraphDef:
             type="CPU", frequency=1000, num_cores=1, bandwidth=1 << 20))
     with cluster.Provision(devices=[device], disable_detailed_stats=True) as machine:
         return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
+
+
+def _as_argument(node: tf.compat.v1.NodeDef, number: int, tensor: tf.Tensor) -> None:
+    node.op = "_Arg"
+    node.ClearField("attr")
+    node.attr["T"].type = tensor.dtype.as_datatype_enum
+    node.attr["index"].i = number
+    node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
+    behind = handle_shape(tensor) if tensor.dtype == tf.resource else None
+    if behind is not None:
+        node.attr["_handle_shapes"].list.shape.append(behind[0].as_proto())
+        node.attr["_handle_dtypes"].list.type.append(behind[1].as_datatype_enum)
 
 
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -6,10 +6,11 @@ from tfckpt.cost.storage import PASSES_ON
 from tfckpt.graph import Graph
 
 SUMS = frozenset({"Add", "AddV2", "AddN", "Sub"})
-_PRODUCTS = frozenset({"Mul", "RealDiv"})
+_PRODUCTS = frozenset({"Mul", "RealDiv", "Pow"})  # x^3 is made x * x^2
 _UNARY = frozenset({"Neg", "Square", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p", "Tanh",
                     "Sigmoid", "Relu", "Relu6", "Elu", "Abs", "Erf", "Erfc", "Sin", "Cos", "Inv",
-                    "Reciprocal", "Softplus", "Softsign", "Selu"})
+                    "Reciprocal", "Softplus", "Softsign", "Selu",
+                    "Pow"})  # x^2, x^0.5, x^-0.5 and x^-1 are made unary ops
 _BIASED = frozenset({"BiasAdd", "Add", "AddV2", "Sub"})  # not AddN, which sums gradients
 _ACTIVATIONS = _UNARY | SUMS | {"LeakyRelu", "Gelu", "Mul"}
 _CONTRACTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "MatMul", "Conv3D", "BatchMatMulV2"})
@@ -20,6 +21,7 @@ _MERGES = {
     **{op: SUMS | _PRODUCTS for op in sorted(_PRODUCTS)},
     **{op: _UNARY for op in sorted(_UNARY)},
     "Sqrt": _UNARY | {"RealDiv", "Div", "Xdivy"}, "Exp": _UNARY | {"Sub"},
+    "Pow": SUMS | _PRODUCTS | _UNARY | {"Div", "Xdivy"},
     "Sigmoid": _UNARY | {"Mul"},
     "Softmax": frozenset({"Log"}),
 }

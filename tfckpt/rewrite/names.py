@@ -41,6 +41,12 @@ def term_name(op: str, place: int) -> str:
     return f"{op}-{SCOPE}_term{place:04d}"
 
 
+def base_name(cube: str, first: bool) -> str:
+    """Name of the pass-through of x before x^3, before or behind what Grappler calls x^2."""
+    scope, slash, name = cube.rpartition("/")
+    return f"{scope}{slash}{'0' if first else 'z'}{name}-{SCOPE}_base"
+
+
 def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
               device: str) -> Create:
     """A pass-through that Grappler may not replace by control edges on its readers."""

@@ -10,7 +10,7 @@ plain step, and the sum reads its terms through pass-throughs whose names have t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -26,17 +26,23 @@ _LARGEST_COMPARED = 1 << 16
 _ROUNDED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 
 
-def add_in_plain_order(edits: Edits, graph: Graph, live: tf.Graph) -> Edits:
+Optimised = Mapping[str, tf.compat.v1.NodeDef]
+"""What Grappler makes of a step, by name."""
+
+
+def add_in_plain_order(edits: Edits, graph: Graph, live: tf.Graph,
+                       plain: Callable[[], Optimised]) -> Edits:
     """The edits, with pass-throughs before the sums whose order they might change.
 
     Args:
       graph: the captured step.
-      live: the FuncGraph it was captured from, not edited yet.
+      live: the graph it was captured from, not edited yet.
+      plain: what Grappler makes of it; called where a name is open.
     """
     sums = [i for i, op in enumerate(graph.ops)
             if op.type == "AddN" and len(op.inputs) > 2 and op.outputs[0].dtype in _ROUNDED
             and op.name not in edits.dropped]
-    if edits.in_xla or not sums:
+    if not sums:
         return edits
     classes = equal_ops(graph, live)
     count: dict[int, int] = {}
@@ -45,14 +51,10 @@ def add_in_plain_order(edits: Edits, graph: Graph, live: tf.Graph) -> Edits:
     open_sums = [i for i in sums if any(count[classes[s]] > 1 for s, _ in graph.ops[i].inputs)]
     if not open_sums:
         return edits
-    try:
-        plain = {node.name: node for node in tf_adapter.optimized(live).node}
-    except (ValueError, tf.errors.OpError):  # a graph that Grappler would leave as it is
-        return edits
     number = {op.name: classes[i] for i, op in enumerate(graph.ops)}
     orders = {}
     for op in [graph.ops[i] for i in open_sums]:
-        node = plain.get(op.name)
+        node = plain().get(op.name)
         if node is not None and node.op == "AddN":
             order = _order([(classes[s], slot) for s, slot in op.inputs], node, number)
             if order is not None:
