@@ -68,6 +68,21 @@ def text_classification_transformer(wrap):
     return supervised(wrap, model, tokens(), keras.optimizers.Adam(1e-3))
 
 
+@GROUP.entry(smoke=True)
+def gelu_by_tanh(wrap):
+    """x^3, of which Grappler and the gradient make x^2; before it a name on each side of theirs."""
+    def gelu(x):
+        return keras.activations.gelu(x, approximate=True)
+
+    features = keras.Input((16,))
+    h = layers.Dense(64)(features)
+    for _ in range(3):
+        residual = h
+        h = layers.Activation(gelu)(layers.LayerNormalization()(h))
+        h = layers.Add()([layers.Dense(64, activation=gelu)(h), residual])
+    return supervised(wrap, keras.Model(features, layers.Dense(CLASSES)(h)), batches())
+
+
 @GROUP.entry(expect=UNCHANGED, refused=NO_GAIN)
 def variational_autoencoder(wrap):
     picture = keras.Input((16, 16, 1))

@@ -27,7 +27,14 @@ EVERY_DAY, NIGHTLY = 8, 5000
 MINUTES = float(os.environ.get("TFCKPT_ZOO_MINUTES", "12"))
 SEED = int(os.environ.get("TFCKPT_ZOO_SEED", "0"))
 OPTIMIZERS = {"sgd": steps.sgd, "adam": keras.optimizers.Adam, "rmsprop": keras.optimizers.RMSprop}
-ACTIVATIONS = ("tanh", "relu", "gelu", "swish", "elu", "softplus")
+
+
+def gelu_by_tanh(x):
+    """As in GPT-2."""
+    return keras.activations.gelu(x, approximate=True)
+
+
+ACTIVATIONS = ("tanh", "relu", "gelu", "swish", "elu", "softplus", gelu_by_tanh)
 
 
 @dataclasses.dataclass(frozen=True)
