@@ -66,6 +66,8 @@ BODIES = {
     "one minus": lambda h, b: (1.0 - tf.sigmoid(h)) * tf.sigmoid(h) - (1.0 - h),
     "differences": lambda h, b: tf.square(tf.sin(h) - b) + tf.math.squared_difference(h, b),
     "swish": lambda h, b: h * tf.sigmoid(h),
+    "swish of keras": lambda h, b: tf.math.softplus(tf.nn.silu(h)),
+    "negated": lambda h, b: 1.0 - (-((1.0 - h) * 1.0)),
     "biased gelu": lambda h, b: tf.nn.gelu(tf.nn.bias_add(h, b)),
     "biased tanh": lambda h, b: tf.tanh(tf.nn.bias_add(h, b)),
     "biased elu": lambda h, b: tf.nn.elu(tf.nn.bias_add(h, b)) * 0.7,

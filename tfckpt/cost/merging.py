@@ -17,16 +17,17 @@ _CONTRACTIONS = frozenset({"Conv2D", "DepthwiseConv2dNative", "MatMul", "Conv3D"
 _MERGES = {
     "Conv2D": _BIASED, "DepthwiseConv2dNative": _BIASED, "MatMul": _BIASED, "Conv3D": _BIASED,
     "BatchMatMulV2": _BIASED | {"Mul"}, "BiasAdd": _ACTIVATIONS, "Pad": frozenset({"Conv2D"}),
-    **{op: SUMS | _PRODUCTS | {"Log", "Square"} for op in sorted(SUMS)},
+    **{op: SUMS | _PRODUCTS | {"Log", "Square", "Neg"} for op in sorted(SUMS)},
     **{op: SUMS | _PRODUCTS for op in sorted(_PRODUCTS)},
-    **{op: _UNARY for op in sorted(_UNARY)},
+    **{op: _UNARY for op in sorted(_UNARY)}, "Neg": _UNARY | SUMS,
     "Sqrt": _UNARY | {"RealDiv", "Div", "Xdivy"}, "Exp": _UNARY | {"Sub"},
     "Pow": SUMS | _PRODUCTS | _UNARY | {"Div", "Xdivy"},
     "Sigmoid": _UNARY | {"Mul"},
     "Softmax": frozenset({"Log"}),
 }
 """Op types that Grappler or oneDNN may merge into an only reader of these types (x / sqrt(y) is
-made x * rsqrt(y), log(1 + x) is made log1p(x), log(softmax(x)) is made one op ...)."""
+made x * rsqrt(y), log(1 + x) is made log1p(x), a - (-b) is made a + b, log(softmax(x)) and
+x * sigmoid(1 * x) are made one op ...)."""
 REARRANGED = SUMS | _PRODUCTS | _UNARY
 """Op types that Grappler's arithmetic optimizer rearranges."""
 
@@ -40,11 +41,17 @@ others, and with the bias alone, the fused kernel gives the same bits.)"""
 
 def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bool:
     """Whether TensorFlow may merge an op into its only reader; `readers` as `Graph.consumers`."""
-    wanted = _MERGES.get(graph.ops[i].type)
+    wanted = REARRANGED if _is_removed(graph, i) else _MERGES.get(graph.ops[i].type)
     reader = only_reader(graph, i, readers) if wanted is not None else None
     if wanted is None or reader is None or graph.ops[reader].type not in wanted:
         return False
     return graph.ops[i].type not in _CONTRACTIONS or not _sums_alike(graph, reader)
+
+
+def _is_removed(graph: Graph, i: int) -> bool:
+    """Whether an op multiplies by one, as the `silu` of TensorFlow does before its sigmoid."""
+    return graph.ops[i].type == "Mul" and any(
+        graph.ops[source].attrs.get("value") == 1.0 for source, _ in graph.ops[i].inputs)
 
 
 def _sums_alike(graph: Graph, op: int) -> bool:
