@@ -67,6 +67,8 @@ BODIES = {
     "differences": lambda h, b: tf.square(tf.sin(h) - b) + tf.math.squared_difference(h, b),
     "swish": lambda h, b: h * tf.sigmoid(h),
     "swish of keras": lambda h, b: tf.math.softplus(tf.nn.silu(h)),
+    "swish returned": lambda h, b: tf.nn.silu(-h),
+    "product with itself": lambda h, b: h * h / 0.3 * 1.0,
     "negated": lambda h, b: 1.0 - (-((1.0 - h) * 1.0)),
     "biased gelu": lambda h, b: tf.nn.gelu(tf.nn.bias_add(h, b)),
     "biased tanh": lambda h, b: tf.tanh(tf.nn.bias_add(h, b)),

@@ -42,7 +42,7 @@ others, and with the bias alone, the fused kernel gives the same bits.)"""
 def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bool:
     """Whether TensorFlow may merge an op into its only reader; `readers` as `Graph.consumers`."""
     wanted = REARRANGED if _is_removed(graph, i) else _MERGES.get(graph.ops[i].type)
-    reader = only_reader(graph, i, readers) if wanted is not None else None
+    reader = only_reader(graph, i, readers, equal=True) if wanted is not None else None
     if wanted is None or reader is None or graph.ops[reader].type not in wanted:
         return False
     return graph.ops[i].type not in _CONTRACTIONS or not _sums_alike(graph, reader)
@@ -62,9 +62,15 @@ def _sums_alike(graph: Graph, op: int) -> bool:
             and any(n != 1 for n in shape[:-1]) and None not in shape)
 
 
-def only_reader(graph: Graph, op: int, readers: list[list[int]]) -> int | None:
-    """The only op that reads an op's results, behind pass-throughs, which TensorFlow removes."""
-    found: dict[int, None] = {}
+def only_reader(graph: Graph, op: int, readers: list[list[int]],
+                equal: bool = False) -> int | None:
+    """The only op that reads an op's results, behind pass-throughs, which TensorFlow removes.
+
+    Args:
+      equal: whether equal products count as one, since TensorFlow keeps only one of them: x * x
+        has two gradients.
+    """
+    found: dict[object, int] = {}
     pending: list[tuple[int, int | None]] = [(op, None)]
     seen = set(pending)
     while pending:
@@ -73,7 +79,9 @@ def only_reader(graph: Graph, op: int, readers: list[list[int]]) -> int | None:
             if slot is not None and (i, slot) not in graph.ops[r].inputs:
                 continue
             if graph.ops[r].type not in PASSES_ON:
-                found[r] = None
+                reader = graph.ops[r]
+                key = (reader.type, tuple(sorted(reader.inputs)))
+                found.setdefault(key if equal and reader.type == "Mul" else r, r)
                 continue
             passed = [(r, n) for n, (source, k) in enumerate(graph.ops[r].inputs)
                       if source == i and slot in (None, k)]
@@ -81,4 +89,4 @@ def only_reader(graph: Graph, op: int, readers: list[list[int]]) -> int | None:
             seen.update(passed)
         if len(found) > 1:
             return None
-    return next(iter(found), None)
+    return next(iter(found.values()), None)

@@ -97,7 +97,8 @@ class Draft:
 
         Pass-throughs do not count, since TensorFlow removes them.
         """
-        return only_reader(self.graph, index, self.readers) is None
+        return bool(self.readers[index]) and only_reader(
+            self.graph, index, self.readers) is None
 
     def instance(self, position: int, tensor: TensorId) -> int | None:
         """The instance of a storage that the step at a position reads for `tensor`."""

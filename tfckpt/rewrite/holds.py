@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from tfckpt.cost.costgraph import BACKWARD
@@ -278,15 +278,29 @@ class ExecutorHolds:
         """Has the step's last write wait for taps behind the last fence, so that they exist.
 
         Only a write scheduled after the last copy will do; an earlier one may be what the copies
-        wait for. Where there is none, the last op that nothing rearranges waits.
+        wait for. A step without one, which returns its gradients, waits where it returns them, or
+        else in its last op that nothing rearranges.
         """
-        last: list[Op] = []
+        last = self._last(lambda v, op: not op.outputs) or self._result() or self._last(
+            lambda v, op: not (op.type in REARRANGED or self.draft.cost.vertices[v].fusible))
+        if last is not None:
+            self.draft.controls.extend(AddControl(last, tap) for tap in taps)
+
+    def _last(self, wanted: Callable[[int, Op], bool]) -> str | None:
+        """The last op of a kind that is scheduled after the last copy."""
         for v, copy in reversed(self.draft.plan.schedule):
             if copy:
                 break
-            op = self.draft.op(v)
-            if not op.outputs or not (op.type in REARRANGED or self.draft.cost.vertices[v].fusible):
-                last.append(op)
-        waiting = next((op for op in last if not op.outputs), last[0] if last else None)
-        if waiting is not None:
-            self.draft.controls.extend(AddControl(waiting.name, tap) for tap in taps)
+            if wanted(v, self.draft.op(v)):
+                return self.draft.op(v).name
+        return None
+
+    def _result(self) -> str | None:
+        """A pass-through that hands a result out of the step and that nothing else reads."""
+        draft = self.draft
+        for i, _ in reversed(draft.graph.fetches):
+            op = draft.graph.ops[i]
+            if op.type == "Identity" and not draft.readers[i] and (
+                    not draft.device or op.device == draft.device):
+                return op.name
+        return None
