@@ -68,19 +68,28 @@ def text_classification_transformer(wrap):
     return supervised(wrap, model, tokens(), keras.optimizers.Adam(1e-3))
 
 
-@GROUP.entry(smoke=True)
-def gelu_by_tanh(wrap):
-    """x^3, of which Grappler and the gradient make x^2; before it a name on each side of theirs."""
-    def gelu(x):
-        return keras.activations.gelu(x, approximate=True)
-
+def _activated(wrap, activation):
     features = keras.Input((16,))
     h = layers.Dense(64)(features)
     for _ in range(3):
         residual = h
-        h = layers.Activation(gelu)(layers.LayerNormalization()(h))
-        h = layers.Add()([layers.Dense(64, activation=gelu)(h), residual])
+        h = layers.Activation(activation)(layers.LayerNormalization()(h))
+        h = layers.Add()([layers.Dense(64, activation=activation)(h), residual])
     return supervised(wrap, keras.Model(features, layers.Dense(CLASSES)(h)), batches())
+
+
+@GROUP.entry(smoke=True)
+def gelu_by_tanh(wrap):
+    """x^3, of which Grappler and the gradient make x^2; before it a name on each side of theirs."""
+    return _activated(wrap, lambda x: keras.activations.gelu(x, approximate=True))
+
+
+@GROUP.entry()
+def silu(wrap):
+    """Without residuals: x * sigmoid(1 * x), in which the product with one goes away."""
+    model = keras.Sequential([keras.Input((16,)), *[layers.Dense(64, "silu") for _ in range(6)],
+                              layers.Dense(CLASSES)])
+    return supervised(wrap, model, batches())
 
 
 @GROUP.entry(expect=UNCHANGED, refused=NO_GAIN)
