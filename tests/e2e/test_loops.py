@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tfckpt import pipeline
+from tfckpt.rewrite.edits import AddControl
 
 WIDTH, BATCH, LENGTH = 64, 1024, 12
 """An entry of a list takes 256 KiB, since the CPU's allocator counts no less."""
@@ -167,5 +169,12 @@ def test_a_write_behind_a_loop_waits_for_the_copy(monkeypatch):
     wanted, _ = train(lambda f: f)
     found, step = train(tfckpt.checkpoint)
     assert found == wanted and step.report.applied and step.report.recomputed_ops > 0
-    monkeypatch.setattr(pipeline, "writes_after_copies", lambda graph, edits: edits)
+
+    def before_copies(graph, edits):
+        return dataclasses.replace(edits, controls=(*edits.controls, *(
+            AddControl(clone.name, write) for clone in edits.clones
+            for write in next(op for op in graph.ops if op.name == clone.source
+                              ).attrs.get("later_writes", ()))))
+
+    monkeypatch.setattr(pipeline, "writes_after_copies", before_copies)
     assert train(tfckpt.checkpoint)[0] != wanted  # or this would prove nothing
