@@ -35,6 +35,7 @@ _FAMILIES: dict[str, tuple[Callable, int, int, str]] = {
     "nasnet_mobile": (keras.applications.NASNetMobile, 64, 4, RECOMPUTES),
     "inception_resnet": (keras.applications.InceptionResNetV2, 75, 4, LESS),
 }
+_LARGE = ("resnet50_v2", "xception", "inception_resnet")
 
 
 def _family(name: str) -> Entry:
@@ -44,7 +45,8 @@ def _family(name: str) -> Entry:
         model = make(weights=None, classes=CLASSES, input_shape=(size, size, 3),
                      classifier_activation=None)
         return supervised(wrap, model, images(size, batch=batch)[:2])
-    return Entry(name, GROUP.name, build, expect=expect, alone=True)
+    return Entry(name, GROUP.name, build, expect=expect, alone=True,
+                 large=name in _LARGE)
 
 
 GROUP.extend(_family(name) for name in _FAMILIES)

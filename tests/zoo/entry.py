@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
+from tfckpt.capture import tf_adapter
 
 RECOMPUTES = "recomputes"
 LESS = "less"
@@ -84,6 +85,8 @@ class Entry:
       refused: what the reports' refusals or reason contain.
       xla: compared within 1e-5 instead of bit for bit, without op determinism.
       alone: in a process of its own.
+      large: trained without TensorFlow's memory optimizer, which above some 215 MB has sums add
+        in the order of arrival.
       smoke: run every day.
     """
 
@@ -94,6 +97,7 @@ class Entry:
     refused: str = ""
     xla: bool = False
     alone: bool = False
+    large: bool = False
     smoke: bool = False
 
 
@@ -128,6 +132,8 @@ def conditions(entry: Entry) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if entry.xla:
             stack.enter_context(process.without_determinism())
+        if entry.large:
+            stack.enter_context(tf_adapter.memory_optimizer("NO_MEM_OPT", ""))
         try:
             yield
         finally:
