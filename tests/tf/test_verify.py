@@ -61,10 +61,11 @@ def test_peaks_that_can_be_counted_by_hand(square, holes, body, live):
     assert measure_peak(tf.function(body), square) == pytest.approx(live * TENSOR, rel=0.05)
 
 
-def test_median_of_several_calls(square):
-    counts = iter([0, LANES // 2, LANES, 0])  # the first call is not measured
+def test_median_of_several_calls(square, holes):
+    counts = iter([0, LANES // 4, LANES, 0])  # the first call is not measured
     peak = measure_peak(lambda: [tf.roll(square, i, 0) for i in range(next(counts))], repeats=3)
-    assert peak == pytest.approx(LANES // 2 * TENSOR, abs=1.05 * TENSOR)  # a block reused whole
+    # room for chunks reused whole; the mean of the three would be at 1.67
+    assert peak == pytest.approx(LANES // 4 * TENSOR, rel=0.25)
 
 
 def test_variables_and_slots_are_put_back():
