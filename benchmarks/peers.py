@@ -35,6 +35,8 @@ flags.DEFINE_list("jobs", ["resnet50", "densenet121", "vgg16", "inception_v3", "
                            "transformer", "lstm"], "Names in benchmarks.jobs.SMALL.")
 flags.DEFINE_list("peers", [], "Which peers; all where none is named.")
 flags.DEFINE_integer("steps", 3, "Measured steps of each.", lower_bound=1)
+flags.DEFINE_bool("accumulate", True, "Whether TensorFlow's memory optimizer runs, which has sums "
+                  "of large steps add in the order of arrival.")
 flags.DEFINE_bool("tiny", False, "Miniatures of the jobs, to try this program out.")
 flags.DEFINE_bool("alone", False, "For internal use: the one job of this process.")
 
@@ -178,8 +180,17 @@ def measure_job(name: str) -> None:
     import tensorflow as tf
 
     from benchmarks.measure import take_turns
+    from tfckpt.capture import tf_adapter
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    if not FLAGS.accumulate:
+        with tf_adapter.memory_optimizer("NO_MEM_OPT", ""):
+            _measure(name, take_turns)
+    else:
+        _measure(name, take_turns)
+
+
+def _measure(name: str, take_turns: Call) -> None:
     job, step = plain(name)
     numbers = {"plain": train(job, step)}
     plain_peaks: list[int] = []  # of all turns: they depend on what the allocator has at hand
@@ -217,7 +228,7 @@ def run_job(name: str, peers: list[str]) -> None:
     while peers:
         command = [sys.executable, "-m", "benchmarks.peers", "--alone", f"--jobs={name}",
                    f"--peers={','.join(peers)}", f"--steps={FLAGS.steps}",
-                   *(["--tiny"] if FLAGS.tiny else [])]
+                   f"--accumulate={FLAGS.accumulate}", *(["--tiny"] if FLAGS.tiny else [])]
         with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}) as child:
