@@ -30,6 +30,8 @@ from typing import Any
 
 from absl import app, flags
 
+from benchmarks import rows
+
 FLAGS = flags.FLAGS
 flags.DEFINE_list("jobs", ["resnet50", "densenet121", "vgg16", "inception_v3", "unet",
                            "transformer", "lstm"], "Names in benchmarks.jobs.SMALL.")
@@ -183,10 +185,8 @@ def measure_job(name: str) -> None:
     from tfckpt.capture import tf_adapter
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    if not FLAGS.accumulate:
-        with tf_adapter.memory_optimizer("NO_MEM_OPT", ""):
-            _measure(name, take_turns)
-    else:
+    with (contextlib.nullcontext() if FLAGS.accumulate
+          else tf_adapter.memory_optimizer("NO_MEM_OPT", "")):
         _measure(name, take_turns)
 
 
@@ -250,7 +250,7 @@ def run_job(name: str, peers: list[str]) -> None:
 
 def print_line(cells: Any) -> None:
     """One line of a markdown table, filled up."""
-    print("| " + " | ".join([*cells, *[""] * (len(COLUMNS) - len(cells))]) + " |", flush=True)
+    print(rows.line([*cells, *[""] * (len(COLUMNS) - len(cells))]), flush=True)
 
 
 def main(argv: list[str]) -> None:
@@ -261,8 +261,7 @@ def main(argv: list[str]) -> None:
     if FLAGS.alone:
         measure_job(FLAGS.jobs[0])
         return
-    print_line(COLUMNS)
-    print_line(["---"] * len(COLUMNS))
+    print(rows.head(COLUMNS), flush=True)
     for name in FLAGS.jobs:
         run_job(name, FLAGS.peers or list(PEERS))
 

@@ -144,11 +144,10 @@ def _plan_part(graph: Graph, options: Options, budget: Budget, before: list[Part
                     refused)
     reason = ""
     # a step that trains twice may read what an update wrote: no fence can then wait for updates
-    attempts = [(graph, single)
-                for single in ([True, False] if not label and single_device(graph) else [False])]
+    singles = (True, False) if not label and single_device(graph) else (False,)
+    attempts = list(singles)
     while attempts:
-        graph, single = attempts.pop(0)
-        cost = build_cost_graph(graph, options.target.rates)
+        single = attempts.pop(0)
         try:
             decision = (_as_before(graph, cost, budget, before)
                         or plan_graph(graph, cost, options, budget, single, device))
@@ -163,7 +162,8 @@ def _plan_part(graph: Graph, options: Options, budget: Budget, before: list[Part
             reason = str(error)
             kept = without_loops(graph, reason) if not attempts else None
             if kept is not None:
-                attempts = [(kept, not label and single_device(kept)), (kept, False)]
+                graph, cost = kept, build_cost_graph(kept, options.target.rates)
+                attempts = list(singles)
     return Part(device, budget, graph, cost, _unplanned(graph, cost, options.target), None,
                 reason)
 

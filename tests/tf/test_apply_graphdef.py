@@ -125,20 +125,27 @@ def test_nested_functions_of_a_session_graph():
     assert named.graph.has_gradient() and named.graph.fetches
 
 
-def test_nested_functions_of_a_saved_model(tmp_path):
-    trained = []
-    tf.saved_model.save(saved.Nested(), str(tmp_path / "plain"))
-    document = read_path(str(tmp_path / "plain"))
-    edited, (result,) = rewritten(document, batch_size=saved.BATCH)
-    assert result.report.inlined == (f"layer, {saved.DEPTH} calls",)
+def trained_alike(tmp_path, edited):
+    """Trains the model saved as `plain` and its edited copy, two steps each; returns both."""
     shutil.copytree(tmp_path / "plain", tmp_path / "smaller")
     (tmp_path / "smaller" / "saved_model.pb").write_bytes(edited.serialized())
+    modules, trained = [], []
     for name in ("plain", "smaller"):
         module = tf.saved_model.load(str(tmp_path / name))
         losses = [module.train(*saved.batch(i))["loss"].numpy().tobytes() for i in range(2)]
         trained.append(losses + [w.numpy().tobytes() for w in module.weights])
-        trained[-1].append(module.count.numpy())
-    assert trained[0] == trained[1] and trained[0][-1] == 2 * saved.DEPTH + 2
+        modules.append(module)
+    assert trained[0] == trained[1]
+    return modules
+
+
+def test_nested_functions_of_a_saved_model(tmp_path):
+    tf.saved_model.save(saved.Nested(), str(tmp_path / "plain"))
+    document = read_path(str(tmp_path / "plain"))
+    edited, (result,) = rewritten(document, batch_size=saved.BATCH)
+    assert result.report.inlined == (f"layer, {saved.DEPTH} calls",)
+    modules = trained_alike(tmp_path, edited)
+    assert [module.count.numpy() for module in modules] == [2 * saved.DEPTH + 2] * 2
 
 
 def test_loops_of_a_session_graph():
@@ -153,19 +160,12 @@ def test_loops_of_a_session_graph():
 
 
 def test_loops_that_read_variables_of_a_saved_model(tmp_path):
-    trained = []
     tf.saved_model.save(saved.Looped(), str(tmp_path / "plain"))
     document = read_path(str(tmp_path / "plain"))
     edited, (result,) = rewritten(document, batch_size=saved.BATCH)
     assert not result.report.refused
     assert any(clone.source.startswith("while") for clone in result.edits.clones)
-    shutil.copytree(tmp_path / "plain", tmp_path / "smaller")
-    (tmp_path / "smaller" / "saved_model.pb").write_bytes(edited.serialized())
-    for name in ("plain", "smaller"):
-        module = tf.saved_model.load(str(tmp_path / name))
-        losses = [module.train(*saved.batch(i))["loss"].numpy().tobytes() for i in range(2)]
-        trained.append(losses + [w.numpy().tobytes() for w in module.weights])
-    assert trained[0] == trained[1]
+    trained_alike(tmp_path, edited)
 
 
 def test_unknown_dimensions_are_refused_by_name(tmp_path):

@@ -18,6 +18,11 @@ SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
 MERGES = ("Merge", "RefMerge", "_XlaMerge")
 
 
+def has_branches(types: Iterable[str]) -> bool:
+    """Whether a graph of ops of these types has branches; most have none."""
+    return not frozenset(SWITCHES).isdisjoint(types)
+
+
 def conditions(ops: Iterable[tuple[str, str, Sequence[str], Sequence[str]]]) -> Conditions:
     """The branches that each op needs taken in order to run; none for most.
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.branches import conditions
+from tfckpt.capture.branches import conditions, has_branches
 from tfckpt.capture.inline import Inlining
 from tfckpt.capture.loop_purity import reads_counted_list
 from tfckpt.capture.loops import kept_lists
@@ -65,15 +65,16 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes,
                      {i for i, op in enumerate(operations) if op.type == "EmptyTensorList"})
-    needed = conditions((op.name, op.type, [t.name for t in op.inputs],
-                         [c.name for c in op.control_inputs]) for op in operations)
+    needed = conditions(
+        (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
+        for op in operations) if has_branches(op.type for op in operations) else {}
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
-           not writes[i] and not needed[op.name]
+           not writes[i] and not needed.get(op.name)
            and not _shrinks_large_constant(operations, outputs, inputs[i], i)
            and is_pure(op.type, stateful[op.name], tuple(t.dtype for t in outputs[i]))
            and reads_counted_list(op),
-           op.device, lists[i].attrs() if i in lists else attrs_of(op), bool(needed[op.name]))
+           op.device, lists[i].attrs() if i in lists else attrs_of(op), bool(needed.get(op.name)))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op.name], t.value_index) for t in fetched)

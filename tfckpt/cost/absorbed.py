@@ -17,6 +17,7 @@ from tfckpt.cost.merging import (
     REARRANGED,
     SUMS,
     merges_into_its_reader,
+    multiplies_by_one,
     only_reader,
 )
 from tfckpt.cost.storage import PASSES_ON
@@ -104,10 +105,9 @@ class _Merger:
             and self._alike(ops[s], ops[activation]) for s in self._sources(bias))
 
     def _removed(self, source: int, op: int) -> bool:
-        """1 * x, which Grappler takes out (silu has one before its sigmoid)."""
-        one = self.graph.ops[source]
-        return (one.type == "Mul" and self._alike(one, self.graph.ops[op])
-                and any(self.graph.ops[s].attrs.get("value") == 1.0 for s, _ in one.inputs)
+        """1 * x, whatever reads it."""
+        return (multiplies_by_one(self.graph, source)
+                and self._alike(self.graph.ops[source], self.graph.ops[op])
                 and only_reader(self.graph, source, self.readers) == op)
 
     def _converted(self, source: int, op: int, final: int) -> bool:

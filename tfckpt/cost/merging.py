@@ -41,15 +41,15 @@ others, and with the bias alone, the fused kernel gives the same bits.)"""
 
 def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bool:
     """Whether TensorFlow may merge an op into its only reader; `readers` as `Graph.consumers`."""
-    wanted = REARRANGED if _is_removed(graph, i) else _MERGES.get(graph.ops[i].type)
+    wanted = REARRANGED if multiplies_by_one(graph, i) else _MERGES.get(graph.ops[i].type)
     reader = only_reader(graph, i, readers, equal=True) if wanted is not None else None
     if wanted is None or reader is None or graph.ops[reader].type not in wanted:
         return False
     return graph.ops[i].type not in _CONTRACTIONS or not _sums_alike(graph, reader)
 
 
-def _is_removed(graph: Graph, i: int) -> bool:
-    """Whether an op multiplies by one, as the `silu` of TensorFlow does before its sigmoid."""
+def multiplies_by_one(graph: Graph, i: int) -> bool:
+    """Whether Grappler takes an op out: 1 * x, as `silu` has before its sigmoid."""
     return graph.ops[i].type == "Mul" and any(
         graph.ops[source].attrs.get("value") == 1.0 for source, _ in graph.ops[i].inputs)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from tfckpt.capture.branches import SWITCHES, conditions
+from tfckpt.capture.branches import conditions, has_branches
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph
 
@@ -102,6 +102,23 @@ def check_edits(graph: Graph, edits: Edits) -> None:
     a topological order of data and control edges exists, and no op of a branch takes an op with
     it that ran whichever branch is taken.
     """
+    tensors, waits, kinds = edited(graph, edits)
+    order = _order({name: {*map(op_of, tensors[name]), *waits[name]} for name in tensors})
+    if has_branches(kinds.values()):
+        needed = conditions((name, kinds[name], tensors[name], waits[name]) for name in order)
+        for op in graph.ops:
+            if needed[op.name] and not op.conditional:
+                raise RewriteError(f"rewrite: {op.name!r} would run in one branch only; "
+                                   "the graph is left as it was")
+
+
+def edited(graph: Graph, edits: Edits) -> tuple[dict[str, list[str]], dict[str, list[str]],
+                                                dict[str, str]]:
+    """The edited graph: by op what it reads (`op:slot`), the ops that it waits for, and its type.
+
+    Raises:
+      RewriteError: an edit names what does not exist, or a name that is taken.
+    """
     tensors = {op.name: [f"{graph.ops[s].name}:{slot}" for s, slot in op.inputs]
                for op in graph.ops}
     waits = {op.name: [graph.ops[c].name for c in op.controls] for op in graph.ops}
@@ -122,13 +139,7 @@ def check_edits(graph: Graph, edits: Edits) -> None:
         if control.op not in tensors:
             raise RewriteError(f"rewrite: {control.op!r}, which is to wait, does not exist")
         waits[control.op].append(control.control)
-    order = _order({name: {*map(op_of, tensors[name]), *waits[name]} for name in tensors})
-    if any(kind in SWITCHES for kind in kinds.values()):
-        needed = conditions((name, kinds[name], tensors[name], waits[name]) for name in order)
-        for op in graph.ops:
-            if needed[op.name] and not op.conditional:
-                raise RewriteError(f"rewrite: {op.name!r} would run in one branch only; "
-                                   "the graph is left as it was")
+    return tensors, waits, kinds
 
 
 def _order(before: dict[str, set[str]]) -> list[str]:

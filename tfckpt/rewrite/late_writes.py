@@ -13,7 +13,7 @@ import dataclasses
 from tfckpt.capture.devices import device_key
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph
-from tfckpt.rewrite.edits import AddControl, Edits, op_of
+from tfckpt.rewrite.edits import AddControl, Edits, edited, op_of
 
 
 def writes_after_copies(graph: Graph, edits: Edits) -> Edits:
@@ -47,18 +47,10 @@ def writes_after_copies(graph: Graph, edits: Edits) -> Edits:
 
 def _following(graph: Graph, edits: Edits) -> dict[str, list[str]]:
     """For each op of the edited graph those that read it or wait for it."""
-    read = {op.name: [graph.ops[s].name for s, _ in op.inputs] for op in graph.ops}
-    waits = {op.name: [graph.ops[c].name for c in op.controls] for op in graph.ops}
-    for new in edits.added:
-        read[new.name] = [op_of(t) for t in new.inputs]
-        waits[new.name] = list(new.controls)
-    for rewire in edits.rewires:
-        read[rewire.op][rewire.index] = op_of(rewire.tensor)
-    for control in edits.controls:
-        waits[control.op].append(control.control)
-    found: dict[str, list[str]] = {name: [] for name in read}
-    for name in read:
-        for before in dict.fromkeys((*read[name], *waits[name])):
+    tensors, waits, _ = edited(graph, edits)
+    found: dict[str, list[str]] = {name: [] for name in tensors}
+    for name in tensors:
+        for before in dict.fromkeys((*map(op_of, tensors[name]), *waits[name])):
             found[before].append(name)
     return found
 
