@@ -7,7 +7,7 @@ and control edges, so an op's index is also a valid position in the original exe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfckpt.errors import CaptureError
 
@@ -84,6 +84,18 @@ class Graph:
     def has_gradient(self) -> bool:
         """Whether any op lies in the backward region."""
         return any(op.region == BACKWARD for op in self.ops)
+
+
+def ancestors(ops: Sequence[Op], targets: Iterable[int]) -> set[int]:
+    """The ops that must run before one of the targets."""
+    found: set[int] = set()
+    pending = list(targets)
+    while pending:
+        op = ops[pending.pop()]
+        new = {source for source, _ in op.inputs} | set(op.controls)
+        pending += sorted(new - found)
+        found |= new
+    return found
 
 
 def check_graph(graph: Graph) -> None:

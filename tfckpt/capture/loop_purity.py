@@ -13,15 +13,14 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.purity import is_pure
-from tfckpt.capture.variables import ANY, READS, variable
+from tfckpt.capture.variables import ANY, PASSES, READS, behind, variable
 from tfckpt.graph import LOOPS
 
 _CALLS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1, "PartitionedCall": 0,
           "StatefulPartitionedCall": 0, **{loop: 0 for loop in sorted(LOOPS)}}
 """Ops that call functions, and which of their inputs is the functions' first argument."""
 _HARMLESS = frozenset({"Placeholder", "Const", "NoOp", "_Arg", "_Retval"})
-_PASSES = ("Identity", "IdentityN")
-_VALUES = ("TensorList", "EmptyTensorList", "OptionalFromValue", "OptionalNone", *_PASSES,
+_VALUES = ("TensorList", "EmptyTensorList", "OptionalFromValue", "OptionalNone", *PASSES,
            "ZerosLike", "AddN")
 """Types of ops, or how they begin, whose variants are values: lists, and what branches keep."""
 _EMPTY = ("EmptyTensorList", "TensorListReserve")
@@ -72,9 +71,9 @@ def reads_counted_list(op: tf.Operation) -> bool:
 
 def _is_counted(made: tf.Tensor) -> bool:
     """Whether the bytes of a list are known, but for a first entry (as `tf.scan` puts there)."""
-    op = _behind(made).op
+    op = behind(made).op
     if op.type == "TensorListSetItem":
-        return _behind(op.inputs[0]).op.type in _EMPTY
+        return behind(op.inputs[0]).op.type in _EMPTY
     return op.type in _COUNTED
 
 
@@ -105,7 +104,7 @@ def _read(graph: tf.Graph) -> set[int]:
             handles += [op.inputs[i] for i in sorted(_read_by_all(op))]
         elif op.type in READS:
             handles += [t for t in op.inputs if t.dtype == tf.resource]
-        elif op.type not in _PASSES and not _is_pure(op):
+        elif op.type not in PASSES and not _is_pure(op):
             raise _Refusal(f"its body holds {op.name} ({op.type}), which must not run twice")
     arguments = {_argument(graph, handle) for handle in handles}
     if None in arguments:
@@ -121,12 +120,6 @@ def _is_pure(op: tf.Operation) -> bool:
             and is_pure(op.type, tf_adapter.is_stateful(op), dtypes))
 
 
-def _behind(tensor: tf.Tensor) -> tf.Tensor:
-    while tensor.op.type in _PASSES:
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor
-
-
 def _argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:
-    name = _behind(tensor).name
+    name = behind(tensor).name
     return next((i for i, given in enumerate(graph.inputs) if given.name == name), None)

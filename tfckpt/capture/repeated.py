@@ -9,7 +9,7 @@ must run before the backward reads what the loop computed, the loop is not recom
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -17,7 +17,7 @@ from tfckpt.capture.loop_purity import Again, may_loop_again
 from tfckpt.capture.loops import Kept
 from tfckpt.capture.shapes import uncaptured_inputs
 from tfckpt.capture.variables import ANY, may_write
-from tfckpt.graph import BACKWARD, FORWARD, LOOPS, Graph, Op
+from tfckpt.graph import BACKWARD, FORWARD, LOOPS, Graph, Op, ancestors
 
 _UNDER_XLA = ("XLA holds copies back at their inputs, and those of a loop may be lists, "
               "variables and numbers only")
@@ -78,28 +78,16 @@ def without_loops(graph: Graph, reason: str) -> Graph | None:
 def _with_writers(ops: Sequence[Op], loop: int, again: Again, writers: Sequence[int]
                   ) -> tuple[Again, tuple[str, ...]]:
     """What becomes of a loop whose variables some ops may write, and which of them come later."""
-    before = _before(ops, [loop])
+    before = ancestors(ops, [loop])
     later = [w for w in writers if w not in before]
     reading = [i for i, op in enumerate(ops) if op.region == BACKWARD
                and any(source == loop for source, _ in op.inputs)]
-    needed = _before(ops, reading)
+    needed = ancestors(ops, reading)
     for w in later:
         if w in needed or ops[w].region in (FORWARD, BACKWARD):
             return Again(f"{ops[w].name} may write a variable that the loop reads before the "
                          "backward does"), ()
     return again, tuple(ops[w].name for w in later)
-
-
-def _before(ops: Sequence[Op], targets: Iterable[int]) -> set[int]:
-    """The ops that must run before one of the targets."""
-    found: set[int] = set()
-    pending = list(targets)
-    while pending:
-        op = ops[pending.pop()]
-        new = {s for s, _ in op.inputs} | set(op.controls)
-        pending += sorted(new - found)
-        found |= new
-    return found
 
 
 def _unsure(graph: tf.Graph) -> frozenset[str]:

@@ -19,11 +19,20 @@ READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "Resourc
                    "VarIsInitializedOp"})
 """Ops that only read the variables whose handles they are given."""
 _HANDLES = frozenset({"Placeholder", "_Arg", "VarHandleOp"})
-_PASS = frozenset({"Identity", "IdentityN", "NoOp"})
+PASSES = ("Identity", "IdentityN")
+"""Ops that pass on what they read."""
+_HARMLESS = frozenset({*PASSES, "NoOp"})
 _NO_VARIABLES = ("Iterator", "OneShotIterator", "AnonymousIterator", "MakeIterator",
                  "DeleteIterator", "LookupTable", "HashTable", "MutableHashTable", "Summary",
                  "WriteScalar", "WriteHistogram", "WriteImage", "WriteSummary", "FlushSummary")
 _PYTHON = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless"})
+
+
+def behind(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor that ops which do nothing else pass on."""
+    while tensor.op.type in PASSES:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
@@ -32,8 +41,7 @@ def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
     Args:
       unsure: placeholders for resources that may be the same as others.
     """
-    while handle.op.type in ("Identity", "IdentityN"):
-        handle = handle.op.inputs[handle.value_index]
+    handle = behind(handle)
     op = handle.op
     if op.type not in _HANDLES or op.name in unsure:
         return ANY
@@ -46,7 +54,7 @@ def may_write(op: tf.Operation, unsure: Collection[str] = ()) -> tuple[str, ...]
     """The variables that an op may write, `ANY` among them if that cannot be told."""
     if op.type in _PYTHON:
         return (ANY,)
-    if op.type in READS | _PASS | _HANDLES or op.type.startswith(_NO_VARIABLES):
+    if op.type in READS | _HARMLESS | _HANDLES or op.type.startswith(_NO_VARIABLES):
         return ()
     called = tf_adapter.called_functions(op)
     if called and any(_writes_unseen(op, name, set()) for name in called):

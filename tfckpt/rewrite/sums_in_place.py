@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from tfckpt.cost.costgraph import FORWARD
 from tfckpt.cost.storage import PASSES_ON, RESIDENT, SHAPE_ONLY, is_alias
 from tfckpt.errors import RewriteError
-from tfckpt.graph import TensorId
+from tfckpt.graph import TensorId, ancestors
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.edits import Clone
@@ -95,7 +95,8 @@ class _Sum:
         makers = [self.v if s is None else draft.cost.storages[s].producer for s in stored]
         if not copies.keys() & {self.v, *makers}:
             return
-        before = self._ancestors()
+        adding = {op for op, _ in self.tree}
+        before = adding | ancestors(draft.graph.ops, adding)
         free = [not self._read_later(t, before) for t in self.terms]
         first = free.index(True) if True in free else 0
         again = copies.get(self.v, ())
@@ -112,17 +113,6 @@ class _Sum:
                     read = (clones[copy_name(name, copy)].inputs[i] if copy
                             else rewired.get((name, i), tensor))
                     yield Held((self.v, copy), read, draft.tensor(self.terms[k]).dtype)
-
-    def _ancestors(self) -> set[int]:
-        """The ops that have run before the sum, the sum among them."""
-        ops = self.draft.graph.ops
-        found, pending = set(), [op for op, _ in self.tree]
-        while pending:
-            op = pending.pop()
-            if op not in found:
-                found.add(op)
-                pending += [i for i, _ in ops[op].inputs] + list(ops[op].controls)
-        return found
 
     def _read_later(self, tensor: TensorId, before: Collection[int]) -> bool:
         """Whether something holds a term's buffer while the plain step adds, or may do so."""
