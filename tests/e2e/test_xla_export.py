@@ -20,6 +20,9 @@ JAX = os.environ.get("TFCKPT_JAX_PYTHON") or (
     sys.executable if importlib.util.find_spec("jax") else None)
 SIZES = {"layers": 2, "d": 64, "mlp": 128, "seq": 64, "batch": 16, "dropout": 0.0}
 
+PLUGIN = JAX is not None and not subprocess.run(
+    [JAX, "-c", "import jax_plugins.xla_cuda12"], capture_output=True).returncode
+
 _CHILD = """
 import runpy, sys
 sys.argv = sys.argv[1:]
@@ -76,6 +79,37 @@ def test_jax_runs_it_without_tensorflow(exported):
         assert float(wanted) == pytest.approx(about["tensorflow_loss"], abs=1e-6)
         assert float(difference) < 1e-4
     assert float(data.split("|")[3]) < 0.8 * before
+
+
+def compile_for_gpu(folder):
+    return subprocess.run(
+        [JAX, str(ROOT / "benchmarks" / "xla_gpu.py"), str(folder), "--compile_for=h100"],
+        capture_output=True, text=True, timeout=600,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+
+
+@pytest.mark.skipif(not PLUGIN, reason="needs XLA's GPU compiler: pip install 'jax[cuda12]'")
+def test_the_gpu_compiler_keeps_recomputation(exported):
+    """Needs no GPU: nothing is run."""
+    folder, about = exported
+    done = compile_for_gpu(folder)
+    assert not done.returncode, done.stderr[-2000:]
+    rows = [row.split("|")[3:8] for row in done.stdout.splitlines()[-3:]]
+    plain, data, barrier = ([float(each) for each in row] for row in rows)
+    assert plain[1:4] == [1, 0, 0]
+    for temp, _, planned, recomputed, heavy in (data, barrier):
+        assert temp < plain[0]
+        assert planned == about["recomputed_ops"]
+        assert 0.5 * planned < recomputed <= planned
+        assert heavy > plain[4]  # some of what is recomputed are products
+
+
+@pytest.mark.skipif(JAX is None or PLUGIN, reason="needs JAX without a GPU's compiler")
+def test_without_a_gpu_compiler_it_says_what_is_missing(exported):
+    done = compile_for_gpu(exported[0])
+    assert done.returncode == 1
+    assert done.stderr.startswith("xla_gpu: --compile_for needs XLA's GPU compiler"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_inputs_that_are_not_its_own_are_refused(exported):
