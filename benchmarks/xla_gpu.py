@@ -64,7 +64,6 @@ _COPY = re.compile(r"-tfckpt\d+$")
 _HEAVY = re.compile(r' (?:dot|convolution)\(|custom_call_target="__cu(?:blas|dnn)\$')
 
 
-
 def stablehlo(module: bytes) -> ir.Module:
     """A serialized HLO module as JAX hands modules to compilers.
 
@@ -146,7 +145,7 @@ def compile_job(folder: pathlib.Path, device: Any) -> str:
 class Program:
     """One compiled module on one device.
 
-    Private interfaces of jaxlib: there is no public way from HLO. Tried with 0.10.
+    Private interfaces of jaxlib: there is no public way from HLO. Tried with 0.10.2.
     """
 
     def __init__(self, module: bytes, device: Any):
