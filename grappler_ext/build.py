@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,8 +20,7 @@ import tempfile
 
 SOURCE = pathlib.Path(__file__).parent / "pass" / "tfckpt_optimizer.cc"
 COMPILER = "CXX"
-"""The environment variable that names another compiler than g++."""
-
+"""The environment variable that names another compiler than g++, with arguments if need be."""
 
 FLAGS = ("-O1", "-g0")
 SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
@@ -47,7 +47,7 @@ def shared_object(force: bool = False, flags: tuple[str, ...] = FLAGS) -> pathli
         written; says what to do.
     """
     found, version = compiler()
-    target = _cache() / f"tfckpt_optimizer-{_key(version, flags)}.so"
+    target = _cache() / f"tfckpt_optimizer-{_key(version, (*found[1:], *flags))}.so"
     if target.exists() and not force:
         return target
     try:
@@ -63,23 +63,31 @@ def shared_object(force: bool = False, flags: tuple[str, ...] = FLAGS) -> pathli
 
 
 def _cache() -> pathlib.Path:
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError as error:
+        raise BuildError("grappler_ext: this user has no home folder for a cache; name a folder "
+                         "in XDG_CACHE_HOME") from error
     return pathlib.Path(base) / "tfckpt"
 
 
-def compiler() -> tuple[str, str]:
-    """The compiler and what it calls itself.
+def compiler() -> tuple[list[str], str]:
+    """The compiler's command and what it calls itself.
 
     Raises:
-      BuildError: there is none.
+      BuildError: there is none, or it cannot be run.
     """
-    name = os.environ.get(COMPILER, "g++")
-    path = shutil.which(name)
-    if path is None:
-        raise BuildError(f"grappler_ext: no compiler {name!r}; install g++ (Debian: apt install "
-                         f"g++) or name one in {COMPILER}. The decorator needs none")
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return path, said.stdout.partition("\n")[0]
+    given = os.environ.get(COMPILER, "")
+    try:
+        command = shlex.split(given) or ["g++"]
+        if shutil.which(command[0]) is None:
+            raise BuildError(f"grappler_ext: no compiler {command[0]!r}; install g++ (Debian: apt "
+                             f"install g++) or name one in {COMPILER}. The decorator needs none")
+        said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    except (OSError, ValueError) as error:
+        raise BuildError(f"grappler_ext: {COMPILER}={given!r} cannot be run ({error}); name "
+                         "another compiler there") from error
+    return command, said.stdout.partition("\n")[0]
 
 
 def _key(version: str, flags: tuple[str, ...]) -> str:
@@ -90,7 +98,7 @@ def _key(version: str, flags: tuple[str, ...]) -> str:
     return hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:16]
 
 
-def _build(program: str, flags: tuple[str, ...], target: pathlib.Path) -> None:
+def _build(program: list[str], flags: tuple[str, ...], target: pathlib.Path) -> None:
     """Compiles beside the target and renames, so that no half-written library is loaded."""
     import tensorflow as tf
 
@@ -101,7 +109,7 @@ def _build(program: str, flags: tuple[str, ...], target: pathlib.Path) -> None:
     folder = tf.sysconfig.get_lib()
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = pathlib.Path(scratch) / target.name
-        command = [program, *flags, "-w", "-shared", "-fPIC", str(SOURCE), "-o", str(made),
+        command = [*program, *flags, "-w", "-shared", "-fPIC", str(SOURCE), "-o", str(made),
                    *tf.sysconfig.get_compile_flags(), f"-L{folder}", f"-Wl,-rpath,{folder}",
                    "-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -53,7 +53,7 @@ def main() -> int:
 
 def _run(what: str, library: str) -> subprocess.CompletedProcess:
     compiler, _ = build.compiler()
-    runtime = [subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True,
+    runtime = [subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True,
                               text=True, check=True).stdout.strip()
                for name in ("libasan.so", "libubsan.so")]
     return subprocess.run([sys.executable, "-m", "grappler_ext.sanitize", what, library],
