@@ -32,7 +32,8 @@ __all__ = ["PRESETS", "Device", "Estimate", "builtin_recomputation", "disable", 
 PASS = "TfckptOptimizer"
 
 _bridge: Bridge | None = None
-_rewriter: Rewriter | None = None
+_rewriter: Rewriter | None = None  # the latest
+_in_force: tuple[Rewriter | None, bool] = (None, False)  # and whether it is XLA's as well
 
 
 def enable(budget: object = "min", *, solver: str = "auto", objective: str = "time",
@@ -41,7 +42,11 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     """Rewrites every training function that TensorFlow instantiates from now on.
 
     Functions that ran before are optimised, and so rewritten, again. Builds the native pass if
-    that has not been done. Calling it again replaces the options.
+    that has not been done. Calling it again replaces the options; a function is optimised once
+    for each choice of options that it runs under, and what was made of it is used again.
+
+    As with all of TensorFlow's options, a thread that has called functions before keeps those it
+    began with: call this first, or in that thread too.
 
     Args:
       budget, solver, objective, batch_size, free_moves: as for `tfckpt.checkpoint`; dimensions
@@ -58,59 +63,71 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
       grappler_ext.build.BuildError: the native pass cannot be built.
     """
     from grappler_ext.bridge import Bridge, Rewriter
-    from tfckpt.api import on_compiled_graphs
-    from tfckpt.capture import tf_adapter
     from tfckpt.pipeline import make_options
 
-    global _bridge, _rewriter
-    options = make_options(budget, solver, objective, batch_size, free_moves)
+    global _bridge
+    made = Rewriter(make_options(budget, solver, objective, batch_size, free_moves), strict)
     _bridge = _bridge or Bridge()
-    _rewriter = Rewriter(options, strict)
-    _bridge.connect(_rewriter)
-    tf_adapter.set_custom_optimizer(PASS)
-    on_compiled_graphs(_rewriter.trace if xla else None)
+    _put_in_force(_bridge.rewriters.get(made.key, made), xla)
 
 
 def disable() -> None:
     """Takes the pass out of service; functions run as TensorFlow makes them again. Idempotent."""
+    _put_in_force(None, False)
+
+
+@contextlib.contextmanager
+def enabled(budget: object = "min", **options) -> Iterator[None]:
+    """`enable` for the length of a `with` statement; what was in force before is again after it."""
+    before = _in_force
+    enable(budget, **options)
+    try:
+        yield
+    finally:
+        _put_in_force(*before)
+
+
+def _put_in_force(rewriter: Rewriter | None, xla: bool) -> None:
     if _bridge is None:
         return
     from tfckpt.api import on_compiled_graphs
     from tfckpt.capture import tf_adapter
 
-    on_compiled_graphs(None)
-    _bridge.connect(None)
-    tf_adapter.set_custom_optimizer(None)
-
-
-@contextlib.contextmanager
-def enabled(budget: object = "min", **options) -> Iterator[None]:
-    """`enable` for the length of a `with` statement."""
-    enable(budget, **options)
-    try:
-        yield
-    finally:
-        disable()
+    global _rewriter, _in_force
+    _rewriter, _in_force = rewriter or _rewriter, (rewriter, xla)
+    _bridge.connect(rewriter)
+    if rewriter is None:
+        tf_adapter.set_custom_optimizer(None)
+        on_compiled_graphs(None)
+    else:
+        tf_adapter.set_custom_optimizer(PASS, rewriter.parameters)
+        on_compiled_graphs(rewriter.trace if xla else None)
 
 
 def session_config(config=None):
-    """A `tf.compat.v1.ConfigProto` with which a session uses the pass, after `enable`.
+    """A `tf.compat.v1.ConfigProto` with which a session uses the pass, with the options in force.
 
     Args:
       config: what to start from; left as it is.
+
+    Raises:
+      PlanError: no `enable` before.
     """
     import tensorflow as tf
 
     from tfckpt.capture import tf_adapter
+    from tfckpt.errors import PlanError
 
+    if _rewriter is None:
+        raise PlanError("plan: session_config needs options; call grappler_ext.enable() first")
     found = tf.compat.v1.ConfigProto()
     if config is not None:
         found.CopyFrom(config)
-    return tf_adapter.add_custom_optimizer(found, PASS)
+    return tf_adapter.add_custom_optimizer(found, PASS, _rewriter.parameters)
 
 
 def reports() -> dict[str, Report]:
-    """Reports by function name, of what was planned since the last `enable`."""
+    """Reports by function name, of what was planned with the options in force, or the last ones."""
     return dict(_rewriter.reports) if _rewriter else {}
 
 

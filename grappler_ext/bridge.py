@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
 
 import tensorflow as tf
 from absl import logging
@@ -14,40 +13,50 @@ from grappler_ext.item import Names, failing, plan_item, rewrite_item
 from tfckpt.api import Mark, Records, rewrite_graph
 from tfckpt.capture.inline import readable
 from tfckpt.capture.shapes import uncaptured_inputs
+from tfckpt.errors import TfckptError
 from tfckpt.pipeline import Options
 from tfckpt.report import Report
 
-UNCHANGED, REWRITTEN = 0, 1
+UNCHANGED, REWRITTEN, INTERRUPTED = 0, 1, 2
+_KEY = "rewriter"
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
                              ctypes.c_size_t, ctypes.c_void_p)
 
 
 class Bridge:
-    """The loaded library. One for each process: a pass can be registered once only."""
+    """The loaded library. One for each process: a pass can be registered once only.
+
+    Attributes:
+      rewriters: by key; the pass's parameters say which of them a function was configured for.
+    """
 
     def __init__(self, path: str | None = None) -> None:
         path = path or str(build.shared_object())
         tf.load_op_library(path)
+        self.rewriters: dict[str, Rewriter] = {}
+        self._latest: Rewriter  # connected last: that of a configuration that names none
         self._library = ctypes.CDLL(path)
         self._library.tfckpt_skips.restype = ctypes.c_long
         self._library.tfckpt_answer.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-        self._callback: Callable | None = None  # must outlive the pass's use of it
+        self._callback = _CALLBACK(self._called)  # for good: a call may be under way at any time
 
     def connect(self, rewriter: Rewriter | None) -> None:
         """Has the pass call a rewriter; none takes it out of service."""
-        if rewriter is None:
-            self._library.tfckpt_set_callback(None)
-            return
+        if rewriter is not None:
+            self.rewriters[rewriter.key] = self._latest = rewriter
+        self._library.tfckpt_set_callback(None if rewriter is None else self._callback)
 
-        def called(graph, graph_size, names, names_size, answer) -> int:
-            status, reply = rewriter(ctypes.string_at(graph, graph_size),
-                                     ctypes.string_at(names, names_size).decode())
-            if reply:
-                self._library.tfckpt_answer(answer, reply, len(reply))
-            return status
-
-        self._callback = _CALLBACK(called)
-        self._library.tfckpt_set_callback(self._callback)
+    def _called(self, graph, graph_size, names, names_size, answer) -> int:
+        try:
+            item = Names.parse(ctypes.string_at(names, names_size).decode())
+            rewriter = self.rewriters.get(item.parameters.get(_KEY, ""), self._latest)
+            status, reply = rewriter(ctypes.string_at(graph, graph_size), item)
+        except Exception:  # nothing may cross the boundary; of graphs, a rewriter says it itself
+            logging.exception("tfckpt: the native pass failed; a function is left as it was")
+            return UNCHANGED
+        if reply:
+            self._library.tfckpt_answer(answer, reply, len(reply))
+        return status
 
     def skips(self) -> tuple[int, float]:
         """How many graphs without gradients were skipped, and the seconds the last one took."""
@@ -59,22 +68,37 @@ class Rewriter:
     """Rewrites the items it is called with, and traces for XLA.
 
     Called by TensorFlow's threads; items are planned one at a time.
+
+    Attributes:
+      key: the same for the same options.
+      reports: by function name.
     """
 
     def __init__(self, options: Options, strict: bool):
         self.options, self.strict = options, strict
+        self.key = repr((options, strict))
         self.reports: dict[str, Report] = {}
         self._failed: set[str] = set()
         self._lock = threading.Lock()
 
-    def __call__(self, graph: bytes, names: str) -> tuple[int, bytes]:
-        """Status and the graph to run instead. Never raises: nothing may cross the boundary."""
-        item = Names.parse(names)
+    @property
+    def parameters(self) -> dict[str, str]:
+        """For the pass, by which it knows its rewriter.
+
+        TensorFlow optimises a function once for each configuration, of which these are a part.
+        """
+        return {_KEY: self.key}
+
+    def __call__(self, graph: bytes, item: Names) -> tuple[int, bytes]:
+        """Status and the graph to run instead. What goes wrong is said, or fails in that graph."""
         definition = tf.compat.v1.GraphDef()
         try:
             definition.ParseFromString(graph)
             with self._lock:
                 return self._rewrite(definition, item)
+        except KeyboardInterrupt:
+            self._say_once(readable(item.id), "interrupted")
+            return INTERRUPTED, b""
         except Exception as error:
             return self._fail(definition, readable(item.id), error)
 
@@ -102,20 +126,25 @@ class Rewriter:
         except Exception as error:
             if self.strict:
                 raise
-            self._say_once(name, error)
+            self._say_once(name, _said(error))
         else:
             if report is not None:
                 self.reports[name] = report
 
     def _fail(self, definition, name: str, error: Exception) -> tuple[int, bytes]:
-        message = self._say_once(name, error)
+        message = self._say_once(name, _said(error))
         if not self.strict:
             return UNCHANGED, b""
         return REWRITTEN, failing(definition, message).SerializeToString()
 
-    def _say_once(self, name: str, error: Exception) -> str:
-        message = f"tfckpt: {name} is not rewritten: {error}"
+    def _say_once(self, name: str, why: str) -> str:
+        message = f"tfckpt: {name} is not rewritten: {why}"
         if name not in self._failed:
             self._failed.add(name)
             logging.warning("%s", message)
         return message
+
+
+def _said(error: Exception) -> str:
+    """What an error says; one that is none of ours says too little without its type."""
+    return str(error) if isinstance(error, TfckptError) else repr(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -28,19 +29,20 @@ _FAILURE = "tfckpt/failure"
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What Grappler says of an item: its id, and the names of nodes it needs."""
+    """What Grappler says of an item: its id, what it returns, and the pass's parameters."""
 
     id: str
     fetch: tuple[str, ...]
-    keep: tuple[str, ...]
+    parameters: Mapping[str, str]
 
     @classmethod
     def parse(cls, text: str) -> Names:
         """From lines of a kind and a name."""
         lines = [line.partition(" ") for line in text.splitlines()]
+        given = (name.partition(" ") for kind, _, name in lines if kind == "parameter")
         return cls(next((name for kind, _, name in lines if kind == "id"), ""),
                    tuple(name for kind, _, name in lines if kind == "fetch"),
-                   tuple(name for kind, _, name in lines if kind in ("keep", "init")))
+                   {key: value for key, _, value in given})
 
 
 def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options

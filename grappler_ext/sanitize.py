@@ -18,7 +18,8 @@ import threading
 import tensorflow as tf
 
 from grappler_ext import PASS, build
-from grappler_ext.bridge import Bridge, Rewriter
+from grappler_ext.bridge import REWRITTEN, Bridge, Rewriter
+from grappler_ext.item import Names
 from tfckpt.capture import tf_adapter
 from tfckpt.pipeline import make_options
 
@@ -64,9 +65,8 @@ def _run(what: str, library: str) -> subprocess.CompletedProcess:
 def _train(library: str, break_it: bool) -> None:
     """Trains in two threads, runs what has no gradient, and a step that is made to fail."""
     bridge = Bridge(library)
-    rewriter = Rewriter(make_options(), strict=False)
-    bridge.connect(_PastTheEnd(make_options(), strict=False) if break_it else rewriter)
-    tf_adapter.set_custom_optimizer(PASS)
+    rewriter = (_PastTheEnd if break_it else Rewriter)(make_options(), strict=False)
+    _use(bridge, rewriter)
 
     def work() -> None:
         weights = [tf.Variable(tf.random.stateless_normal((64, 64), (1, i)) / 8) for i in range(6)]
@@ -93,7 +93,7 @@ def _train(library: str, break_it: bool) -> None:
         thread.join()
     assert all(r.applied for r in rewriter.reports.values()) and rewriter.reports
     applied = len(rewriter.reports)
-    bridge.connect(Rewriter(make_options(0.01), strict=True))  # its answer is a failing graph
+    _use(bridge, Rewriter(make_options(0.01), strict=True))  # its answer is a failing graph
     try:
         work()
     except tf.errors.InvalidArgumentError:
@@ -104,11 +104,16 @@ def _train(library: str, break_it: bool) -> None:
     bridge.connect(None)
 
 
+def _use(bridge: Bridge, rewriter: Rewriter) -> None:
+    bridge.connect(rewriter)
+    tf_adapter.set_custom_optimizer(PASS, rewriter.parameters)
+
+
 class _PastTheEnd(Rewriter):
     """Answers with the item itself, and a length that is not its own."""
 
-    def __call__(self, graph: bytes, names: str) -> tuple[int, bytes]:
-        return 1, _Longer(graph)
+    def __call__(self, graph: bytes, item: Names) -> tuple[int, bytes]:
+        return REWRITTEN, _Longer(graph)
 
 
 class _Longer(bytes):

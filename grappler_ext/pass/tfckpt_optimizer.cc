@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <string>
 
@@ -15,7 +16,7 @@
 
 namespace {
 
-enum Answer { kUnchanged = 0, kRewritten = 1 };
+enum Answer { kUnchanged = 0, kRewritten = 1, kInterrupted = 2 };
 
 // graph and its size, a text of names and its size, where to put the answer
 using Callback = int (*)(const char*, size_t, const char*, size_t, void*);
@@ -76,7 +77,12 @@ namespace grappler {
 
 class TfckptOptimizer : public CustomGraphOptimizer {
  public:
-  absl::Status Init(const RewriterConfig_CustomGraphOptimizer*) override {
+  absl::Status Init(const RewriterConfig_CustomGraphOptimizer* config) override {
+    if (config != nullptr) {
+      for (const auto& parameter : config->parameter_map()) {
+        parameters_ += "parameter " + parameter.first + " " + parameter.second.s() + "\n";
+      }
+    }
     const auto& options = config_proto_.graph_options().rewrite_options();
     rounds_left_ = options.meta_optimizer_iterations() == RewriterConfig::ONE ? 1 : 2;
     return absl::OkStatus();
@@ -96,9 +102,11 @@ class TfckptOptimizer : public CustomGraphOptimizer {
     if (!item.graph.SerializeToString(&graph)) {
       return absl::AbortedError("the graph is larger than a protocol buffer may be");
     }
-    const std::string names = Names(item);
+    const std::string names = Names(item) + parameters_;
     const int said = python(graph.data(), graph.size(), names.data(), names.size(), &answer);
-    if (said != kRewritten) return absl::AbortedError("left as it was");
+    // To Python again, which takes it when TensorFlow is back there.
+    if (said == kInterrupted) std::raise(SIGINT);
+    if (said != kRewritten || answer.empty()) return absl::AbortedError("left as it was");
     if (!optimized->ParseFromString(answer)) {
       return absl::InternalError("tfckpt: the rewritten graph could not be read");
     }
@@ -107,6 +115,7 @@ class TfckptOptimizer : public CustomGraphOptimizer {
 
  private:
   int rounds_left_ = 2;
+  std::string parameters_;
 };
 
 REGISTER_GRAPH_OPTIMIZER_AS(TfckptOptimizer, "TfckptOptimizer");

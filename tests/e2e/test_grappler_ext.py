@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,9 +18,10 @@ import tensorflow as tf
 
 import grappler_ext
 import tfckpt
-from grappler_ext import build
+from grappler_ext import bridge, build
 from tests.support import process, saved
 from tests.support.models import MODELS, arrays, stack
+from tfckpt.pipeline import make_options
 from tfckpt.verify.executed import executed
 from tfckpt.verify.memory import measure_peak
 
@@ -29,7 +32,7 @@ pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
 @pytest.fixture(autouse=True)
 def _off():
     yield
-    grappler_ext.disable()
+    process.without_pass()
 
 
 def train(name, on, batches=3):
@@ -91,8 +94,14 @@ def test_an_unmodified_fit():
 
 def test_graphs_without_gradients_are_skipped_at_once():
     calls = []
+
+    class Watched(bridge.Rewriter):
+        def __call__(self, graph, item):
+            calls.append(item)
+            return bridge.UNCHANGED, b""
+
     grappler_ext.enable()
-    grappler_ext._bridge.connect(lambda graph, names: calls.append(names) or (0, b""))
+    grappler_ext._bridge.connect(Watched(make_options(), strict=False))
 
     @tf.function
     def forward(x):
@@ -152,6 +161,105 @@ def test_turned_off_functions_run_as_tensorflow_makes_them():
     assert not executed(step, *made.batches[0]).copy_count
 
 
+def optimizers():
+    """Names and parameters of the passes that this thread's calls are configured for."""
+    from tensorflow.python.eager import context
+
+    config = tf.compat.v1.ConfigProto.FromString(
+        context.context().function_call_options.config_proto_serialized)
+    return config.graph_options.rewrite_options.custom_optimizers
+
+
+def test_other_options_are_for_functions_that_ran_before_too():
+    """Counted in the step itself: `executed` makes a function of its own around it."""
+    process.fresh()
+    made = MODELS["dense_gelu"](gradients=False)
+    step = tf.function(made.step)
+    peaks = {}
+    for budget in (1.0, 0.6, "min"):
+        grappler_ext.enable(budget=budget)
+        peaks[budget] = measure_peak(step, *made.batches[0], repeats=3)
+        assert grappler_ext.reports()["step"].planned_peak_bytes
+    assert peaks["min"] < peaks[0.6] < peaks[1.0]
+    seen = grappler_ext.reports()["step"]
+    grappler_ext.enable()
+    step(*made.batches[0])
+    assert grappler_ext.reports()["step"] is seen  # nothing is planned twice
+    with grappler_ext.enabled(budget=0.01, strict=True), pytest.raises(
+            tf.errors.InvalidArgumentError):
+        step(*made.batches[0])
+
+
+def test_what_was_in_force_is_so_again_after_a_with_statement():
+    grappler_ext.enable(budget=0.6)
+    before = optimizers()
+    with grappler_ext.enabled(budget=0.7):
+        assert optimizers() != before
+        with pytest.raises(ZeroDivisionError), grappler_ext.enabled(budget=0.8):
+            raise ZeroDivisionError
+    assert optimizers() == before
+    grappler_ext.disable()
+    with grappler_ext.enabled(budget=0.6):
+        assert optimizers() == before
+    assert not optimizers()
+
+
+def test_control_c_while_planning_reaches_the_caller(monkeypatch, caplog):
+    """At its end, when TensorFlow is back in Python; the step runs as it was."""
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1)
+
+    monkeypatch.setattr(bridge, "plan_item", interrupted)
+    made = MODELS["dense_gelu"](gradients=False)
+    before = [v.numpy() for v in made.variables()]
+    grappler_ext.enable()
+    with pytest.raises(KeyboardInterrupt):
+        tf.function(made.step)(*made.batches[0])
+        time.sleep(1)
+    assert any((v.numpy() != b).any() for v, b in zip(made.variables(), before, strict=True))
+    assert "step is not rewritten: interrupted" in caplog.text
+
+
+def test_an_error_of_no_kind_of_ours_is_named(monkeypatch, caplog):
+    def wrong(*args):
+        raise KeyError("weight")
+
+    monkeypatch.setattr(bridge, "plan_item", wrong)
+    made = MODELS["dense_gelu"](gradients=False)
+    grappler_ext.enable()
+    loss, _ = tf.function(made.step)(*made.batches[0])
+    assert np.isfinite(float(loss))
+    assert "step is not rewritten: KeyError('weight')" in caplog.text
+
+
+def test_options_change_while_another_thread_plans(monkeypatch):
+    """The call that is under way ends with the options with which it began."""
+    inside, go = threading.Event(), threading.Event()
+    plan = bridge.plan_item
+
+    def slow(definition, item, options):
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert go.wait(60)
+        return plan(definition, item, options)
+
+    monkeypatch.setattr(bridge, "plan_item", slow)
+    made = MODELS["dense_gelu"](gradients=False)
+    grappler_ext.enable(budget=0.7)
+    thread = threading.Thread(target=lambda: tf.function(made.step)(*made.batches[0]))
+    thread.start()
+    assert inside.wait(60)
+    pointer = ctypes.cast(grappler_ext._bridge._callback, ctypes.c_void_p).value
+    grappler_ext.enable(budget=0.9)
+    assert ctypes.cast(grappler_ext._bridge._callback, ctypes.c_void_p).value == pointer
+    go.set()
+    thread.join()
+    assert not grappler_ext.reports()
+    grappler_ext.enable(budget=0.7)
+    assert grappler_ext.reports()["step"].applied
+
+
 def test_a_budget_that_nothing_fits_is_logged_once_and_changes_nothing(caplog):
     made = MODELS["dense_gelu"](gradients=False)
     step = tf.function(made.step)
@@ -207,6 +315,12 @@ def test_a_session_with_its_own_configuration():
     assert any(r.applied for r in grappler_ext.reports().values())
 
 
+def test_a_configuration_without_options_is_refused(monkeypatch):
+    monkeypatch.setattr(grappler_ext, "_rewriter", None)
+    with pytest.raises(tfckpt.PlanError, match=r"call grappler_ext\.enable\(\) first"):
+        grappler_ext.session_config()
+
+
 class TestBuilding:
     """In processes of their own, since a pass is loaded once."""
 
@@ -220,6 +334,33 @@ class TestBuilding:
         assert done.returncode == 1 and not done.stdout
         assert "install g++" in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
+
+    @pytest.mark.parametrize("compiler, said", [
+        ("{junk}", "cannot be run"), ("'g++", "cannot be run"), ("nobody -pipe", "'nobody'")])
+    def test_a_compiler_that_cannot_run_is_one_clear_line(self, compiler, said, tmp_path,
+                                                          monkeypatch):
+        (tmp_path / "junk").write_text("no program")
+        (tmp_path / "junk").chmod(0o755)
+        monkeypatch.setenv("CXX", compiler.format(junk=tmp_path / "junk"))
+        with pytest.raises(build.BuildError, match=f"grappler_ext: .*{said}.*CXX|CXX.*{said}") as e:
+            build.compiler()
+        assert "\n" not in str(e.value)
+
+    @pytest.mark.parametrize("given, wanted", [
+        ("", ["g++"]), ("g++ -pipe", ["g++", "-pipe"]), ("'g++' -I 'a b'", ["g++", "-I", "a b"])])
+    def test_a_compiler_may_have_arguments(self, given, wanted, monkeypatch):
+        monkeypatch.setenv("CXX", given)
+        command, version = build.compiler()
+        assert command == wanted and "g++" in version
+
+    def test_a_user_without_a_home(self, monkeypatch):
+        def nobody():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr(build.pathlib.Path, "home", nobody)
+        with pytest.raises(build.BuildError, match="name a folder in XDG_CACHE_HOME"):
+            build.shared_object()
 
     def test_a_compiler_that_fails_leaves_nothing_behind(self, tmp_path):
         done = self.run(tmp_path, CXX="false")

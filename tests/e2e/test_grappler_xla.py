@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
 def _conditions():
     with process.without_determinism():
         yield
-    grappler_ext.disable()
+    process.without_pass()
 
 
 @pytest.fixture

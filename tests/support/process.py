@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
+import grappler_ext
+
 
 def prepare() -> None:
     """Makes TensorFlow itself repeatable. Idempotent; must run before the first op does.
@@ -48,3 +50,10 @@ def fresh() -> None:
     """Sets every seed and forgets Keras' names, so that a model made twice is named the same."""
     keras.backend.clear_session()
     seed()
+
+
+def without_pass() -> None:
+    """Takes the native pass out of service and forgets what it has planned."""
+    grappler_ext.disable()
+    if grappler_ext._bridge is not None:
+        grappler_ext._bridge.rewriters.clear()

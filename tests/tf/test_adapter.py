@@ -427,17 +427,18 @@ def test_a_custom_optimizer_is_configured_and_forgotten():
     def configured():
         options = context.context().function_call_options
         config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
-        return [o.name for o in config.graph_options.rewrite_options.custom_optimizers]
+        return [(o.name, {key: value.s for key, value in o.parameter_map.items()})
+                for o in config.graph_options.rewrite_options.custom_optimizers]
 
     assert configured() == []
-    for _ in range(2):
-        tf_adapter.set_custom_optimizer("TfckptTest")
-        assert configured() == ["TfckptTest"]
+    for number in "01":
+        tf_adapter.set_custom_optimizer("TfckptTest", {"number": number})
+        assert configured() == [("TfckptTest", {"number": number.encode()})]
     tf_adapter.set_custom_optimizer(None)
     assert configured() == []
     tf_adapter.set_custom_optimizer(None)
     given = tf.compat.v1.ConfigProto()
-    found = tf_adapter.add_custom_optimizer(given, "TfckptTest")
+    found = tf_adapter.add_custom_optimizer(given, "TfckptTest", {})
     assert [o.name for o in found.graph_options.rewrite_options.custom_optimizers] == ["TfckptTest"]
 
 

@@ -407,10 +407,11 @@ def record_executed_graphs(run: Callable[[], object]) -> list:
     return list(largest.partition_graphs) if largest is not None else []
 
 
-def set_custom_optimizer(name: str | None) -> None:
+def set_custom_optimizer(name: str | None, parameters: Mapping[str, str] | None = None) -> None:
     """Has Grappler run a registered optimizer last on every function called from now on.
 
-    None restores what was configured.
+    None restores what was configured. With other parameters than before, functions that were
+    called before are optimised again.
     Other threads that have called functions before keep the configuration they began with.
     """
     ctx = eager_context.context()
@@ -424,13 +425,15 @@ def set_custom_optimizer(name: str | None) -> None:
         config = tf.compat.v1.ConfigProto()
         if ctx._tfckpt_config is not None:
             config.CopyFrom(ctx._tfckpt_config)
-        ctx._config = add_custom_optimizer(config, name)
+        ctx._config = add_custom_optimizer(config, name, parameters or {})
     ctx.function_call_options = None
 
 
-def add_custom_optimizer(config: Any, name: str) -> Any:
+def add_custom_optimizer(config: Any, name: str, parameters: Mapping[str, str]) -> Any:
     """Adds a registered Grappler optimizer to a ConfigProto, which is returned."""
-    config.graph_options.rewrite_options.custom_optimizers.add(name=name)
+    added = config.graph_options.rewrite_options.custom_optimizers.add(name=name)
+    for key, value in parameters.items():
+        added.parameter_map[key].s = value.encode()
     return config
 
 
