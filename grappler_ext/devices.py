@@ -130,16 +130,21 @@ def find_device(device: str | Device) -> Device:
 def _custom(text: str) -> Device:
     given = dict(entry.strip().partition("=")[::2] for entry in text.split(","))
     clock = _CLOCK.match(given.get("clock", ""))
-    if sorted(given) != sorted(_KEYS) or clock is None or not given["cores"].isdigit():
+    cores = given.get("cores", "")
+    if (sorted(given) != sorted(_KEYS) or clock is None or not float(clock[1])
+            or not cores.isdecimal() or not int(cores)):
         raise PlanError(f"plan: device {text!r} cannot be read; write "
                         "memory=24GB,bandwidth=600GB,clock=1.7GHz,cores=9216")
     memory, bandwidth = (_quantity(given[key]) for key in ("memory", "bandwidth"))
     hertz = float(clock[1]) * (1e9 if clock[2].lower() == "ghz" else 1e6)
-    return Device(text, memory, bandwidth, hertz, max(1, int(given["cores"])))
+    return Device(text, memory, bandwidth, hertz, int(cores))
 
 
 def _quantity(text: str) -> int:
-    found = parse_budget(text).device_bytes
-    if found is None:
+    try:
+        found = parse_budget(text).device_bytes
+    except PlanError:
+        found = None
+    if not found:
         raise PlanError(f"plan: device: {text!r} is no size; write one such as 24GB")
     return found

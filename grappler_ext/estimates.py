@@ -19,6 +19,7 @@ from tfckpt.api import CheckpointedStep
 from tfckpt.budget import format_bytes
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_parts
+from tfckpt.capture.inline import readable
 from tfckpt.capture.shapes import (
     argument_shapes,
     concrete_shapes,
@@ -164,7 +165,7 @@ def estimate(function: Any, *args: Any, device: str | Device = "H100-80GB",
         ours = CheckpointedStep(plain_function, dataclasses.replace(checked, target=target))
     rewritten = None if ours is None else costs_of(
         *inlined_graph(_traced(ours, args), args, checked.batch_size), found)
-    return Estimate(getattr(function, "__name__", traced.name), found, plain, rewritten)
+    return Estimate(_name(traced), found, plain, rewritten)
 
 
 def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) -> Costs:
@@ -230,6 +231,10 @@ def _traced(function: Any, args: Sequence[Any]) -> Any:
     return function.get_concrete_function(*args)
 
 
+def _name(traced: Any) -> str:
+    return readable(tf.compat.as_str(traced.name))
+
+
 def inlined_graph(traced: Any, args: Sequence[Any] = (),
                   batch_size: int | None = None) -> tuple[tf.compat.v1.GraphDef, Graph]:
     """A concrete function as `costs_of` takes it.
@@ -248,6 +253,6 @@ def inlined_graph(traced: Any, args: Sequence[Any] = (),
     live = imported(definition)
     given = argument_shapes(uncaptured_inputs(traced.graph), args)
     shaped = concrete_shapes(live, batch_size, given, library=definition.library)
-    graph = capture(shaped, name=traced.name,
+    graph = capture(shaped, name=_name(traced),
                     fetches=[shaped.get_tensor_by_name(t.name) for t in traced.outputs])
     return shaped.as_graph_def(), graph

@@ -206,15 +206,9 @@ class CheckpointedStep:
         return self._plain
 
     def __call__(self, *args, **kwargs):
-        previous = getattr(_calls, "arguments", None)
-        if tf.executing_eagerly():
-            _calls.arguments = (args, kwargs)
         graph = tf_adapter.tracing_graph()
         compiled = graph is not None and tf_adapter.in_xla(graph)
-        try:
-            return (self._compiled if compiled else self._fn)(*args, **kwargs)
-        finally:
-            _calls.arguments = previous
+        return _called_with(self._compiled if compiled else self._fn, *args, **kwargs)
 
     def __get__(self, instance, owner=None):
         if instance is None:
@@ -224,7 +218,21 @@ class CheckpointedStep:
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "_fn":
             raise AttributeError(name)
-        return getattr(self._fn, name)
+        found = getattr(self._fn, name)
+        if name == "get_concrete_function":  # traces as a call does
+            return functools.partial(_called_with, found)
+        return found
+
+
+def _called_with(function: Callable, *args, **kwargs):
+    """Calls what may trace, such that the trace knows with which arguments."""
+    previous = getattr(_calls, "arguments", None)
+    if tf.executing_eagerly():
+        _calls.arguments = (args, kwargs)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _calls.arguments = previous
 
 
 class _BoundStep(functools.partial):

@@ -122,12 +122,24 @@ def test_calls_are_looked_into(net, found):
 
 
 def test_open_dimensions(net, found):
-    with pytest.raises(CostError, match="unknown shape"):
+    with pytest.raises(CostError, match="of '_step' has the unknown shape"):
         grappler_ext.estimate(net.open, tf.TensorSpec((None, COLUMNS)), device=SLOW)
     for argument, options in ((tf.TensorSpec((None, COLUMNS)), {"batch_size": ROWS}),
                               (tf.zeros((ROWS, COLUMNS)), {})):
         costs = grappler_ext.estimate(net.open, argument, device=SLOW, **options).plain
         assert costs.peak_bytes == pytest.approx(found.plain.peak_bytes, abs=2 * SMALL)
+
+
+def test_open_dimensions_of_the_rewritten_step():
+    trainer, batch = saved.Trainer(), tf.zeros((saved.BATCH, saved.WIDTH))
+    wanted = grappler_ext.estimate(tf.function(trainer._learn), batch, batch, device=SLOW,
+                                   budget="min")
+    step = tf.function(trainer._learn, input_signature=[tf.TensorSpec((None, saved.WIDTH))] * 2)
+    asked = grappler_ext.estimate(step, batch, batch, device=SLOW, budget="min")
+    decorated = grappler_ext.estimate(tfckpt.checkpoint(step), batch, batch, device=SLOW)
+    for costs in (asked.rewritten, decorated.rewritten):
+        assert costs.dynamic_bytes < 0.9 * wanted.plain.dynamic_bytes
+        assert costs.dynamic_bytes == pytest.approx(wanted.rewritten.dynamic_bytes, abs=SMALL)
 
 
 def test_what_cannot_be_estimated(net):
@@ -191,6 +203,10 @@ def test_figures_of_ones_own():
     ("memory=24GB,bandwidth=600GB,clock=1GHz,cores=few", "cannot be read"),
     ("memory=much,bandwidth=600GB,clock=1GHz,cores=1", "much"),
     ("memory=min,bandwidth=600GB,clock=1GHz,cores=1", "no size"),
+    ("memory=-1GB,bandwidth=600GB,clock=1GHz,cores=1", "'-1GB' is no size"),
+    ("memory=24GB,bandwidth=0GB,clock=1GHz,cores=1", "'0GB' is no size"),
+    ("memory=24GB,bandwidth=600GB,clock=0GHz,cores=1", "cannot be read"),
+    ("memory=24GB,bandwidth=600GB,clock=1GHz,cores=0", "cannot be read"),
 ])
 def test_unknown_devices(text, said):
     with pytest.raises(PlanError, match=said):
