@@ -127,7 +127,11 @@ def session_config(config=None):
 
 
 def reports() -> dict[str, Report]:
-    """Reports by function name, of what was planned with the options in force, or the last ones."""
+    """Reports by function name, the latest of each, with the options in force or the last ones.
+
+    Functions that TensorFlow restores or makes have its names: "restored_function_body" (called
+    from a SavedModel), "multi_step_on_iterator" (Keras' `fit`), "tf_graph" (a session).
+    """
     return dict(_rewriter.reports) if _rewriter else {}
 
 

@@ -17,7 +17,7 @@ from tfckpt.errors import TfckptError
 from tfckpt.pipeline import Options
 from tfckpt.report import Report
 
-UNCHANGED, REWRITTEN, INTERRUPTED = 0, 1, 2
+UNCHANGED, REWRITTEN, INTERRUPTED = 1, 2, 3
 _KEY = "rewriter"
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
                              ctypes.c_size_t, ctypes.c_void_p)

@@ -16,7 +16,8 @@
 
 namespace {
 
-enum Answer { kUnchanged = 0, kRewritten = 1, kInterrupted = 2 };
+// All else is Ctrl-C, which Python may not have had the time to answer.
+enum Answer { kUnchanged = 1, kRewritten = 2 };
 
 // graph and its size, a text of names and its size, where to put the answer
 using Callback = int (*)(const char*, size_t, const char*, size_t, void*);
@@ -104,8 +105,8 @@ class TfckptOptimizer : public CustomGraphOptimizer {
     }
     const std::string names = Names(item) + parameters_;
     const int said = python(graph.data(), graph.size(), names.data(), names.size(), &answer);
-    // To Python again, which takes it when TensorFlow is back there.
-    if (said == kInterrupted) std::raise(SIGINT);
+    // Once more, for Python to take when TensorFlow is back there.
+    if (said != kUnchanged && said != kRewritten) std::raise(SIGINT);
     if (said != kRewritten || answer.empty()) return absl::AbortedError("left as it was");
     if (!optimized->ParseFromString(answer)) {
       return absl::InternalError("tfckpt: the rewritten graph could not be read");

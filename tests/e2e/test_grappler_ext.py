@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -204,21 +205,30 @@ def test_what_was_in_force_is_so_again_after_a_with_statement():
     assert not optimizers()
 
 
-def test_control_c_while_planning_reaches_the_caller(monkeypatch, caplog):
-    """At its end, when TensorFlow is back in Python; the step runs as it was."""
+@pytest.mark.parametrize("where", ["plan_item", "Names"])  # the latter before anybody looks out
+def test_control_c_reaches_the_caller(where, monkeypatch, caplog):
+    """At the end of the call, when TensorFlow is back in Python; the step runs as it was."""
     def interrupted(*args):
         signal.raise_signal(signal.SIGINT)
         time.sleep(1)
 
-    monkeypatch.setattr(bridge, "plan_item", interrupted)
+    escaped = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda said: escaped.append(said.exc_type))
+    monkeypatch.setattr(bridge, where, types.SimpleNamespace(parse=interrupted)
+                        if where == "Names" else interrupted)
     made = MODELS["dense_gelu"](gradients=False)
     before = [v.numpy() for v in made.variables()]
     grappler_ext.enable()
-    with pytest.raises(KeyboardInterrupt):
-        tf.function(made.step)(*made.batches[0])
-        time.sleep(1)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may have been ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tf.function(made.step)(*made.batches[0])
+            time.sleep(1)
+    finally:
+        signal.signal(signal.SIGINT, usual)
     assert any((v.numpy() != b).any() for v, b in zip(made.variables(), before, strict=True))
-    assert "step is not rewritten: interrupted" in caplog.text
+    assert escaped == [KeyboardInterrupt] * (where == "Names")
+    assert ("step is not rewritten: interrupted" in caplog.text) is (where == "plan_item")
 
 
 def test_an_error_of_no_kind_of_ours_is_named(monkeypatch, caplog):
