@@ -51,6 +51,10 @@ COUNTS = {
     "keras_hard_silu": (KERAS["hard_silu"], 4), "keras_celu": (KERAS["celu"], 3),
     "keras_squareplus": (KERAS["squareplus"], 3),
 }
+RUN_EARLY = {"keras_celu": 2.5}
+"""Least that plain keeps: celu's backward compares x with zero twice and takes an exponential, of
+no gradient. Where TensorFlow runs these in the forward, it keeps two masks, a quarter each, and the
+exponential instead of what they read."""
 NO_GAIN = {
     "keras_silu": 2, "keras_relu": 1, "keras_elu": 1, "keras_selu": 1, "keras_softplus": 2,
     "keras_softsign": 2, "keras_log_sigmoid": 2,
@@ -67,7 +71,7 @@ def chosen(names):
 @pytest.mark.parametrize("name", chosen(COUNTS))
 def test_plain_keeps_several_and_the_derivative_leaves_two(name):
     activation, plain = COUNTS[name]
-    assert kept(activation, False)[0] == pytest.approx(plain, abs=CLOSE)
+    assert RUN_EARLY.get(name, plain) - CLOSE <= kept(activation, False)[0] <= plain + CLOSE
     count, taken = kept(activation, True)
     assert taken == DEEP
     assert count == pytest.approx(2, abs=CLOSE)
