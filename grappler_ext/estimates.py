@@ -3,7 +3,8 @@
 Grappler simulates the graph op by op, the first ready first, with times from the device's rates,
 and counts the outputs that are still to be read. It counts as it is written: a pass-through such
 as Identity or Reshape is a tensor of its own, no kernel writes into its input, and there is no
-allocator. `docs/estimates.md` compares it with tfckpt's simulator and with measured peaks.
+allocator. It sees a loop as one op that makes next to nothing, so time and lists of loops are ours.
+`docs/estimates.md` compares it with tfckpt's simulator and with measured peaks.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tfckpt.capture.shapes import (
 from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
+from tfckpt.cost.time import seconds as op_seconds
 from tfckpt.errors import CaptureError, CostError
 from tfckpt.graph import Graph, TensorId
 from tfckpt.pipeline import make_options
@@ -70,6 +72,7 @@ class Costs:
       seconds: of one step, op after op.
       op_seconds: by op name.
       resident_bytes: all variables, inputs and constants of the graph.
+      list_bytes: what loops put into lists, all of them together; no part of the peak.
     """
 
     peak_bytes: int
@@ -77,6 +80,7 @@ class Costs:
     seconds: float
     op_seconds: Mapping[str, float] = dataclasses.field(repr=False)
     resident_bytes: int = 0
+    list_bytes: int = 0
 
     @property
     def dynamic_bytes(self) -> int:
@@ -85,8 +89,8 @@ class Costs:
 
     @property
     def device_bytes(self) -> int:
-        """What the device must hold: everything resident and the dynamic part of the peak."""
-        return self.resident_bytes + self.dynamic_bytes
+        """What the device must hold: all that is resident, the peak's dynamic part, lists."""
+        return self.resident_bytes + self.dynamic_bytes + self.list_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +122,8 @@ class Estimate:
             ("peak", lambda c: format_bytes(c.peak_bytes)),
             ("  above resident", lambda c: format_bytes(c.dynamic_bytes)),
             ("resident", lambda c: format_bytes(c.resident_bytes)),
+            *([("lists of loops", lambda c: format_bytes(c.list_bytes))]
+              if any(costs.list_bytes for _, costs in columns) else []),
             ("fits", lambda c: "yes" if self.fits(c) else "no"),
             ("time of a step", lambda c: f"{1e3 * c.seconds:.3f} ms")]
         lines = [f"{self.name} on {self.device.name}, by Grappler's virtual cluster "
@@ -179,7 +185,7 @@ def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) ->
       CostError: a dimension is unknown, or Grappler refuses the graph.
     """
     root = roots(graph)
-    storage_bytes(graph, root)  # refuses unknown dimensions: Grappler silently takes them for 1
+    sizes = storage_bytes(graph, root)  # refuses unknown dimensions: Grappler takes them for 1
     if len(device_parts(graph)) > 1:
         raise CostError(f"cost: several devices work on {graph.name!r}; estimate the step of one "
                         "replica")
@@ -193,8 +199,13 @@ def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) ->
     index = {op.name: i for i, op in enumerate(graph.ops)}
     live = sorted((Live(f"{op}:{slot}", size, _storage(graph, root[index[op]][slot]))
                    for op, slot, size in run.live), key=lambda t: (-t.bytes, t.name))
-    return Costs(run.peak_bytes, tuple(live), sum(run.seconds.values()), run.seconds,
-                 resident_bytes(definition, graph))
+    rates = device.target().rates
+    seconds = {**run.seconds, **{op.name: op_seconds(graph, op, rates) for op in graph.ops
+                                 if "body" in op.attrs}}
+    lists = sum(size for (i, slot), size in sizes.items()
+                if graph.ops[i].outputs[slot].dtype == "variant")
+    return Costs(run.peak_bytes, tuple(live), sum(seconds.values()), seconds,
+                 resident_bytes(definition, graph), lists)
 
 
 def _storage(graph: Graph, root: TensorId) -> str:

@@ -142,6 +142,26 @@ def test_open_dimensions_of_the_rewritten_step():
         assert costs.dynamic_bytes == pytest.approx(wanted.rewritten.dynamic_bytes, abs=SMALL)
 
 
+def test_loops_by_hand(net):
+    """The gradient reads each iteration's result; an iteration reads one tensor and makes one."""
+    trips = 4
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.while_loop(lambda i, h: i < trips, lambda i, h: (i + 1, tf.exp(h)),
+                              (0, x * net.weight))[1]
+            loss = tf.reduce_sum(h)
+        net.weight.assign_sub(tape.gradient(loss, net.weight))
+        return loss
+
+    costs = grappler_ext.estimate(step, SPEC, device=SLOW).plain
+    assert 0 <= costs.list_bytes - trips * M < SMALL
+    assert costs.device_bytes == costs.resident_bytes + costs.dynamic_bytes + costs.list_bytes
+    assert trips * 2 * M / 1e6 <= costs.op_seconds["while"] <= trips * 8 * M / 1e6
+    assert costs.seconds == pytest.approx(sum(costs.op_seconds.values()))
+
+
 def test_what_cannot_be_estimated(net):
     with pytest.raises(CaptureError, match="put tf.function around it"):
         grappler_ext.estimate(net._step, SPEC)
