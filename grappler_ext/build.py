@@ -121,6 +121,9 @@ def _build(program: list[str], flags: tuple[str, ...], target: pathlib.Path) -> 
 
 def main() -> int:
     """Builds and prints the path."""
+    if "--help" in sys.argv[1:]:
+        print((__doc__ or "").strip())
+        return 0
     unknown = [a for a in sys.argv[1:] if a != "--force"]
     if unknown:
         print(f"usage: python -m grappler_ext.build [--force]; not {unknown[0]!r}",

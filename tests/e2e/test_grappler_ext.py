@@ -372,6 +372,14 @@ class TestBuilding:
         with pytest.raises(build.BuildError, match="name a folder in XDG_CACHE_HOME"):
             build.shared_object()
 
+    @pytest.mark.parametrize("argument, code", [("--help", 0), ("--fast", 2)])
+    def test_what_may_be_written(self, argument, code, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "argv", ["build", argument])
+        assert build.main() == code
+        out, err = capsys.readouterr()
+        assert "python -m grappler_ext.build [--force]" in out + err
+        assert bool(out) is (code == 0)
+
     def test_a_compiler_that_fails_leaves_nothing_behind(self, tmp_path):
         done = self.run(tmp_path, CXX="false")
         assert done.returncode == 1 and "the compiler failed" in done.stderr
