@@ -29,6 +29,7 @@ from tfckpt.pipeline import (
     plan_graph,
     report_of,
     single_device,
+    smallest_request,
 )
 from tfckpt.plan.planner import Planned
 from tfckpt.report import Report
@@ -72,7 +73,9 @@ def plan_offline(step: Step, options: Options) -> Result:
     edits, reason = None, NOTHING_TO_GAIN
     if planned.peak_bytes < planned.baseline_bytes:
         try:
-            edits = await_readers(graph, edits_of(graph, decision, single=single))
+            edits = await_readers(graph, edits_of(
+                graph, decision, single=single,
+                guard_weights=smallest_request(options.target) > 0))
             check_edits(graph, edits)
             reason = ""
         except RewriteError as error:

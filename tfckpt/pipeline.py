@@ -155,7 +155,8 @@ def _plan_part(graph: Graph, options: Options, budget: Budget, before: list[Part
                 return Part(device, budget, graph, cost, decision, None, NOTHING_TO_GAIN)
             return Part(device, budget, graph, cost, decision,
                         edits_of(graph, decision, single=single, device=device, label=label,
-                                 xla_guard=options.xla_guard))
+                                 xla_guard=options.xla_guard,
+                                 guard_weights=smallest_request(options.target) > 0))
         except InfeasibleBudgetError:
             raise
         except (PlanError, RewriteError) as error:  # ours: options were checked before
@@ -218,11 +219,11 @@ def join(graph: Graph, parts: list[Part]) -> Edits | None:
 
 
 def edits_of(graph: Graph, decision: Decision, *, single: bool, device: str = "",
-             label: str = "", xla_guard: str = "data") -> Edits:
+             label: str = "", xla_guard: str = "data", guard_weights: bool = True) -> Edits:
     """Checked edits: what forward AD changes, then what the plan does, as one value."""
     edits = build_edits(decision.graph, decision.cost, decision.planned.plan,
                         await_updates=single, device=device, label=label,
-                        xla_guard=xla_guard)
+                        xla_guard=xla_guard, guard_weights=guard_weights)
     if decision.graph is not graph:
         edits = join_edits(graph_edits(graph, decision.graph), edits)
     edits = writes_after_copies(graph, edits)
@@ -237,12 +238,17 @@ def single_device(graph: Graph) -> bool:
                                          for op in graph.ops)
 
 
+def smallest_request(target: Target) -> int:
+    """Smallest request that the target's allocator counts, in bytes; 0 says that it is a GPU."""
+    if target.smallest is not None:
+        return target.smallest
+    return 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
+
+
 def price_plain(graph: Graph, cost: CostGraph,
                 target: Target = HERE) -> tuple[int | None, tuple[Timeline, int]]:
     """The smallest request that is counted in bytes, and what `baseline` says of the step."""
-    smallest = target.smallest
-    if smallest is None:
-        smallest = 0 if tf.config.list_logical_devices("GPU") else CPU_SMALLEST
+    smallest: int | None = smallest_request(target)
     plain = baseline(cost, in_xla=graph.in_xla, smallest=smallest)
     if 2 * plain[1] < plain[0].peak_bytes:  # hardly any request would be counted
         smallest = None

@@ -15,7 +15,8 @@ from tfckpt.rewrite.xla_holds import XlaHolds
 
 
 def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: bool = True,
-                device: str = "", label: str = "", xla_guard: str = "data") -> Edits:
+                device: str = "", label: str = "", xla_guard: str = "data",
+                guard_weights: bool = True) -> Edits:
     """The edits that realise a plan.
 
     Args:
@@ -27,12 +28,14 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: boo
         what tells the names of its new ops from those of others.
       xla_guard: what holds copies back under XLA: a name in `tfckpt.rewrite.guards.XLA_GUARDS`, or
         "control" for control edges as elsewhere. Only "data" works everywhere.
+      guard_weights: under XLA, whether weights are held back too. It pays on a CPU, where their
+        layout is changed early; on a GPU what passes them on is one more copy of them.
 
     Raises:
       RewriteError: under XLA, no incoming gradient is left to guard a region with.
     """
     draft = Draft(graph, cost, plan, device, label)
-    holds: Holds = (XlaHolds(draft, XLA_GUARDS[xla_guard])
+    holds: Holds = (XlaHolds(draft, XLA_GUARDS[xla_guard], guard_weights)
                     if graph.in_xla and xla_guard != "control" else ExecutorHolds(draft))
     starts = {f.position: f for f in fences(cost, draft.resolved, await_updates=await_updates)}
     where = {step: p for p, step in enumerate(plan.schedule)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.cost.costgraph import BACKWARD
+from tfckpt.cost.costgraph import BACKWARD, UPDATE
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Op, TensorId
 from tfckpt.plan.fences import Fence
@@ -18,49 +18,63 @@ WEIGHT_BYTES = 1 << 16
 
 
 class XlaHolds:
-    """One guard for each region; a guard of its own for each op that reads weights."""
+    """One guard for each region; a guard of its own for each op that reads weights.
 
-    def __init__(self, draft: Draft, kind: type[Guard]):
+    Attributes:
+      weights: whether weights are guarded too.
+    """
+
+    def __init__(self, draft: Draft, kind: type[Guard], weights: bool):
         self.draft = draft
         self.kind = kind
+        self.weights = weights
         self.regions = 0
         self.delayed = 0
         self.guard: Guard | None = None
         self.guarded: dict[str, str] = {}
 
     def open_region(self, fence: Fence) -> None:
-        """Makes the guard of a run of copies, which depends on what a fence would await.
+        """Makes the guard of a run of copies, which depends on the gradient that comes in.
 
         Raises:
           RewriteError: the step has made no gradient before the region.
         """
-        triggers = (self._incoming_gradient(fence.position), *self._leaves(fence))
+        trigger = self._incoming_gradient(fence.position)
         self.regions += 1
         self.guarded = {}
-        self.guard = self.kind(f"{SCOPE}/guard_{self.regions}", triggers)
+        self.guard = self.kind(f"{SCOPE}/guard_{self.regions}", *trigger)
         self.draft.added.extend(self.guard.trigger_ops())
 
     def _incoming_gradient(self, position: int) -> tuple[str, str]:
-        """The latest float tensor that the step made before a region, and its dtype."""
-        draft = self.draft
-        for vertex, copy in reversed(draft.plan.schedule[:position]):
-            if copy or not draft.cost.vertices[vertex].reads:
-                continue  # before the first gradient, the end of the forward must do
-            index = draft.cost.vertices[vertex].ops[0]
-            for slot, tensor in enumerate(draft.op(vertex).outputs):
-                if tensor.dtype in FLOATS and not draft.is_resident((index, slot)):
-                    return draft.tensor_name((index, slot)), tensor.dtype
-        raise RewriteError("rewrite: a region has no incoming gradient to guard it with under XLA")
+        """The latest float tensor that the step made before a region, and its dtype.
 
-    def _leaves(self, fence: Fence) -> list[tuple[str, str]]:
-        """Float results of what the fence awaits in the backward, and their dtypes."""
-        found = []
-        for p in fence.awaits:
-            step = self.draft.plan.schedule[p]
-            op = self.draft.op(step[0])
-            if op.region == BACKWARD and op.outputs and op.outputs[0].dtype in FLOATS:
-                found.append((f"{self.draft.name_of(step)}:0", op.outputs[0].dtype))
-        return found
+        One that more than the update reads: a gradient of weights would hold copies back as well,
+        but XLA's depth-first scheduler then computes it on the way to the region, and leaves its
+        update, which no region waits for, to the end of the step.
+        """
+        draft = self.draft
+        latest = None
+        for vertex, copy in reversed(draft.plan.schedule[:position]):
+            made = draft.cost.vertices[vertex]
+            if copy or not made.reads or made.region == UPDATE:
+                continue  # before the first gradient, the end of the forward must do
+            for slot, tensor in enumerate(draft.op(vertex).outputs):
+                result = (made.ops[0], slot)
+                if tensor.dtype not in FLOATS or draft.is_resident(result):
+                    continue
+                latest = latest or (draft.tensor_name(result), tensor.dtype)
+                if self._goes_on(result):
+                    return draft.tensor_name(result), tensor.dtype
+        if latest is None:
+            raise RewriteError("rewrite: a region has no incoming gradient to guard it with under "
+                               "XLA")
+        return latest
+
+    def _goes_on(self, tensor: TensorId) -> bool:
+        """Whether more than the update reads a tensor."""
+        cost, s = self.draft.cost, self.draft.storage_of(tensor)
+        return s is None or any(cost.vertices[v].region != UPDATE and not cost.vertices[v].join
+                                for v in cost.readers[s])
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
         """Nothing: pins are control edges, which XLA ignores."""
@@ -99,7 +113,7 @@ class XlaHolds:
 
     def _is_weight(self, tensor: TensorId) -> bool:
         """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
-        return (self.draft.is_resident(tensor)
+        return (self.weights and self.draft.is_resident(tensor)
                 and self.draft.graph.ops[tensor[0]].type not in ("Const", "_Arg")
                 and (self.draft.tensor(tensor).bytes or 0) >= WEIGHT_BYTES
                 and self.draft.tensor(tensor).dtype in FLOATS)
@@ -107,8 +121,8 @@ class XlaHolds:
     def before_original(self, op: Op) -> None:
         """Has a backward op see its weights only when its gradient is there.
 
-        XLA transposes weights for the backward as soon as it can, that is at the start of the
-        step, and holds the transposed ones until they are used.
+        On a CPU, XLA transposes weights for the backward as soon as it can, that is at the start of
+        the step, and holds the transposed ones until they are used.
         """
         if op.region != BACKWARD:
             return
@@ -119,8 +133,8 @@ class XlaHolds:
         weights = [i for i, tensor in enumerate(op.inputs) if self._is_weight(tensor)]
         if gradient is None or not weights:
             return
-        guard = self.kind(f"{SCOPE}/late/{op.name}",
-                          ((draft.tensor_name(gradient), draft.tensor(gradient).dtype),))
+        guard = self.kind(f"{SCOPE}/late/{op.name}", draft.tensor_name(gradient),
+                          draft.tensor(gradient).dtype)
         draft.added.extend(guard.trigger_ops())
         for i in weights:
             self.delayed += 1
