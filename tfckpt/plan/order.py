@@ -8,6 +8,8 @@ The plain order is the graph's own. What may change it, at no cost in time:
   gradient is there;
 * *thrifty* backward: tapes interleave parallel branches; taking whichever ready vertex adds the
   least memory finishes one branch before the next is begun.
+
+Under XLA, which ignores control edges, nothing can be moved; the first two it does by itself.
 """
 
 from __future__ import annotations
@@ -62,6 +64,12 @@ def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, .
             begin[v] = late
             found.append(v)
     return tuple(reversed(found))
+
+
+def moves_of_xla(graph: CostGraph) -> Moves:
+    """What XLA does by itself: it has no joins, and fuses what only an update needs into it."""
+    joins = releasable(graph)
+    return Moves(deferrable(graph, joins), joins)
 
 
 def idle(graph: CostGraph, released: tuple[int, ...] = ()) -> frozenset[int]:

@@ -18,7 +18,7 @@ from tfckpt.plan.allocator import CPU_SMALLEST, allocated_peaks
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.executor import ORDERS, executor_order
 from tfckpt.plan.fences import fences
-from tfckpt.plan.order import base_order
+from tfckpt.plan.order import base_order, moves_of_xla
 from tfckpt.plan.pins import pin
 from tfckpt.plan.schedule import Plan, check_schedule, plain_plan
 from tfckpt.plan.simulate import Timeline, resolve, simulate, simulate_order
@@ -104,7 +104,8 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
       objective: "time" takes the fastest plan that fits, "memory" the one with the least peak.
       free_moves: whether defer and release may be used.
       await_updates: see `tfckpt.plan.fences.fences`.
-      in_xla: control edges mean nothing to the compiler: no moves, no pins.
+      in_xla: control edges mean nothing to the compiler: no pins, and the moves are those that it
+        makes by itself.
       smallest: the allocator does not count smaller requests (0 on a GPU); None leaves the
         allocator out and counts requested bytes.
       plain: what `baseline` returned for this graph, if it was called already.
@@ -113,8 +114,8 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
       PlanError: unknown solver or objective; a graph too large for "optimal".
       InfeasibleBudgetError: no plan found fits; names the least peak found.
     """
-    return _Planner(graph, solver, objective, free_moves and not in_xla, await_updates,
-                    in_xla, smallest, plain).run(budget)
+    return _Planner(graph, solver, objective, free_moves, await_updates, in_xla, smallest,
+                    plain).run(budget)
 
 
 def baseline(graph: CostGraph, *, in_xla: bool = False,
@@ -124,11 +125,12 @@ def baseline(graph: CostGraph, *, in_xla: bool = False,
     Nothing of ours orders the plain step, so it is not priced by its worst order: a fraction of
     that would be a larger part of what the step really needs.
     """
+    if in_xla:
+        order = base_order(graph, moves_of_xla(graph))
+        planned = simulate(graph, tuple((v, 0) for v in order))
+        return planned, planned.peak_bytes
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
-    if in_xla:
-        planned = simulate(graph, plan.schedule)
-        return planned, planned.peak_bytes
     found = []
     for policy in ORDERS:
         order = executor_order(graph, resolved, plan.moves.released, (), (), policy)
@@ -177,13 +179,13 @@ class _Planner:
 
     def run(self, budget: int | None) -> Planned:
         """Makes the pool and chooses from it."""
+        patterns = search.templates(self.evaluator, self.free_moves, in_xla=self.in_xla)
         if self.solver == AUTO:
-            pool = search.explore(self.evaluator, CHEAP, self.objective, self.free_moves,
+            pool = search.explore(self.evaluator, patterns, CHEAP, self.objective,
                                   self.baseline.peak_bytes)
         elif self.solver == OPTIMAL:
-            pool = self._optima(budget)
+            pool = self._optima([p for p in patterns if not p.thrifty][-1], budget)
         else:
-            patterns = search.templates(self.evaluator, self.free_moves)
             named = () if self.solver == "store_all" else (SOLVERS[self.solver],)
             pool = search.starts(self.evaluator, patterns, named, self.objective)
         chosen = self._least(pool) if budget is None else self._fitting(pool, budget)
@@ -197,14 +199,12 @@ class _Planner:
         return tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
                      for p in pool)
 
-    def _optima(self, budget: int | None) -> list[Priced]:
-        """Proven schedules in the order of the most moves, the last one within the budget.
+    def _optima(self, pattern: Candidate, budget: int | None) -> list[Priced]:
+        """Proven schedules in a pattern's order, the last one within the budget.
 
         The solver counts requested bytes in the planned order, a plan is held to what an
         allocator counts in the executors' orders: where that is more, the solver gets less.
         """
-        pattern = [t for t in search.templates(self.evaluator, self.free_moves)
-                   if not t.thrifty][-1]
         order = base_order(self.graph, pattern.moves)
         found: list[Priced] = []
         usable = room = None if budget is None else int(budget * SAFETY)

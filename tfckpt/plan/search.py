@@ -15,7 +15,7 @@ from tfckpt.cost.costgraph import CostGraph
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.improve import descend, hasten
-from tfckpt.plan.order import base_order, deferrable, releasable
+from tfckpt.plan.order import base_order, deferrable, moves_of_xla, releasable
 from tfckpt.plan.refine import front
 from tfckpt.plan.schedule import Moves
 
@@ -44,18 +44,18 @@ class Point:
     solver: str
 
 
-def explore(evaluator: Evaluator, solvers: Sequence[Callable], objective: str,
-            free_moves: bool, plain_bytes: int) -> list[Priced]:
+def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequence[Callable],
+            objective: str, plain_bytes: int) -> list[Priced]:
     """The pool of `auto`.
 
     Args:
+      patterns: what `templates` returned.
       plain_bytes: requested peak of the plain step.
 
     Graphs of more than `LARGEST` vertices are searched on a coarse graph; the front found there
     is priced on the fine one.
     """
     graph = evaluator.graph
-    patterns = templates(evaluator, free_moves)
     if len(graph.vertices) <= LARGEST:
         improve(evaluator, starts(evaluator, patterns, solvers, objective), plain_bytes)
         refine(evaluator, evaluator.price(patterns[-1]))
@@ -92,9 +92,14 @@ def spread(front: Sequence[Priced], count: int) -> list[Priced]:
     return [front[i * (len(front) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
-def templates(evaluator: Evaluator, free_moves: bool) -> list[Candidate]:
-    """Everything kept, under each combination of free moves; the most moves last."""
+def templates(evaluator: Evaluator, free_moves: bool, *, in_xla: bool = False) -> list[Candidate]:
+    """Everything kept, under each combination of free moves; the most moves last.
+
+    Under XLA there is one, which nobody chooses.
+    """
     plain = Candidate(evaluator.everything(), source="store_all")
+    if in_xla:
+        return [dataclasses.replace(plain, moves=moves_of_xla(evaluator.graph))]
     if not free_moves:
         return [plain]
     graph = evaluator.graph
