@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -70,6 +72,29 @@ def test_no_control_edges_only_data_guards_under_xla():
     added = [op for op in operations if "tfckpt" in op.name]
     assert not [op for op in added if op.type == "NoOp" or op.control_inputs]
     assert [op for op in added if op.type == "SelectV2"]
+
+
+def test_element_wise_gradients_see_the_forward_through_a_guard():
+    """Or XLA computes what was kept again from what was not, which stays in memory for it."""
+    made, step = build("conv_relu")
+    graph = tfckpt.checkpoint(step).get_concrete_function(*made.batches[0]).graph
+    relus = [op for op in graph.get_operations() if op.type == "ReluGrad"]
+    read = [op.inputs[1].op for op in relus]
+    assert relus
+    assert all(op.type == "SelectV2" or "tfckpt" in op.name for op in read), read
+    assert any(op.type == "SelectV2" for op in read)
+
+
+@pytest.mark.nightly
+def test_a_plan_pays_where_xla_schedules_for_memory():
+    """As on GPUs: there a plain step needs far less than by default on a CPU."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.xla_guards", "--jobs=resnet50",
+         "--flag_sets=memory scheduler"], capture_output=True, text=True, timeout=1800)
+    assert not done.returncode, done.stderr[-2000:]
+    ratio = {cells[3].strip(): float(cells[5]) for cells in
+             (line.split("|") for line in done.stdout.splitlines()[2:])}
+    assert ratio["data"] < 0.8 * ratio["plain"]
 
 
 @pytest.mark.parametrize("guard, kept", [("control", 0), ("barrier", 6)])

@@ -126,8 +126,7 @@ def baseline(graph: CostGraph, *, in_xla: bool = False,
     that would be a larger part of what the step really needs.
     """
     if in_xla:
-        order = base_order(graph, moves_of_xla(graph))
-        planned = simulate(graph, tuple((v, 0) for v in order))
+        planned = simulate(graph, tuple((v, 0) for v in base_order(graph, moves_of_xla(graph))))
         return planned, planned.peak_bytes
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)

@@ -103,7 +103,7 @@ def _original(draft: Draft, holds: Holds, position: int) -> None:
     """Has the ops of an original read the latest copies."""
     ops = [draft.graph.ops[i] for i in draft.cost.vertices[draft.plan.schedule[position][0]].ops]
     if ops[0].region != FORWARD:
-        holds.before_original(ops[0])
+        holds.before_original(ops[0], position)
     for op in ops:
         for i, tensor in enumerate(op.inputs):
             name, copy = draft.read(position, tensor)

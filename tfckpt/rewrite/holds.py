@@ -42,8 +42,8 @@ class Holds(Protocol):
           triggers: what `signals` returned for its pins.
         """
 
-    def before_original(self, op: Op) -> None:
-        """An op of the backward or the update is next."""
+    def before_original(self, op: Op, position: int) -> None:
+        """An op of the backward or the update is next; `position` is its step's."""
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
         """Holds an existing op back."""
@@ -146,7 +146,7 @@ class ExecutorHolds:
         self.draft.added.append(identity(name, tensor, controls, dtype, device))
         return f"{name}:0"
 
-    def before_original(self, op: Op) -> None:
+    def before_original(self, op: Op, position: int) -> None:
         """Nothing: an executor runs originals when their inputs are there."""
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.cost.costgraph import BACKWARD, UPDATE
+from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Op, TensorId
 from tfckpt.plan.fences import Fence
@@ -14,11 +14,19 @@ from tfckpt.rewrite.edits import Rewire
 from tfckpt.rewrite.guards import Guard
 from tfckpt.rewrite.names import SCOPE, guard_name
 
-WEIGHT_BYTES = 1 << 16
+LARGE = 1 << 16
+"""Bytes from which a tensor that a compiler holds on to matters."""
+FUSED = frozenset({
+    "Add", "AddN", "AddV2", "Div", "DivNoNan", "EluGrad", "Erf", "Exp", "InvGrad",
+    "LeakyReluGrad", "Log", "Log1p", "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "Pow",
+    "RealDiv", "ReciprocalGrad", "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad", "Select",
+    "SelectV2", "SeluGrad", "Sigmoid", "SigmoidGrad", "SoftplusGrad", "SoftsignGrad", "Sqrt",
+    "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "Xdivy", "Xlogy"})
+"""Types of element-wise ops, which XLA fuses with what they read."""
 
 
 class XlaHolds:
-    """One guard for each region; a guard of its own for each op that reads weights.
+    """One guard for each region, and one for each gradient before which nothing may be read.
 
     Attributes:
       weights: whether weights are guarded too.
@@ -29,9 +37,11 @@ class XlaHolds:
         self.kind = kind
         self.weights = weights
         self.regions = 0
-        self.delayed = 0
         self.guard: Guard | None = None
         self.guarded: dict[str, str] = {}
+        self.gradient: TensorId | None = None  # the latest
+        self.openers: dict[TensorId, Guard] = {}
+        self.late: dict[tuple[TensorId, TensorId], str] = {}
 
     def open_region(self, fence: Fence) -> None:
         """Makes the guard of a run of copies, which depends on the gradient that comes in.
@@ -115,14 +125,19 @@ class XlaHolds:
         """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
         return (self.weights and self.draft.is_resident(tensor)
                 and self.draft.graph.ops[tensor[0]].type not in ("Const", "_Arg")
-                and (self.draft.tensor(tensor).bytes or 0) >= WEIGHT_BYTES
+                and (self.draft.tensor(tensor).bytes or 0) >= LARGE
                 and self.draft.tensor(tensor).dtype in FLOATS)
 
-    def before_original(self, op: Op) -> None:
-        """Has a backward op see its weights only when its gradient is there.
+    def before_original(self, op: Op, position: int) -> None:
+        """Has a backward op see what the forward kept for it only when its gradient is there.
 
-        On a CPU, XLA transposes weights for the backward as soon as it can, that is at the start of
-        the step, and holds the transposed ones until they are used.
+        Otherwise XLA goes behind what was kept. It merges what the backward computes from it with
+        equal ops of the forward (x - mean of a normalization), and computes what was kept again
+        within the op that reads it (`max(z, 0) > 0` is `z > 0` to it), for which what that was
+        made of stays in memory, too. Only of ops that it fuses, where a guard takes no memory.
+
+        Weights are held back from all ops: on a CPU, XLA transposes them for the backward as soon
+        as it can, that is at the start of the step, and holds the transposed ones until then.
         """
         if op.region != BACKWARD:
             return
@@ -130,18 +145,38 @@ class XlaHolds:
         gradient = next((t for t in op.inputs if draft.graph.ops[t[0]].region == BACKWARD
                          and draft.storage_of(t) is not None
                          and draft.tensor(t).dtype in FLOATS), None)
-        weights = [i for i, tensor in enumerate(op.inputs) if self._is_weight(tensor)]
-        if gradient is None or not weights:
+        self.gradient = gradient or self.gradient
+        if self.gradient is None:
             return
-        guard = self.kind(f"{SCOPE}/late/{op.name}", draft.tensor_name(gradient),
-                          draft.tensor(gradient).dtype)
-        draft.added.extend(guard.trigger_ops())
-        for i in weights:
-            self.delayed += 1
-            tensor = draft.tensor_name(op.inputs[i])
-            name = guard_name(tensor, -self.delayed)
-            draft.added.extend(guard.pass_through(name, tensor, draft.tensor(op.inputs[i]).dtype))
-            draft.rewires.append(Rewire(op.name, i, f"{name}:0"))
+        for i, tensor in enumerate(op.inputs):
+            if (gradient is not None and self._is_weight(tensor)
+                    or op.type in FUSED and self._is_kept(tensor, position)):
+                late = self._late(tensor, self.gradient)
+                draft.rewires.append(Rewire(op.name, i, late))
+
+    def _is_kept(self, tensor: TensorId, position: int) -> bool:
+        """Whether a step reads a large result of the forward, and not a copy of it."""
+        draft = self.draft
+        return (draft.graph.ops[tensor[0]].region == FORWARD
+                and draft.storage_of(tensor) is not None
+                and (draft.tensor(tensor).bytes or 0) >= LARGE
+                and draft.tensor(tensor).dtype in FLOATS and not draft.read(position, tensor)[1])
+
+    def _late(self, tensor: TensorId, gradient: TensorId) -> str:
+        """A tensor behind a guard that a gradient opens, made once for both."""
+        draft = self.draft
+        if gradient not in self.openers:
+            opener = self.kind(f"{SCOPE}/late_{len(self.openers) + 1}", draft.tensor_name(gradient),
+                               draft.tensor(gradient).dtype)
+            draft.added.extend(opener.trigger_ops())
+            self.openers[gradient] = opener
+        if (tensor, gradient) not in self.late:
+            read = draft.tensor_name(tensor)
+            name = guard_name(read, -1 - len(self.late))
+            draft.added.extend(self.openers[gradient].pass_through(
+                name, read, draft.tensor(tensor).dtype))
+            self.late[tensor, gradient] = f"{name}:0"
+        return self.late[tensor, gradient]
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
         """Nothing: see `signals`."""
