@@ -1,11 +1,13 @@
 """Writes a training step as XLA's input, to be run where there is no TensorFlow.
 
     python -m benchmarks.xla_export DIR [--job=resnet50] [--budget=min] [--size=small]
+                                        [--device=H100-80GB]
 
 DIR then holds `plain.hlo`, `data.hlo` and `barrier.hlo` (serialized HLO modules, before XLA's own
 passes; the last two are rewritten, with one guard each, see `tfckpt.rewrite.guards`), `inputs.npz`
 (what they take: the batch and the variables, in the order of their parameters) and `about.json`.
-`python benchmarks/xla_gpu.py DIR` runs them in a process with JAX.
+`python benchmarks/xla_gpu.py DIR` runs them in a process with JAX. With `--device` they are planned
+for that device instead of this machine's; where they are to run on a GPU, name it.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from absl import app, flags
 FLAGS = flags.FLAGS
 flags.DEFINE_string("job", "resnet50", "A name in benchmarks.jobs.JOBS.")
 flags.DEFINE_string("budget", "min", "'min' or a fraction such as 0.6.")
+flags.DEFINE_string("device", "", "What to plan for: see grappler_ext.PRESETS.")
 flags.DEFINE_enum("size", "full", ["full", "small", "tiny"], "Which of benchmarks.jobs' sizes.")
 
 KINDS = ("plain", "data", "barrier")
 
 
-def export(name: str, size: str, budget: object, folder: pathlib.Path) -> dict[str, Any]:
+def export(name: str, size: str, budget: object, folder: pathlib.Path,
+           device: str = "") -> dict[str, Any]:
     """Writes one job; returns what `about.json` holds.
 
     Raises:
@@ -36,12 +40,15 @@ def export(name: str, size: str, budget: object, folder: pathlib.Path) -> dict[s
     import tensorflow as tf
 
     from benchmarks import jobs
+    from grappler_ext.devices import find_device
     from tfckpt.api import CheckpointedStep
     from tfckpt.pipeline import make_options
 
     sizes = {"full": {}, "small": jobs.SMALL, "tiny": jobs.TINY}[size].get(name, {})
     folder.mkdir(parents=True, exist_ok=True)
     options = make_options(budget)
+    if device:
+        options = dataclasses.replace(options, target=find_device(device).target())
     inputs: list[list] = []
     for kind in KINDS:
         keras.backend.clear_session()
@@ -58,8 +65,9 @@ def export(name: str, size: str, budget: object, folder: pathlib.Path) -> dict[s
         raise ValueError("the steps take different inputs")
     np.savez(folder / "inputs.npz", *inputs[0])
     loss = tf.function(job.train_step)(job.x, job.y)  # the variables change here, and not before
-    about = {"job": name, "size": size, "budget": budget, "tensorflow": tf.__version__,
-             "tensorflow_loss": float(loss), "recomputed_ops": step.report.recomputed_ops}
+    about = {"job": name, "size": size, "budget": budget, "planned_for": device,
+             "tensorflow": tf.__version__, "tensorflow_loss": float(loss),
+             "recomputed_ops": step.report.recomputed_ops}
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return about
 
@@ -93,7 +101,7 @@ def main(argv: list[str]) -> None:
     if len(argv) != 2:
         raise app.UsageError("name one folder to write to")
     budget = FLAGS.budget if FLAGS.budget == "min" else float(FLAGS.budget)
-    about = export(FLAGS.job, FLAGS.size, budget, pathlib.Path(argv[1]))
+    about = export(FLAGS.job, FLAGS.size, budget, pathlib.Path(argv[1]), FLAGS.device)
     print(f"{about['job']} ({about['size']}), {about['recomputed_ops']} recomputed ops, "
           f"in {argv[1]}")
 
