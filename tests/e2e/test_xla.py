@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 
@@ -72,6 +73,17 @@ def test_no_control_edges_only_data_guards_under_xla():
     added = [op for op in operations if "tfckpt" in op.name]
     assert not [op for op in added if op.type == "NoOp" or op.control_inputs]
     assert [op for op in added if op.type == "SelectV2"]
+
+
+def test_regions_wait_for_what_the_backward_goes_on_from():
+    """Not for gradients of weights: what waits for their updates holds them to the end."""
+    made, step = build("dense_relu")
+    graph = tfckpt.checkpoint(step).get_concrete_function(*made.batches[0]).graph
+    guards = [op for op in graph.get_operations()
+              if re.fullmatch(r"tfckpt/guard_\d+/reshape", op.name)]
+    assert guards
+    for op in guards:
+        assert [r for r in op.inputs[0].consumers() if "gradient_tape" in r.name], op.inputs[0].name
 
 
 def test_element_wise_gradients_see_the_forward_through_a_guard():
