@@ -7,7 +7,8 @@ simulator counts in requested bytes in the planned order, its time is that of th
 `plan_step(in_xla=True)` plans just so (no pins or allocator; `optimal`, too, has the moves that XLA
 makes by itself); of the budget that it is given it uses `SAFETY`, which is undone here. The gap is
 the time of the step over the optimum's, less one. The optimum is over the class that
-`tfckpt.plan.solvers.optimal` names; where its proof ran out of time, the gap is to its bound and marked with "<=".
+`tfckpt.plan.solvers.optimal` names; where its proof ran out of time, the gap is to its bound and
+marked with "<=".
 """
 
 from __future__ import annotations
