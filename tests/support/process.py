@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import keras
 import pytest
@@ -18,11 +19,15 @@ def prepare() -> None:
     With more than one inter-op thread plain TensorFlow does not reproduce its own numbers: the
     order in which AddN adds three or more inputs depends on which of them is still needed
     elsewhere when it starts. The setting belongs to the process, so all tests share it.
+
+    What has been imported by then is never garbage: half a million objects that each of Keras'
+    `clear_session` would look through again, for longer than a small model trains.
     """
     if tf.config.threading.get_inter_op_parallelism_threads() != 1:
         tf.config.threading.set_inter_op_parallelism_threads(1)
         tf.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.experimental.enable_op_determinism()
+    gc.freeze()
 
 
 @contextlib.contextmanager
