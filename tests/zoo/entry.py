@@ -30,8 +30,8 @@ NOISE = 1e-2
 class Wrap:
     """How the step of an entry is wrapped: by `tf.function` alone, or by tfckpt as well."""
 
-    def __init__(self, rewrite: bool):
-        self.rewrite = rewrite
+    def __init__(self, rewrite: bool, solver: str = "auto"):
+        self.rewrite, self.solver = rewrite, solver
         self._reports: list[Callable[[], list]] = []
 
     def function(self, fn: Callable, **options) -> Callable:
@@ -42,14 +42,14 @@ class Wrap:
         """A `tf.function`, or a Python function that one calls."""
         if not self.rewrite:
             return fn
-        step = tfckpt.checkpoint(fn, budget="min")
+        step = tfckpt.checkpoint(fn, budget="min", solver=self.solver)
         self._reports.append(lambda: list(step.reports.values()))
         return step
 
     def model(self, model):
         """A built Keras model."""
         if self.rewrite:
-            tfckpt.keras.checkpoint(model, budget="min")
+            tfckpt.keras.checkpoint(model, budget="min", solver=self.solver)
             self._reports.append(lambda: [r for r in [tfckpt.keras.report(model)] if r])
         return model
 
@@ -141,10 +141,10 @@ def conditions(entry: Entry) -> Iterator[None]:
             keras.backend.set_floatx("float32")
 
 
-def train(entry: Entry, rewrite: bool) -> Trained:
+def train(entry: Entry, rewrite: bool, solver: str = "auto") -> Trained:
     """Trains an entry from the same seeds, plain or rewritten."""
     process.fresh()
-    wrap = Wrap(rewrite)
+    wrap = Wrap(rewrite, solver)
     training = entry.build(wrap)
     results, states = [], []
     for batch in training.batches:
