@@ -73,6 +73,7 @@ def test_no_control_edges_only_data_guards_under_xla():
     added = [op for op in operations if "tfckpt" in op.name]
     assert not [op for op in added if op.type == "NoOp" or op.control_inputs]
     assert [op for op in added if op.type == "SelectV2"]
+    assert step.report.deferred_ops == step.report.pins == 0
 
 
 def test_regions_wait_for_what_the_backward_goes_on_from():
