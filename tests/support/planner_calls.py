@@ -1,0 +1,56 @@
+"""Every call that the oracle tests make into allocator, executor, fences and waits.
+
+When one of these interfaces changes, this is the only place in the tests that must follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfckpt.plan.allocator import BestFit, allocated_peaks
+from tfckpt.plan.executor import ORDERS, executor_order
+from tfckpt.plan.fences import Fence, fences
+from tfckpt.plan.pins import pin
+from tfckpt.plan.schedule import Pin
+from tfckpt.plan.simulate import Timeline, resolve, simulate, simulate_order
+
+__all__ = ["POLICIES", "WORKSPACE_IS_ALLOCATED", "Fence", "Pin", "allocator", "fences_of",
+           "heap_peaks", "order_of", "timeline_of", "waits_of"]
+
+POLICIES = ORDERS
+WORKSPACE_IS_ALLOCATED = False
+"""Whether `heap_peaks` counts what a vertex uses while it runs."""
+
+
+def allocator() -> BestFit:
+    """An empty allocator with `allocate`, `release`, `in_use` and `peak`."""
+    return BestFit()
+
+
+def heap_peaks(graph, schedule, order: Sequence[int] | None, smallest: int) -> tuple[int, ...]:
+    """Peaks of a step in allocators that began differently, ascending."""
+    return allocated_peaks(graph, resolve(graph, schedule), order, smallest)
+
+
+def timeline_of(graph, schedule, order: Sequence[int] | None = None) -> Timeline:
+    """What the steps hold when they run in an order; None: as scheduled."""
+    if order is None:
+        return simulate(graph, schedule)
+    return simulate_order(graph, resolve(graph, schedule), order)
+
+
+def order_of(graph, schedule, policy: str, *, released=(), waits=(), found=()) -> list[int]:
+    """Positions of the steps in the order in which a simulated executor runs them."""
+    return executor_order(graph, resolve(graph, schedule), released, waits, found, policy)
+
+
+def fences_of(graph, schedule, *, await_updates: bool = True) -> tuple[Fence, ...]:
+    """The fences of a schedule."""
+    return fences(graph, resolve(graph, schedule), await_updates=await_updates)
+
+
+def waits_of(graph, schedule, target: int, *, released=(), found=(), await_updates: bool = True
+             ) -> tuple[tuple[Pin, ...], Timeline, list[int]]:
+    """The single waits that bring executors down to a target, the worst timeline, its order."""
+    return pin(graph, resolve(graph, schedule), released, found, target,
+               await_updates=await_updates)
