@@ -201,7 +201,7 @@ def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) ->
                    for op, slot, size in run.live), key=lambda t: (-t.bytes, t.name))
     rates = device.target().rates
     seconds = {**run.seconds, **{op.name: op_seconds(graph, op, rates) for op in graph.ops
-                                 if "body" in op.attrs}}
+                                 if op.loop is not None}}
     lists = sum(size for (i, slot), size in sizes.items()
                 if graph.ops[i].outputs[slot].dtype == "variant")
     return Costs(run.peak_bytes, tuple(live), sum(seconds.values()), seconds,

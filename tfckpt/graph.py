@@ -18,7 +18,7 @@ TensorId = tuple[int, int]
 """(op index, output slot)."""
 
 LOOPS = frozenset({"While", "StatelessWhile"})
-"""Types of ops that are loops; see `tfckpt.capture.loops` for their attributes here."""
+"""Types of ops that are loops."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,11 +31,32 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Loop:
+    """What is known of a while loop beyond its inputs and outputs.
+
+    Attributes:
+      trips: the most iterations.
+      body: what an iteration does, to be priced; its ops are in the order of the body.
+      shares: for a list that has the entries of another, and thus its memory, the other's slot.
+      takes: for a list, the inputs of the loop whose memory it can have, first wish first.
+      later_writes: names of the ops that may run only after the loop's copies, since they may
+        write a variable that it reads.
+    """
+
+    trips: int
+    body: Graph
+    shares: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    takes: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    later_writes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Op:
     """One operation: indices refer to `Graph.ops`.
 
     Attributes:
       conditional: it runs in one branch of a Switch only, so that nothing outside may wait for it.
+      loop: of a while loop whose number of iterations is known; None otherwise.
     """
 
     name: str
@@ -48,6 +69,7 @@ class Op:
     device: str = ""
     attrs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     conditional: bool = False
+    loop: Loop | None = None
 
 
 @dataclasses.dataclass(frozen=True)

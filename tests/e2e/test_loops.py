@@ -174,7 +174,7 @@ def test_a_write_behind_a_loop_waits_for_the_copy(monkeypatch):
         return dataclasses.replace(edits, controls=(*edits.controls, *(
             AddControl(clone.name, write) for clone in edits.clones
             for write in next(op for op in graph.ops if op.name == clone.source
-                              ).attrs.get("later_writes", ()))))
+                              ).loop.later_writes)))
 
     monkeypatch.setattr(pipeline, "writes_after_copies", before_copies)
     assert train(tfckpt.checkpoint)[0] != wanted  # or this would prove nothing

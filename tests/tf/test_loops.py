@@ -115,10 +115,10 @@ def test_lists_of_the_same_tensors_share_their_memory():
     kept = _sizes(_graph(forward))
     lists = {slot: size for slot, size in kept.bytes.items() if size >= ENTRY}
     assert len(lists) == 2 and not kept.unknown  # tanh's result is the next iteration's argument
-    assert len(set(lists) - set(kept.shares)) == 1 and set(kept.shares) < set(lists)
+    assert len(set(lists) - set(kept.loop.shares)) == 1 and set(kept.loop.shares) < set(lists)
     in_xla = kept_lists(next(op for op in _graph(forward).get_operations() if op.type in LOOPS),
                         lambda o: o, in_xla=True)
-    assert not in_xla.shares
+    assert not in_xla.loop.shares
 
 
 def test_a_list_of_a_variables_value_takes_nothing():
@@ -168,7 +168,7 @@ def test_an_unknown_batch_is_known_behind_recurrent_layers_too(layer):
     assert len(loops) == 2 and all(op.pure for op in loops) and not captured.refused
     for op in loops:
         lists = [t.bytes for slot, t in enumerate(op.outputs)
-                 if t.dtype == "variant" and slot not in op.attrs["shares"]]
+                 if t.dtype == "variant" and slot not in op.loop.shares]
         assert max(lists) == 6 * ENTRY and sum(lists) >= 6 * 6 * ENTRY
     stacked = [op.outputs[0] for op in captured.ops if op.type == "TensorListStack"]
     assert stacked and all(t.shape == (6, ROWS, WIDTH) for t in stacked)

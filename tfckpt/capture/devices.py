@@ -88,4 +88,4 @@ def _foreign(op: Op, read_here: bool) -> Op:
     outputs = op.outputs if read_here else tuple(
         Tensor(t.dtype, t.shape, 0) for t in op.outputs)
     return dataclasses.replace(op, type=FOREIGN, inputs=(), controls=sources, outputs=outputs,
-                               pure=False, attrs={})
+                               pure=False, attrs={}, loop=None)

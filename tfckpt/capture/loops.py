@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.values import attrs_of, results_of
-from tfckpt.graph import FORWARD, LOOPS, Graph, Op
+from tfckpt.graph import FORWARD, LOOPS, Graph, Loop, Op
 
 _ITEM = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """Ops that put an entry into a list, and which of their inputs the entry is."""
@@ -35,25 +35,12 @@ class Kept:
     Attributes:
       bytes: of each output that is a list, by slot; 0 where the loop only reads the list.
       unknown: what could not be found out, in words; "" where all is known.
-      shares: for a list that has the entries of another, and thus its memory, the other's slot.
-      takes: for a list, the inputs of the loop whose memory it can have, first wish first.
-      trips: the most iterations, or None.
-      body: what an iteration does, to be priced; its ops are in the order of the body.
+      loop: what later stages read of the loop; None where its number of iterations is not known.
     """
 
     bytes: dict[int, int]
     unknown: str = ""
-    shares: dict[int, int] = dataclasses.field(default_factory=dict)
-    takes: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    trips: int | None = None
-    body: Graph | None = None
-
-    def attrs(self) -> dict[str, object]:
-        """What later stages read of the loop: `trips` and `body` where known, and the others."""
-        found: dict[str, object] = {"shares": self.shares, "takes": self.takes}
-        if self.trips is not None and self.body is not None:
-            found |= {"trips": self.trips, "body": self.body}
-        return found
+    loop: Loop | None = None
 
 
 def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
@@ -125,7 +112,7 @@ class _Loop:
                 unknown = f"the size of {entry.name} in its body is not known"
             found[slot] = self._times(trips, slot, entry) * (size or 0)
         shares, takes = ({}, {}) if self.in_xla else self._shared(lists, found)
-        return Kept(found, unknown, shares, takes, trips, self._priced())
+        return Kept(found, unknown, Loop(trips, self._priced(), shares, takes))
 
     def _times(self, trips: int, slot: int, entry: tf.Tensor) -> int:
         """How many entries of a list have memory of their own."""
@@ -154,7 +141,7 @@ class _Loop:
 
     def _shared(self, lists: Sequence[tuple[int, tf.Tensor]], sizes: Mapping[int, int]
                 ) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
-        """`Kept.shares` and `Kept.takes`; of lists with the same entries the largest counts."""
+        """`Loop.shares` and `Loop.takes`; of lists with the same entries the largest counts."""
         alike: dict[str, list[int]] = {}
         takes = dict.fromkeys((slot for slot, _ in lists), self._emptied())
         for slot, entry in lists:
@@ -196,14 +183,12 @@ class _Loop:
         ops = []
         for op in operations:
             shapes = [self.shape(tensor) for tensor in op.outputs]
-            attrs = attrs_of(op) if op.type != "Const" else {}
-            lists: dict[int, int] = {}
-            if op.type in LOOPS:
-                inner = _Loop(op, self._in_body, self.in_xla).kept()
-                attrs, lists = inner.attrs(), inner.bytes
+            kept = (_Loop(op, self._in_body, self.in_xla).kept() if op.type in LOOPS
+                    else Kept({}))
             ops.append(Op(op.name, op.type,
                           tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
-                          results_of(op, lists, shapes), FORWARD, False, "", attrs))
+                          results_of(op, kept.bytes, shapes), FORWARD, False, "",
+                          attrs_of(op) if op.type != "Const" else {}, loop=kept.loop))
         return Graph(self.body.name, tuple(ops), (), ())
 
     def trips(self) -> int | None:
@@ -291,8 +276,10 @@ class _Loop:
             if inner.op.type not in LOOPS:
                 return 0
             kept = _Loop(inner.op, self._in_body, self.in_xla).kept()
-            if kept.unknown or inner.value_index in kept.shares:
-                return None if kept.unknown else 0
+            if kept.unknown:
+                return None
+            if kept.loop is not None and inner.value_index in kept.loop.shares:
+                return 0
             return kept.bytes.get(inner.value_index, 0)
         shape = self.shape(entry)
         return shape.num_elements() * entry.dtype.size if shape.is_fully_defined() else None

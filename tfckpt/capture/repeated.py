@@ -27,8 +27,7 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
                  lists: dict[int, Kept], in_xla: bool) -> tuple[tuple[Op, ...], tuple[str, ...]]:
     """Marks loops that may be recomputed as pure, and says why others may not.
 
-    Those get an attribute `later_writes`: the names of the ops that may run only after a loop's
-    copies, since they may write a variable that it reads.
+    Those get their `Loop.later_writes`.
 
     Args:
       operations: of the graph, in the order of `ops`.
@@ -43,11 +42,11 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
     found = list(ops)
     unsure = _unsure(graph)
     for i, kept in lists.items():
-        if ops[i].region != FORWARD or kept.unknown or not any(kept.bytes.values()):
+        loop = kept.loop
+        if (loop is None or ops[i].region != FORWARD or kept.unknown
+                or not any(kept.bytes.values())):
             continue
         again = Again(_UNDER_XLA) if in_xla else may_loop_again(operations[i], unsure)
-        if kept.body is None:
-            again = Again("its number of iterations is not known")
         if ops[i].conditional:
             again = Again("it runs in one branch only")
         waiting: tuple[str, ...] = ()
@@ -60,7 +59,7 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
             refused.append(f"{ops[i].name}: the loop is not recomputed: {again.refused}")
             continue
         found[i] = dataclasses.replace(ops[i], pure=True,
-                                       attrs={**ops[i].attrs, "later_writes": waiting})
+                                       loop=dataclasses.replace(loop, later_writes=waiting))
     return tuple(found), tuple(refused)
 
 

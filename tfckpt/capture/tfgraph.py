@@ -74,7 +74,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            and not _shrinks_large_constant(operations, outputs, inputs[i], i)
            and is_pure(op.type, stateful[op.name], tuple(t.dtype for t in outputs[i]))
            and reads_counted_list(op),
-           op.device, lists[i].attrs() if i in lists else attrs_of(op), bool(needed.get(op.name)))
+           op.device, attrs_of(op), bool(needed.get(op.name)),
+           lists[i].loop if i in lists else None)
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op.name], t.value_index) for t in fetched)

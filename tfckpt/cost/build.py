@@ -11,8 +11,6 @@ with their only reader (see `tfckpt.cost.absorbed`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
@@ -154,9 +152,10 @@ def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...
     """Pairs of what a kernel writes and whose buffer it may take, first wish first."""
     if op.type in REUSES_INPUT:
         return tuple((w, r) for w in write for r in read)
-    takes: Mapping[int, tuple[int, ...]] = op.attrs.get("takes", {})  # type: ignore[assignment]
+    if op.loop is None:
+        return ()
     pairs = [((own, slot), root[op.inputs[n][0]][op.inputs[n][1]])
-             for slot, wishes in takes.items() for n in wishes]
+             for slot, wishes in op.loop.takes.items() for n in wishes]
     return tuple((index[w], index[r]) for w, r in pairs if w in index and r in index)
 
 

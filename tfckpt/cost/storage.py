@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tfckpt.errors import CostError
 from tfckpt.graph import LOOPS, Graph, Op, TensorId
@@ -111,8 +111,8 @@ def _op_roots(op: Op, index: int, folded: bool,
     if op.type in WRITES_REFERENCE or op.type == "DestroyTemporaryVariable":
         source, slot = op.inputs[0]
         return (known[source][slot],)
-    shares: Mapping[int, int] = op.attrs.get("shares", {})  # type: ignore[assignment]
-    return tuple((index, shares.get(slot, slot)) for slot in range(len(op.outputs)))
+    slots = range(len(op.outputs))
+    return tuple((index, op.loop.shares.get(slot, slot) if op.loop else slot) for slot in slots)
 
 
 def is_alias(op: Op) -> bool:

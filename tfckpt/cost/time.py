@@ -46,8 +46,8 @@ _PER_BYTE = {"Erf": 6.0, "Erfc": 6.0, "Tanh": 3.0, "Exp": 2.0, "Sigmoid": 3.0, "
 
 def is_expensive(op: Op) -> bool:
     """Whether the op computes rather than moves bytes."""
-    if isinstance(body := op.attrs.get("body"), Graph):
-        return any(map(is_expensive, body.ops))
+    if op.loop is not None:
+        return any(map(is_expensive, op.loop.body.ops))
     return op.type in _CONVOLUTIONS or op.type in _PRODUCTS
 
 
@@ -58,10 +58,10 @@ def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     """
     if op.name in rates.known:
         return rates.known[op.name]
-    if isinstance(body := op.attrs.get("body"), Graph):
-        trips: int = op.attrs["trips"]  # type: ignore[assignment]
+    if op.loop is not None:
+        body = op.loop.body
         once = sum(seconds(body, inner, rates) for inner in body.ops if inner.type not in _GIVEN)
-        return rates.overhead_seconds + trips * once
+        return rates.overhead_seconds + op.loop.trips * once
     moved = sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in op.inputs)
     moved += sum(t.bytes or 0 for t in op.outputs)
     traffic = moved * _PER_BYTE.get(op.type, 1.0) / rates.bytes_per_second

@@ -29,13 +29,12 @@ def writes_after_copies(graph: Graph, edits: Edits) -> Edits:
     following: dict[str, list[str]] | None = None
     for clone in edits.clones:
         source = ops.get(clone.source)
-        writes = source.attrs.get("later_writes", ()) if source is not None else ()
-        if not writes:
+        if source is None or source.loop is None or not source.loop.later_writes:
             continue
         if following is None:
             following = _following(graph, edits)
         after = _reached(following, clone.name)
-        for name in writes:  # type: ignore[attr-defined]
+        for name in source.loop.later_writes:
             if name in after or name not in ops:  # a part of a graph has no initialisers
                 continue
             if device_key(ops[name].device) != device_key(ops[clone.source].device):

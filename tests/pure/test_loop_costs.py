@@ -1,0 +1,54 @@
+"""What a loop costs follows from its typed field, not from its op's attributes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.storage import roots
+from tfckpt.cost.time import Rates, is_expensive, seconds
+from tfckpt.graph import BACKWARD, FORWARD, Graph, Loop, Op, Tensor, check_graph
+
+RATES = Rates(flops_per_second=1.0, bytes_per_second=1.0, overhead_seconds=0.0)
+LIST, MATRIX = Tensor("variant", (), 600), Tensor("float32", (5, 5), 100)
+
+
+def body(kind: str) -> Graph:
+    given = Op("given", "Placeholder", (), (), (MATRIX,), FORWARD, False)
+    return Graph("body", (given, Op("made", kind, ((0, 0), (0, 0)), (), (MATRIX,), FORWARD,
+                                    False)), (), ())
+
+
+def step(loop: Loop | None) -> Graph:
+    """A loop that is given a list and fills two, and a backward that reads both."""
+    graph = Graph("step", (
+        Op("given", "Sub", (), (), (LIST,), FORWARD, False),
+        Op("loop", "While", ((0, 0),), (), (LIST, LIST), FORWARD, True, loop=loop),
+        Op("back", "Sum", ((1, 0), (1, 1)), (), (Tensor("float32", (), 4),), BACKWARD, False)),
+        ((2, 0),), ())
+    check_graph(graph)
+    return graph
+
+
+@pytest.mark.parametrize("kind, once, expensive", [("AddV2", 300.0, False),
+                                                   ("MatMul", 300.0, True)])
+def test_a_loop_takes_as_often_what_its_body_does(kind, once, expensive):
+    graph = step(Loop(7, body(kind)))
+    assert seconds(graph, graph.ops[1], RATES) == 7 * once
+    assert is_expensive(graph.ops[1]) is expensive
+
+
+def test_lists_of_the_same_entries_share_their_memory():
+    assert roots(step(Loop(7, body("AddV2"), shares={1: 0})))[1] == ((1, 0), (1, 0))
+    assert roots(step(Loop(7, body("AddV2"))))[1] == ((1, 0), (1, 1))
+    assert roots(step(None))[1] == ((1, 0), (1, 1))
+
+
+def test_a_list_takes_over_the_memory_of_one_that_the_loop_empties():
+    def reused(loop):
+        cost = build_cost_graph(step(loop))
+        (vertex,) = [v for v in cost.vertices if v.name == "loop"]
+        return [(cost.storages[w].name, cost.storages[r].name) for w, r in vertex.reuses]
+
+    assert reused(Loop(7, body("AddV2"), takes={1: (0,)})) == [("loop:1", "given:0")]
+    assert reused(Loop(7, body("AddV2"))) == reused(None) == []
