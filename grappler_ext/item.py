@@ -17,11 +17,11 @@ from tfckpt.capture.inline import readable
 from tfckpt.capture.order import in_program_order
 from tfckpt.capture.steps import Step, imported, known_shapes, training_part, trains
 from tfckpt.capture.tfgraph import capture
+from tfckpt.edits import Edits
 from tfckpt.offline import plan_offline
 from tfckpt.pipeline import Options, join, plan_parts, report_of
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
-from tfckpt.rewrite.edits import Edits
 from tfckpt.rewrite.references import has_references
 
 _FAILURE = "tfckpt/failure"

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import call_tensors
+from tfckpt.edits import Edits
 from tfckpt.rewrite.apply_import import import_edited
-from tfckpt.rewrite.edits import Edits
 
 Apply = Callable[[Any, Edits], None]
 Rewrite = Callable[[Any, Sequence[tf.Tensor], Apply], None]

@@ -19,6 +19,7 @@ from tfckpt.capture.steps import Step
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.device_budgets import Budgets
+from tfckpt.edits import Edits, check_edits
 from tfckpt.errors import PlanError, RewriteError
 from tfckpt.graph import Graph
 from tfckpt.pipeline import (
@@ -39,7 +40,6 @@ from tfckpt.rewrite.apply_graphdef import (
     function_with_inlined,
     with_inlined,
 )
-from tfckpt.rewrite.edits import Edits, check_edits
 from tfckpt.rewrite.references import await_readers, has_references
 
 

@@ -17,6 +17,7 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.time import SMALL_CPU, Rates
 from tfckpt.device_budgets import Budgets, parse_budgets
+from tfckpt.edits import Edits, check_edits, together
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import Graph
 from tfckpt.plan.allocator import CPU_SMALLEST
@@ -32,8 +33,6 @@ from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import Timeline
 from tfckpt.report import REFUSALS, DevicePeak, Report, make_report
 from tfckpt.rewrite.build import build_edits
-from tfckpt.rewrite.edits import Edits, check_edits
-from tfckpt.rewrite.graph_diff import graph_edits, join_edits
 from tfckpt.rewrite.late_writes import writes_after_copies
 from tfckpt.rewrite.names import FENCE
 
@@ -209,10 +208,7 @@ def join(graph: Graph, parts: list[Part]) -> Edits | None:
     """
     found = [part.edits for part in parts if part.edits is not None]
     if len(found) > 1:
-        merged = Edits(tuple(new for edits in found for new in edits.added),
-                       tuple(rewire for edits in found for rewire in edits.rewires),
-                       tuple(control for edits in found for control in edits.controls),
-                       graph.in_xla)
+        merged = together(found)
         check_edits(graph, merged)
         return merged
     return found[0] if found else None
@@ -224,9 +220,7 @@ def edits_of(graph: Graph, decision: Decision, *, single: bool, device: str = ""
     edits = build_edits(decision.graph, decision.cost, decision.planned.plan,
                         await_updates=single, device=device, label=label,
                         xla_guard=xla_guard, guard_weights=guard_weights)
-    if decision.graph is not graph:
-        edits = join_edits(graph_edits(graph, decision.graph), edits)
-    edits = writes_after_copies(graph, edits)
+    edits = writes_after_copies(graph, decision.edits.then(edits))
     check_edits(graph, edits)
     return edits
 

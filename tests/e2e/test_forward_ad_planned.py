@@ -10,13 +10,12 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.storage import roots
+from tfckpt.edits import check_edits
 from tfckpt.fad.alternatives import find_alternatives
 from tfckpt.fad.transform import take
 from tfckpt.plan.planner import plan_step
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
-from tfckpt.rewrite.edits import check_edits
-from tfckpt.rewrite.graph_diff import graph_edits, join_edits
 from tfckpt.verify.memory import measure_peak
 
 ROWS, WIDTH, LAYERS = 2048, 256, 8
@@ -33,14 +32,13 @@ def rewritten(body, fad: bool, recompute: bool):
         delattr(func_graph, _MARK)
         graph = capture(func_graph)
         offers = find_alternatives(graph, roots(graph)).alternatives if fad else ()
-        after = take(graph, [a for a in offers if a.saves > 0])
-        edits = graph_edits(graph, after)
+        after, edits = take(graph, [a for a in offers if a.saves > 0])
         if recompute:
             cost = build_cost_graph(after)
             found["planned"] = plan_step(cost)
             more = build_edits(after, cost, found["planned"].plan)
             check_edits(after, more)
-            edits = join_edits(edits, more)
+            edits = edits.then(more)
         check_edits(graph, edits)
         apply(func_graph, edits)
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tfckpt import pipeline
-from tfckpt.rewrite.edits import AddControl
+from tfckpt.edits import AddControl
 
 WIDTH, BATCH, LENGTH = 64, 1024, 12
 """An entry of a list takes 256 KiB, since the CPU's allocator counts no less."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tfckpt.capture.branches import conditions
+from tfckpt.branches import conditions
+from tfckpt.edits import AddControl, Clone, Edits, check_edits
 from tfckpt.errors import RewriteError
 from tfckpt.graph import FORWARD, Graph, Op, Tensor
-from tfckpt.rewrite.edits import AddControl, Clone, Edits, check_edits
 
 # name, type, inputs, waits: x is doubled or negated, as a flag says
 OPS = [

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.graph_diff import graph_edits
+from tfckpt.edits import check_edits
 from tfckpt.fad.alternatives import find_alternatives
 from tfckpt.fad.evaluate import run
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.program import Builder, select
 from tfckpt.fad.transform import take
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
-from tfckpt.rewrite.edits import check_edits
-from tfckpt.rewrite.graph_diff import graph_edits
 
 pytestmark = pytest.mark.pure
 X = np.linspace(-3, 3, 25)
@@ -121,13 +121,14 @@ def test_an_alternative_of_the_graph_by_hand():
     offers = find_alternatives(HAND, ROOTS)
     alternative, = offers.alternatives
     assert (alternative.bytes_before, alternative.bytes_after) == (3 * 128, 2 * 128)
-    after = take(HAND, [alternative])
+    after, edits = take(HAND, [alternative])
     check_graph(after)
     left = [op.name for op in after.ops if not op.name.endswith(tuple("0123456789"))]
     assert left == ["in", "x", "t", "y", "out", "g", "dv", "dw"]
-    edits = graph_edits(HAND, after)
+    assert edits == graph_edits(HAND, after)
     check_edits(HAND, edits)
     assert {(r.op, r.index) for r in edits.rewires} == {("dw", 1), ("out", 0), ("out", 1)}
+    assert edits.dropped == ("gt", "gx", "th", "unread", "dx")
 
 
 def test_a_region_of_five_thousand_ops_is_no_recursion():

@@ -71,7 +71,7 @@ def choices(graph):
     subsets = itertools.chain.from_iterable(
         itertools.combinations(offered, n) for n in range(len(offered) + 1))
     return {tuple(graph.ops[a.region.source[0]].name for a in subset): build_cost_graph(
-        take(graph, list(subset))) for subset in subsets}
+        take(graph, list(subset))[0]) for subset in subsets}
 
 
 def taken(decision):

@@ -9,16 +9,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.support.graph_diff import graph_edits
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import roots
+from tfckpt.edits import check_edits
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
 from tfckpt.fad.transform import take
 from tfckpt.graph import Graph
 from tfckpt.rewrite.apply_funcgraph import apply
-from tfckpt.rewrite.edits import check_edits
-from tfckpt.rewrite.graph_diff import graph_edits
 
 _MARK = "_fad_test_mark"
 
@@ -57,8 +57,8 @@ def _hook(func_graph) -> None:
     seen.graph = capture(func_graph, shapes=shapes)
     seen.offers = find_alternatives(seen.graph, roots(seen.graph))
     seen.taken = tuple(a for a in seen.offers.alternatives if choose(a))
-    seen.after = take(seen.graph, seen.taken)
-    edits = graph_edits(seen.graph, seen.after)
+    seen.after, edits = take(seen.graph, seen.taken)
+    assert edits == graph_edits(seen.graph, seen.after)
     check_edits(seen.graph, edits)
     apply(func_graph, edits)
 

@@ -14,11 +14,11 @@ from tests.support import saved
 from tfckpt.capture.files import META_GRAPH, SAVED_MODEL, read_bytes, read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.cli import main
+from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.errors import CaptureError, CostError, RewriteError
 from tfckpt.offline import plan_offline, rewrite
 from tfckpt.pipeline import make_options
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def, edit_function_def
-from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire
 
 
 def rewritten(document, budget="min", batch_size=None):

@@ -12,8 +12,10 @@ import pytest
 import tensorflow as tf
 
 from tests.support.forward_ad import COMPOSED, KERAS, two_layers
+from tests.support.graph_diff import graph_edits
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import roots
+from tfckpt.edits import Edits
 from tfckpt.errors import CostError
 from tfckpt.fad.alternatives import check_alternative, find_alternatives
 from tfckpt.fad.regions import constants, find_regions
@@ -244,14 +246,15 @@ def test_a_clipped_gradient_stays_clipped():
 
 def test_taking_an_alternative_gives_a_valid_graph_without_the_old_backward():
     graph, offers = between_dense_layers(COMPOSED["gelu_tanh"])
-    after = take(graph, offers.alternatives)
+    after, edits = take(graph, offers.alternatives)
     check_graph(after)
+    assert edits == graph_edits(graph, after)
     left = {op.name for op in after.ops}
     alternative, = offers.alternatives
     assert not left & set(names(graph, alternative.removed))
     types = [op.type for op in after.ops if op.region == BACKWARD]
     assert "TanhGrad" not in types and "Pow" not in types
-    assert take(graph, ()) is graph
+    assert take(graph, ())[0] is graph and take(graph, ())[1] == Edits()
 
 
 def test_the_checker_refuses_nonsense():

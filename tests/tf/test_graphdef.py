@@ -7,12 +7,12 @@ import tensorflow as tf
 from tests.support.stack import shallow
 from tfckpt.capture.graphdef import capture_graph_def
 from tfckpt.cost.build import build_cost_graph
+from tfckpt.edits import check_edits
 from tfckpt.errors import CaptureError
 from tfckpt.graph import BACKWARD
 from tfckpt.plan.planner import plan_step
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
-from tfckpt.rewrite.edits import check_edits
 
 
 def training_graph():

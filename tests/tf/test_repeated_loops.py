@@ -10,9 +10,9 @@ from tests.support import process
 from tfckpt import pipeline
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import ANY, may_write
+from tfckpt.edits import Clone, Edits, check_edits
 from tfckpt.errors import RewriteError
 from tfckpt.graph import BACKWARD, FORWARD, LOOPS
-from tfckpt.rewrite.edits import Clone, Edits, check_edits
 from tfckpt.rewrite.late_writes import writes_after_copies
 
 ROWS, WIDTH, TRIPS = 8, 4, 6

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tfckpt
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
-from tfckpt.rewrite.edits import AddControl, Edits
+from tfckpt.edits import AddControl, Edits
 from tfckpt.rewrite.plain_order import in_plain_order
 from tfckpt.rewrite.sums import equal_ops
 

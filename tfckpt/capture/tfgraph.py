@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
+from tfckpt.branches import conditions, has_branches
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.branches import conditions, has_branches
 from tfckpt.capture.inline import Inlining
 from tfckpt.capture.loop_purity import reads_counted_list
 from tfckpt.capture.loops import kept_lists

@@ -1,5 +1,7 @@
 """The step with alternatives taken: a `Graph` again, so that every later stage reads it as usual.
 
+What was changed on the way is recorded as `Edits`, since the captured graph is what gets edited.
+
 The ops of a derivative stand right behind what they read, in the forward; the product with the
 gradients stands where the sink stood. Derivatives are pure forward ops: a planner may keep them or
 recompute them like any other.
@@ -16,6 +18,7 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 
+from tfckpt.edits import Create, Edits, Rewire, op_of
 from tfckpt.errors import CostError
 from tfckpt.fad.alternatives import Alternative, Kept
 from tfckpt.fad.held import DTYPE_BYTES
@@ -31,24 +34,41 @@ Name = str
 
 
 @dataclasses.dataclass
-class _New:
-    """An op to be added: its inputs by name, and the op behind which it stands."""
+class _Entry:
+    """An op of the new graph: what it reads and waits for by name, and where it would stand.
 
+    Attributes:
+      key: index of the old op at or after which it stands, and its number among the new ones.
+    """
+
+    key: tuple[int, int]
     op: Op
     inputs: tuple[Name, ...]
-    behind: int
     controls: tuple[str, ...] = ()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether forward AD adds the op."""
+        return self.key[1] > 0
 
-def take(graph: Graph, alternatives: Sequence[Alternative]) -> Graph:
-    """The graph with these alternatives taken. O(edges log ops).
+    def create(self) -> Create:
+        """Return the edit that adds the op."""
+        op = self.op
+        return Create(op.name, op.type, self.inputs, self.controls,
+                      tuple(t.dtype for t in op.outputs), op.attrs, op.device)
+
+
+def take(graph: Graph, alternatives: Sequence[Alternative]) -> tuple[Graph, Edits]:
+    """Return the graph with these alternatives taken, and the edits that make it of the old one.
+
+    O(edges log ops).
 
     Raises:
       CostError: two alternatives replace or need what the other removes.
     """
     if not alternatives:
-        return graph
-    added: list[_New] = []
+        return graph, Edits()
+    added: list[_Entry] = []
     replaced: dict[Name, Name] = {}
     delayed: dict[tuple[int, int], Name] = {}
     removed: set[int] = set()
@@ -82,7 +102,7 @@ class _Writer:
         self.shape, self.device, self.dtype = x.shape, source.device, x.dtype
         self.sink = graph.ops[alternative.sink[0]]
         self.forward = graph.ops[max(k.of for k in alternative.kept)[0]].name
-        self.added: list[_New] = []
+        self.added: list[_Entry] = []
         self.written: dict[int, tuple[Name, int]] = {}
         self.numbers: dict[tuple[float, str, bool], Name] = {}
 
@@ -97,9 +117,8 @@ class _Writer:
         graph, inside = self.graph, frozenset(self.alternative.region.ops)
         made = {new.op.name for new in self.added}
         waits = tuple(dict.fromkeys(
-            name.rpartition(":")[0] for kept in self.alternative.kept
-            for name, _ in [self.written.get(kept.node, ("", 0))]
-            if name.rpartition(":")[0] in made))
+            op_of(name) for kept in self.alternative.kept
+            for name, _ in [self.written.get(kept.node, ("", 0))] if op_of(name) in made))
         if not waits:
             return {}
         readers = graph.consumers()
@@ -221,7 +240,7 @@ class _Writer:
         device = self.device if region == FORWARD else self.sink.device
         op = Op(name, kind, (), (), (Tensor(dtype, shape, count),), region, kind != "Const",
                 device, attrs)
-        self.added.append(_New(op, inputs, behind, controls))
+        self.added.append(_Entry((behind, len(self.added) + 1), op, inputs, controls))
         return f"{name}:0"
 
 
@@ -229,34 +248,35 @@ def _name(graph: Graph, tensor) -> Name:
     return f"{graph.ops[tensor[0]].name}:{tensor[1]}"
 
 
-def _rebuilt(graph: Graph, added: list[_New], replaced: dict[Name, Name],
-             delayed: dict[tuple[int, int], Name], removed: frozenset[int]) -> Graph:
+def _rebuilt(graph: Graph, added: list[_Entry], replaced: dict[Name, Name],
+             delayed: dict[tuple[int, int], Name], removed: frozenset[int]) -> tuple[Graph, Edits]:
     """Old and new ops in a topological order close to the old one, with indices made anew."""
-    entries: list[tuple[tuple[int, int], Op, list[Name], list[str]]] = []
+    entries: list[_Entry] = []
     for i, op in enumerate(graph.ops):
         if i not in removed:
-            inputs = [delayed.get((i, n)) or _final(replaced, _name(graph, t))
-                      for n, t in enumerate(op.inputs)]
-            controls = [graph.ops[c].name for c in op.controls if c not in removed]
-            entries.append(((i, 0), op, inputs, controls))
-    for n, new in enumerate(added):
-        inputs = [_final(replaced, t) for t in new.inputs]
-        entries.append(((new.behind, n + 1), new.op, inputs, list(new.controls)))
-    entries.sort(key=lambda entry: entry[0])
-    order = _sorted(entries)
-    index = {entries[e][1].name: n for n, e in enumerate(order)}
-    ops = []
-    for e in order:
-        _, op, inputs, controls = entries[e]
-        ops.append(dataclasses.replace(
-            op, inputs=tuple((index[t.rpartition(":")[0]], int(t.rpartition(":")[2]))
-                             for t in inputs),
-            controls=tuple(index[c] for c in controls)))
-    fetches = tuple((index[graph.ops[i].name], slot) for i, slot in graph.fetches)
-    result = dataclasses.replace(graph, ops=tuple(ops), fetches=fetches,
-                                 sinks=tuple(index[graph.ops[i].name] for i in graph.sinks))
+            inputs = tuple(delayed.get((i, n)) or _final(replaced, _name(graph, t))
+                           for n, t in enumerate(op.inputs))
+            entries.append(_Entry((i, 0), op, inputs, tuple(
+                graph.ops[c].name for c in op.controls if c not in removed)))
+    entries += [dataclasses.replace(new, key=(new.key[0], n + 1),
+                                    inputs=tuple(_final(replaced, t) for t in new.inputs))
+                for n, new in enumerate(added)]
+    entries = _sorted(sorted(entries, key=lambda entry: entry.key))
+    index = {entry.op.name: n for n, entry in enumerate(entries)}
+    ops = tuple(dataclasses.replace(
+        entry.op, inputs=tuple((index[op_of(t)], int(t.rpartition(":")[2])) for t in entry.inputs),
+        controls=tuple(index[c] for c in entry.controls)) for entry in entries)
+    result = dataclasses.replace(
+        graph, ops=ops, fetches=tuple((index[graph.ops[i].name], slot)
+                                      for i, slot in graph.fetches),
+        sinks=tuple(index[graph.ops[i].name] for i in graph.sinks))
     check_graph(result)
-    return result
+    rewires = tuple(Rewire(entry.op.name, n, tensor)
+                    for entry in entries if not entry.is_new
+                    for n, tensor in enumerate(entry.inputs)
+                    if tensor != _name(graph, graph.ops[entry.key[0]].inputs[n]))
+    return result, Edits(tuple(entry.create() for entry in entries if entry.is_new), rewires,
+                         dropped=tuple(graph.ops[i].name for i in sorted(removed)))
 
 
 def _final(replaced: dict[Name, Name], tensor: Name) -> Name:
@@ -265,24 +285,24 @@ def _final(replaced: dict[Name, Name], tensor: Name) -> Name:
     return tensor
 
 
-def _sorted(entries) -> list[int]:
-    """Topological order of the entries that follows their keys where it can."""
-    number = {entry[1].name: n for n, entry in enumerate(entries)}
+def _sorted(entries: Sequence[_Entry]) -> list[_Entry]:
+    """Return the entries in a topological order that follows the given one where it can."""
+    number = {entry.op.name: n for n, entry in enumerate(entries)}
     waiting: list[int] = []
     readers: list[list[int]] = [[] for _ in entries]
-    for n, (_, op, inputs, controls) in enumerate(entries):
-        sources = {t.rpartition(":")[0] for t in inputs} | set(controls)
+    for n, entry in enumerate(entries):
+        sources = {op_of(t) for t in entry.inputs} | set(entry.controls)
         for source in sorted(sources):
             if source not in number:
-                raise CostError(f"cost: {op.name!r} reads {source!r}, which another forward-AD "
-                                "alternative removes")
+                raise CostError(f"cost: {entry.op.name!r} reads {source!r}, which another "
+                                "forward-AD alternative removes")
             readers[number[source]].append(n)
         waiting.append(len(sources))
     ready = [n for n, count in enumerate(waiting) if not count]
-    order: list[int] = []
+    order: list[_Entry] = []
     while ready:
         n = heapq.heappop(ready)
-        order.append(n)
+        order.append(entries[n])
         for reader in readers[n]:
             waiting[reader] -= 1
             if not waiting[reader]:

@@ -15,6 +15,7 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.storage import roots
 from tfckpt.cost.time import SMALL_CPU, Rates
+from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
 from tfckpt.fad.transform import take
@@ -63,6 +64,7 @@ class Decision:
 
     Attributes:
       graph, cost: the step with the chosen alternatives taken; the captured ones where none are.
+      edits: what makes that graph of the captured one.
       planned: its plan, against the plain step.
       regions: what became of each region, in the order of the graph; empty where forward AD was
         switched off.
@@ -72,6 +74,7 @@ class Decision:
     cost: CostGraph
     planned: Planned
     regions: tuple[ForwardAdRegion, ...] = ()
+    edits: Edits = Edits()
 
 
 def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
@@ -186,9 +189,9 @@ def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
           plan: Planner, rates: Rates) -> Decision:
     if not alternatives:
         return Decision(graph, cost, plan(cost))
-    after = take(graph, alternatives)
+    after, edits = take(graph, alternatives)
     priced = build_cost_graph(after, rates)
-    return Decision(after, priced, plan(priced))
+    return Decision(after, priced, plan(priced), edits=edits)
 
 
 def _compatible(graph: Graph, alternatives: Sequence[Alternative]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.edits import Clone, Create, Edits
 from tfckpt.errors import RewriteError
 from tfckpt.rewrite.attrs import CLONE_DROPS, attr_values, copy_attrs
-from tfckpt.rewrite.edits import Clone, Create, Edits
 
 
 def apply(graph: tf.Graph, edits: Edits) -> None:

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inline import Inlining
+from tfckpt.edits import Clone, Create, Edits
 from tfckpt.errors import RewriteError
 from tfckpt.rewrite.attrs import CLONE_DROPS, attr_values, copy_attrs
-from tfckpt.rewrite.edits import Clone, Create, Edits
 
 
 def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:

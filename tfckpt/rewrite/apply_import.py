@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfckpt.edits import Edits
 from tfckpt.errors import RewriteError
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
-from tfckpt.rewrite.edits import Edits
 
 
 def import_edited(concrete: Any, edits: Edits | None, graph: Any) -> Any:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
+from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import LOOPS, Graph, TensorId
 from tfckpt.plan.fences import Fence, fences
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.rewrite.draft import Draft
-from tfckpt.rewrite.edits import Clone, Create, Edits, Rewire
 from tfckpt.rewrite.guards import XLA_GUARDS
 from tfckpt.rewrite.holds import ExecutorHolds, Holds
 from tfckpt.rewrite.names import SCOPE, copy_name

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op
-from tfckpt.rewrite.edits import Clone, Create, Edits, Rewire
 from tfckpt.rewrite.names import base_name, identity
 
 _OWN = "ArithmeticOptimizer/"

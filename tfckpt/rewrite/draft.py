@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.merging import only_reader
 from tfckpt.cost.storage import REFERENCES, RESIDENT, WRITES_REFERENCE, is_alias, roots
+from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op, Tensor, TensorId
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.plan.simulate import Resolved, resolve
-from tfckpt.rewrite.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.rewrite.names import copy_name
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 
-from tfckpt.rewrite.edits import Create
+from tfckpt.edits import Create
 
 _PAYLOAD = {
     "float32": ("int32", 0x7FADBEEF),

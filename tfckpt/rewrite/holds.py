@@ -12,11 +12,11 @@ from typing import Protocol
 
 from tfckpt.cost.costgraph import BACKWARD
 from tfckpt.cost.merging import REARRANGED
+from tfckpt.edits import AddControl, Clone, Create, Rewire, op_of
 from tfckpt.graph import LOOPS, Op, TensorId
 from tfckpt.plan.fences import Fence
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import Draft
-from tfckpt.rewrite.edits import AddControl, Clone, Create, Rewire, op_of
 from tfckpt.rewrite.names import FENCE, guard_name, held_name, identity, tap_name
 from tfckpt.rewrite.sums_in_place import Held, held_terms
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 
 from tfckpt.capture.devices import device_key
+from tfckpt.edits import AddControl, Edits, edited, op_of
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph
-from tfckpt.rewrite.edits import AddControl, Edits, edited, op_of
 
 
 def writes_after_copies(graph: Graph, edits: Edits) -> Edits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfckpt.rewrite.edits import Create
+from tfckpt.edits import Create
 
 SCOPE = "tfckpt"
 FENCE = f"{SCOPE}/fence_"

@@ -7,9 +7,9 @@ import functools
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.edits import Edits
 from tfckpt.graph import Graph
 from tfckpt.rewrite.cubes import cubes, multiply_in_plain_order
-from tfckpt.rewrite.edits import Edits
 from tfckpt.rewrite.sums import add_in_plain_order
 
 

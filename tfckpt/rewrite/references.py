@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfckpt.edits import AddControl, Clone, Edits, op_of
 from tfckpt.graph import Graph
-from tfckpt.rewrite.edits import AddControl, Clone, Edits, op_of
 
 REFERENCES = frozenset({"Variable", "VariableV2"})
 """Variables that outlive the step. A `TemporaryVariable` (what Grappler adds many gradients up in)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph
-from tfckpt.rewrite.edits import Clone, Create, Edits, Rewire
 from tfckpt.rewrite.names import identity, term_name
 
 _OF_A_SHAPE = frozenset({"ZerosLike", "OnesLike", "Shape", "Size", "Rank"})

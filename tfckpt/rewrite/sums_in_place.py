@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tfckpt.cost.costgraph import FORWARD
 from tfckpt.cost.storage import PASSES_ON, RESIDENT, SHAPE_ONLY, is_alias
+from tfckpt.edits import Clone
 from tfckpt.errors import RewriteError
 from tfckpt.graph import TensorId, ancestors
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import Draft
-from tfckpt.rewrite.edits import Clone
 from tfckpt.rewrite.names import copy_name
 
 _ADDED = frozenset({"Add", "AddV2", "AddN"})

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE
+from tfckpt.edits import Rewire
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Op, TensorId
 from tfckpt.plan.fences import Fence
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import FLOATS, Draft
-from tfckpt.rewrite.edits import Rewire
 from tfckpt.rewrite.guards import Guard
 from tfckpt.rewrite.names import SCOPE, guard_name
 

@@ -1,4 +1,4 @@
-"""Edits: what to change in a graph, as a value, and its checker.
+"""Edits: what to change in a graph, as a value, how such values are combined, and their checker.
 
 Tensors are named `op:slot`, so the same edits apply to a live FuncGraph and to a GraphDef. A
 live graph cannot delete ops: what nothing reads any more is pruned by TensorFlow itself.
@@ -7,9 +7,9 @@ live graph cannot delete ops: what nothing reads any more is pruned by TensorFlo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from tfckpt.capture.branches import conditions, has_branches
+from tfckpt.branches import conditions, has_branches
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph
 
@@ -89,6 +89,37 @@ class Edits:
         """The copies among the added ops."""
         return tuple(op for op in self.added if isinstance(op, Clone))
 
+    def then(self, second: Edits) -> Edits:
+        """Return these edits, and edits made for the graph that they give, as one value.
+
+        What the second rewires among the ops that the first creates is written into their
+        creation.
+        """
+        created = {op.name: n for n, op in enumerate(self.added)}
+        added: list[Create | Clone] = list(self.added)
+        rewires: dict[tuple[str, int], Rewire] = {(r.op, r.index): r for r in self.rewires}
+        for rewire in second.rewires:
+            if rewire.op not in created:
+                rewires[(rewire.op, rewire.index)] = rewire
+                continue
+            op = added[created[rewire.op]]
+            inputs = list(op.inputs)
+            inputs[rewire.index] = rewire.tensor
+            added[created[rewire.op]] = dataclasses.replace(op, inputs=tuple(inputs))
+        return Edits(_in_order([*added, *second.added]), tuple(rewires.values()),
+                     (*self.controls, *second.controls), self.in_xla or second.in_xla,
+                     (*self.dropped, *second.dropped))
+
+
+def together(several: Iterable[Edits]) -> Edits:
+    """Return edits of different ops of one graph, such as its devices' parts, as one value."""
+    found = tuple(several)
+    return Edits(tuple(new for edits in found for new in edits.added),
+                 tuple(rewire for edits in found for rewire in edits.rewires),
+                 tuple(control for edits in found for control in edits.controls),
+                 any(edits.in_xla for edits in found),
+                 tuple(name for edits in found for name in edits.dropped))
+
 
 def op_of(tensor: str) -> str:
     """The op that a tensor name refers to."""
@@ -165,3 +196,19 @@ def _order(before: dict[str, set[str]]) -> list[str]:
         raise RewriteError(f"rewrite: the edits close a cycle through {stuck!r}; "
                            "the graph is left as it was")
     return order
+
+
+def _in_order(ops: Sequence[Create | Clone]) -> tuple[Create | Clone, ...]:
+    """Return new ops, each after the new ops that it reads or waits for."""
+    known = {op.name: op for op in ops}
+    done: dict[str, Create | Clone] = {}
+    stack = [op.name for op in reversed(ops)]
+    while stack:
+        op = known[stack[-1]]
+        needs = [n for n in [*map(op_of, op.inputs), *op.controls]
+                 if n in known and n not in done]
+        if op.name not in done and needs:
+            stack.extend(reversed(needs))
+            continue
+        done.setdefault(stack.pop(), op)
+    return tuple(done.values())
