@@ -13,6 +13,11 @@ from tfckpt.branches import conditions, has_branches
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph
 
+COPY = "_tfckpt_copy"
+"""Attribute of copies: TensorFlow merges equal ops, and a copy is not equal to its original."""
+PROTECTED = "_grappler_do_not_remove"
+"""Attribute of what Grappler would replace by control edges on its readers."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Create:
@@ -40,6 +45,7 @@ class Clone:
 
     Attributes:
       alone: the original has several readers, so that nothing merges it into one of them.
+      attrs: what it gets beside the original's attributes, as in `Create.attrs`.
     """
 
     name: str
@@ -47,6 +53,7 @@ class Clone:
     inputs: tuple[str, ...]
     controls: tuple[str, ...] = ()
     alone: bool = False
+    attrs: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +80,6 @@ class Edits:
     Attributes:
       added: new ops, each after what it reads among the new ones.
       rewires, controls: changes to existing ops.
-      in_xla: whether the graph is compiled by XLA.
       dropped: ops whose work new ops do; a definition loses those that nothing reads any more, a
         live graph keeps them, unread.
     """
@@ -81,7 +87,6 @@ class Edits:
     added: tuple[Create | Clone, ...] = ()
     rewires: tuple[Rewire, ...] = ()
     controls: tuple[AddControl, ...] = ()
-    in_xla: bool = False
     dropped: tuple[str, ...] = ()
 
     @property
@@ -107,8 +112,7 @@ class Edits:
             inputs[rewire.index] = rewire.tensor
             added[created[rewire.op]] = dataclasses.replace(op, inputs=tuple(inputs))
         return Edits(_in_order([*added, *second.added]), tuple(rewires.values()),
-                     (*self.controls, *second.controls), self.in_xla or second.in_xla,
-                     (*self.dropped, *second.dropped))
+                     (*self.controls, *second.controls), (*self.dropped, *second.dropped))
 
 
 def together(several: Iterable[Edits]) -> Edits:
@@ -117,7 +121,6 @@ def together(several: Iterable[Edits]) -> Edits:
     return Edits(tuple(new for edits in found for new in edits.added),
                  tuple(rewire for edits in found for rewire in edits.rewires),
                  tuple(control for edits in found for control in edits.controls),
-                 any(edits.in_xla for edits in found),
                  tuple(name for edits in found for name in edits.dropped))
 
 

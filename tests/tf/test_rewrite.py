@@ -182,8 +182,7 @@ def guarded(trigger: np.ndarray, value: np.ndarray) -> np.ndarray:
         passed = tf.compat.v1.placeholder(value.dtype, value.shape, "value")
     guard = DataGuard("g", fed.name, fed.dtype.name)
     apply(graph, Edits(added=(*guard.trigger_ops(),
-                              *guard.pass_through("out", "value:0", passed.dtype.name)),
-                       in_xla=True))
+                              *guard.pass_through("out", "value:0", passed.dtype.name))))
     with tf.compat.v1.Session(graph=graph) as session:
         return session.run("out:0", {fed: trigger, passed: value})
 
@@ -231,7 +230,7 @@ def test_the_guard_under_xla_changes_nothing_either(kind):
         graph = tf_adapter.tracing_graph()
         guard = kind("g", trigger.name, "float32")
         apply(graph, Edits(added=(*guard.trigger_ops(),
-                                  *guard.pass_through("out", value.name, "float32")), in_xla=True))
+                                  *guard.pass_through("out", value.name, "float32"))))
         return graph.get_tensor_by_name("out:0")
 
     step = tf.function(body, jit_compile=True, autograph=False)

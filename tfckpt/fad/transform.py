@@ -18,7 +18,7 @@ import dataclasses
 import heapq
 from collections.abc import Sequence
 
-from tfckpt.edits import Create, Edits, Rewire, op_of
+from tfckpt.edits import PROTECTED, Create, Edits, Rewire, op_of
 from tfckpt.errors import CostError
 from tfckpt.fad.alternatives import Alternative, Kept
 from tfckpt.fad.held import DTYPE_BYTES
@@ -133,7 +133,7 @@ class _Writer:
                              if k.node in self.written)
                 name = self._add(graph.ops[tensor[0]].name, "Identity",
                                  (_name(graph, tensor),), output.dtype, self.shape,
-                                 {"T": f"dtype:{output.dtype}", "_grappler_do_not_remove": True},
+                                 {"T": f"dtype:{output.dtype}", PROTECTED: True},
                                  FORWARD, behind, waits)
                 result.update({entry: name for entry in reading})
         return result

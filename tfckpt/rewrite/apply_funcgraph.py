@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.edits import Clone, Create, Edits
 from tfckpt.errors import RewriteError
-from tfckpt.rewrite.attrs import CLONE_DROPS, attr_values, copy_attrs
+from tfckpt.rewrite.attrs import attr_values, copy_attrs
 
 
 def apply(graph: tf.Graph, edits: Edits) -> None:
@@ -26,7 +26,7 @@ def apply(graph: tf.Graph, edits: Edits) -> None:
     undo: list[Callable[[], None]] = []
     try:
         for new in edits.added:
-            ops[new.name] = _add(graph, ops, new, edits.in_xla)
+            ops[new.name] = _add(graph, ops, new)
         for rewire in edits.rewires:
             op = ops[rewire.op]
             before = op.inputs[rewire.index]
@@ -49,15 +49,13 @@ def _tensor(ops: dict[str, tf.Operation], name: str) -> tf.Tensor:
     return ops[op].outputs[int(slot)]
 
 
-def _add(graph: tf.Graph, ops: dict[str, tf.Operation], new: Create | Clone,
-         in_xla: bool) -> tf.Operation:
+def _add(graph: tf.Graph, ops: dict[str, tf.Operation], new: Create | Clone) -> tf.Operation:
     inputs = [_tensor(ops, t) for t in new.inputs]
     if isinstance(new, Clone):
         source = ops[new.source]
-        attrs = copy_attrs({k: v for k, v in tf_adapter.node_attrs(source).items()
-                            if k not in CLONE_DROPS}, in_xla)
         op = tf_adapter.create_op(graph, source.type, inputs, [t.dtype for t in source.outputs],
-                                  new.name, attrs, source.device)
+                                  new.name, copy_attrs(new, tf_adapter.node_attrs(source)),
+                                  source.device)
         for made, original in zip(op.outputs, source.outputs, strict=True):
             made.set_shape(original.shape)
     else:

@@ -16,7 +16,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.inline import Inlining
 from tfckpt.edits import Clone, Create, Edits
 from tfckpt.errors import RewriteError
-from tfckpt.rewrite.attrs import CLONE_DROPS, attr_values, copy_attrs
+from tfckpt.rewrite.attrs import attr_values, copy_attrs
 
 
 def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:
@@ -127,7 +127,7 @@ class _Nodes:
     def apply(self, edits: Edits) -> None:
         """Adds, rewires and makes wait; time linear in nodes and edits."""
         for new in edits.added:
-            self._add(new, edits.in_xla)
+            self._add(new)
         for rewire in edits.rewires:
             inputs = self._node(rewire.op).input
             if not 0 <= rewire.index < sum(not name.startswith("^") for name in inputs):
@@ -142,15 +142,14 @@ class _Nodes:
                                "captured from another file?")
         return self.by_name[name]
 
-    def _add(self, new: Create | Clone, in_xla: bool) -> None:
+    def _add(self, new: Create | Clone) -> None:
         if new.name in self.by_name or new.name in self.arguments:
             raise RewriteError(f"rewrite: two ops would be named {new.name!r}")
         node = tf.compat.v1.NodeDef(name=new.name)
         if isinstance(new, Clone):
             source = self._node(new.source)
             node.op, node.device = source.op, source.device
-            attrs = copy_attrs({k: v for k, v in source.attr.items() if k not in CLONE_DROPS},
-                               in_xla)
+            attrs = copy_attrs(new, source.attr)
             if source.HasField("experimental_debug_info"):
                 node.experimental_debug_info.CopyFrom(source.experimental_debug_info)
         else:

@@ -6,22 +6,21 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-CLONE_DROPS = frozenset({"_class", "_output_shapes", "_tfckpt_copy", "_grappler_do_not_remove"})
+from tfckpt.edits import COPY, PROTECTED, Clone
+
+CLONE_DROPS = frozenset({"_class", "_output_shapes", COPY, PROTECTED})
 """Attributes that a copy does not inherit (`_class` would tie it to the original)."""
 
 
-def copy_attrs(attrs: Mapping[str, tf.compat.v1.AttrValue], in_xla: bool
+def copy_attrs(clone: Clone, source: Mapping[str, tf.compat.v1.AttrValue]
                ) -> dict[str, tf.compat.v1.AttrValue]:
-    """Attributes of a copy: the original's, marked, and kept out of fusions and autoclusters."""
-    marked = dict(attrs)
-    marked["_tfckpt_copy"] = tf.compat.v1.AttrValue(b=True)
-    if not in_xla:
-        marked["_XlaCompile"] = tf.compat.v1.AttrValue(b=False)
-    return marked
+    """Return the attributes of a copy: those of its source, and its own."""
+    kept = {key: value for key, value in source.items() if key not in CLONE_DROPS}
+    return {**kept, **attr_values(clone.attrs)}
 
 
 def attr_values(attrs: Mapping[str, object]) -> dict[str, tf.compat.v1.AttrValue]:
-    """Protos for the plain values in `Create.attrs`."""
+    """Return protos for the plain values in `Create.attrs` and `Clone.attrs`."""
     return {name: _value(value) for name, value in attrs.items()}
 
 

@@ -90,7 +90,7 @@ def _copy(draft: Draft, holds: Holds, fence: Fence, position: int, pins: list[St
                                           () if inner else triggers)
         passed.update({old: new for old, new in zip(inputs, ready, strict=True) if old != new})
         draft.added.append(Clone(copy_name(op.name, copy), op.name, tuple(ready), controls,
-                                 draft.read_by_several(index)))
+                                 draft.read_by_several(index), draft.marks))
 
 
 def _made_since(draft: Draft, start: int, position: int, tensor: TensorId) -> bool:

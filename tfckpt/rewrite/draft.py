@@ -11,7 +11,7 @@ from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op, Tensor, TensorId
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.plan.simulate import Resolved, resolve
-from tfckpt.rewrite.names import copy_name
+from tfckpt.rewrite.names import copy_name, marks_of_copies
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 _PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient",
@@ -25,6 +25,7 @@ class Draft:
       device, label: of the part, where the step has several devices.
       root: per op and slot, the tensor whose storage it is, or `RESIDENT`.
       readers: per op, the ops that read it.
+      marks: attributes that every copy gets.
       storage: index in `cost.storages` by root.
       index: position in `graph.ops` by name.
       added, rewires, controls: the edits so far; `added` grows in an order in which everything
@@ -40,6 +41,7 @@ class Draft:
         self.resolved: Resolved = resolve(cost, plan.schedule)
         self.root = roots(graph)
         self.readers = graph.consumers()
+        self.marks = marks_of_copies(graph.in_xla)
         self.storage = {s.tensor: i for i, s in enumerate(cost.storages)}
         self.index = {op.name: i for i, op in enumerate(graph.ops)}
         self.added: list[Create | Clone] = []
@@ -50,8 +52,7 @@ class Draft:
 
     def edits(self) -> Edits:
         """The edits as a value."""
-        return Edits(tuple(self.added), tuple(self.rewires), tuple(self.controls),
-                     self.graph.in_xla)
+        return Edits(tuple(self.added), tuple(self.rewires), tuple(self.controls))
 
     # What a step is and reads.
 
@@ -127,7 +128,7 @@ class Draft:
         if key not in self._views:
             name = copy_name(op.name, copy)
             inputs = [self.view(op.inputs[0], copy), *map(self.tensor_name, op.inputs[1:])]
-            self.added.append(Clone(name, op.name, tuple(inputs)))
+            self.added.append(Clone(name, op.name, tuple(inputs), attrs=self.marks))
             self._views[key] = f"{name}:{tensor[1]}"
         return self._views[key]
 

@@ -1,11 +1,16 @@
-"""Names of new ops, and the pass-through that guards and taps are made of."""
+"""Names and marks of new ops, and the pass-through that guards and taps are made of."""
 
 from __future__ import annotations
 
-from tfckpt.edits import Create
+from tfckpt.edits import COPY, PROTECTED, Create
 
 SCOPE = "tfckpt"
 FENCE = f"{SCOPE}/fence_"
+
+
+def marks_of_copies(in_xla: bool) -> dict[str, object]:
+    """Return the attributes of copies; outside of XLA they are kept out of its clusters too."""
+    return {COPY: True} if in_xla else {COPY: True, "_XlaCompile": False}
 
 
 def copy_name(name: str, copy: int) -> str:
@@ -51,4 +56,4 @@ def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
               device: str) -> Create:
     """A pass-through that Grappler may not replace by control edges on its readers."""
     return Create(name, "Identity", (tensor,), controls, (dtype,),
-                  {"T": f"dtype:{dtype}", "_grappler_do_not_remove": True}, device)
+                  {"T": f"dtype:{dtype}", PROTECTED: True}, device)

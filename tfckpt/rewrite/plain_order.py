@@ -21,7 +21,7 @@ def in_plain_order(edits: Edits, graph: Graph, live: tf.Graph) -> Edits:
       live: the FuncGraph it was captured from, not edited yet. Where something is open it is
         optimised by Grappler, once.
     """
-    if edits.in_xla:
+    if graph.in_xla:
         return edits
     plain = functools.cache(
         lambda: {node.name: node for node in tf_adapter.optimized(live).node})

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.edits import COPY
 from tfckpt.errors import VerificationError
 
 
@@ -52,7 +53,7 @@ def executed(fn: Callable, *args, **kwargs) -> Executed:
     ops = collections.Counter(node.op for node in nodes)
     # a copy that TensorFlow merged with its neighbours has lost its attribute, not its name
     copies = collections.Counter(node.op for node in nodes
-                                 if "_tfckpt_copy" in node.attr or _COPY.search(node.name))
+                                 if COPY in node.attr or _COPY.search(node.name))
     return Executed(dict(sorted(ops.items())), dict(sorted(copies.items())), tuple(nodes))
 
 
