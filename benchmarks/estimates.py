@@ -84,7 +84,7 @@ def row(name: str) -> list[str]:
     traced = step.get_concrete_function(job.x, job.y)
     graph = capture(traced.graph)
     cost = build_cost_graph(graph)
-    ours = price_plain(graph, cost)[1][1]
+    ours = price_plain(graph, cost)[1].peak_bytes
     lanes = 32
     here = Device("CPU", 1 << 40, SMALL_CPU.bytes_per_second,
                   SMALL_CPU.flops_per_second / 2 / lanes, lanes, kind=CPU)

@@ -74,7 +74,7 @@ def measure(size: int) -> list[str]:
     clock.append(time.perf_counter())
     plain = baseline(cost, smallest=0)
     budget = parse_budget(FLAGS.budget if FLAGS.budget == "min" else float(FLAGS.budget))
-    planned = plan_step(cost, budget.dynamic(plain[1], 0), solver=FLAGS.solver, smallest=0,
+    planned = plan_step(cost, budget.dynamic(plain.peak_bytes, 0), solver=FLAGS.solver, smallest=0,
                         plain=plain)
     clock.append(time.perf_counter())
     seconds = [f"{b - a:.1f}" for a, b in zip(clock, clock[1:], strict=False)]

@@ -74,7 +74,7 @@ def plan_offline(step: Step, options: Options) -> Result:
     if planned.peak_bytes < planned.baseline_bytes:
         try:
             edits = await_readers(graph, edits_of(
-                graph, decision, single=single,
+                graph, decision,
                 guard_weights=smallest_request(options.target) > 0))
             check_edits(graph, edits)
             reason = ""

@@ -24,13 +24,12 @@ from tfckpt.plan.allocator import CPU_SMALLEST
 from tfckpt.plan.forward_ad import Decision, decide
 from tfckpt.plan.planner import (
     AUTO,
+    Plain,
     Planned,
     baseline,
     check_names,
     plan_step,
 )
-from tfckpt.plan.schedule import plain_plan
-from tfckpt.plan.simulate import Timeline
 from tfckpt.report import REFUSALS, DevicePeak, Report, make_report
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.late_writes import writes_after_copies
@@ -153,7 +152,7 @@ def _plan_part(graph: Graph, options: Options, budget: Budget, before: list[Part
             if decision.planned.peak_bytes >= decision.planned.baseline_bytes:
                 return Part(device, budget, graph, cost, decision, None, NOTHING_TO_GAIN)
             return Part(device, budget, graph, cost, decision,
-                        edits_of(graph, decision, single=single, device=device, label=label,
+                        edits_of(graph, decision, device=device, label=label,
                                  xla_guard=options.xla_guard,
                                  guard_weights=smallest_request(options.target) > 0))
         except InfeasibleBudgetError:
@@ -195,9 +194,9 @@ def unplanned_part(graph: Graph, reason: str) -> Part:
 
 def _unplanned(graph: Graph, cost: CostGraph, target: Target = HERE) -> Decision:
     """The plain step as a decision."""
-    _, (timeline, peak) = price_plain(graph, cost, target)
-    return Decision(graph, cost, Planned(plain_plan(cost), timeline, peak, cost.total_time,
-                                         timeline, peak, ()))
+    _, plain = price_plain(graph, cost, target)
+    return Decision(graph, cost, Planned(plain.plan, plain.timeline, plain.peak_bytes,
+                                         cost.total_time, plain, ()))
 
 
 def join(graph: Graph, parts: list[Part]) -> Edits | None:
@@ -214,12 +213,12 @@ def join(graph: Graph, parts: list[Part]) -> Edits | None:
     return found[0] if found else None
 
 
-def edits_of(graph: Graph, decision: Decision, *, single: bool, device: str = "",
-             label: str = "", xla_guard: str = "data", guard_weights: bool = True) -> Edits:
+def edits_of(graph: Graph, decision: Decision, *, device: str = "", label: str = "",
+             xla_guard: str = "data", guard_weights: bool = True) -> Edits:
     """Checked edits: what forward AD changes, then what the plan does, as one value."""
     edits = build_edits(decision.graph, decision.cost, decision.planned.plan,
-                        await_updates=single, device=device, label=label,
-                        xla_guard=xla_guard, guard_weights=guard_weights)
+                        device=device, label=label, xla_guard=xla_guard,
+                        guard_weights=guard_weights)
     edits = writes_after_copies(graph, decision.edits.then(edits))
     check_edits(graph, edits)
     return edits
@@ -240,11 +239,11 @@ def smallest_request(target: Target) -> int:
 
 
 def price_plain(graph: Graph, cost: CostGraph,
-                target: Target = HERE) -> tuple[int | None, tuple[Timeline, int]]:
+                target: Target = HERE) -> tuple[int | None, Plain]:
     """The smallest request that is counted in bytes, and what `baseline` says of the step."""
     smallest: int | None = smallest_request(target)
     plain = baseline(cost, in_xla=graph.in_xla, smallest=smallest)
-    if 2 * plain[1] < plain[0].peak_bytes:  # hardly any request would be counted
+    if 2 * plain.peak_bytes < plain.timeline.peak_bytes:  # hardly any request would be counted
         smallest = None
         plain = baseline(cost, in_xla=graph.in_xla, smallest=None)
     return smallest, plain
@@ -264,7 +263,7 @@ def plan_graph(graph: Graph, cost: CostGraph, options: Options, budget: Budget, 
       PlanError: no plan could be made.
     """
     smallest, plain = price_plain(graph, cost, options.target)
-    room = budget.dynamic(plain[1], cost.resident_bytes)
+    room = budget.dynamic(plain.peak_bytes, cost.resident_bytes)
 
     def plan(graph_cost: CostGraph) -> Planned:
         return plan_step(graph_cost, room, solver=options.solver, objective=options.objective,
@@ -275,12 +274,12 @@ def plan_graph(graph: Graph, cost: CostGraph, options: Options, budget: Budget, 
     try:
         try:
             return decide(graph, cost, plan, fad=fad, budget=room, objective=options.objective,
-                          plain_bytes=plain[1], rates=options.target.rates)
+                          plain_bytes=plain.peak_bytes, rates=options.target.rates)
         except CostError as error:  # of forward AD: the graph itself was priced before
             warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
             return Decision(graph, cost, plan(cost))
     except InfeasibleBudgetError as error:
-        raise budget.explain(error, plain[1], cost.resident_bytes, device) from None
+        raise budget.explain(error, plain.peak_bytes, cost.resident_bytes, device) from None
 
 
 def report_of(name: str, graph: Graph, parts: list[Part], seconds: float) -> Report:

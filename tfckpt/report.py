@@ -13,7 +13,7 @@ from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.graph import BACKWARD, FORWARD, Graph
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion
 from tfckpt.plan.planner import Planned
-from tfckpt.plan.schedule import Plan, plain_plan
+from tfckpt.plan.schedule import Plan
 from tfckpt.plan.simulate import Timeline, resolve
 from tfckpt.trace import Ran, ran
 
@@ -144,7 +144,7 @@ class Report:
       op_count: ops of the captured step that run, and its arguments.
       front: the plans that no other beats in both peak and time (see `Front`).
       fates: what becomes of each forward tensor that the backward reads, largest first.
-      traced: cost graphs before and after, and the plan, for pictures.
+      traced: before and after, the cost graph and the plan of it, for pictures.
       forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
         derivative saves, whether it is kept, and why; empty with `fad=False`.
       inlined: nested functions whose bodies were planned and rewritten with the step.
@@ -182,22 +182,20 @@ class Report:
     devices: tuple[DevicePeak, ...] = ()
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
-    traced: tuple[CostGraph, CostGraph, Plan] | None = dataclasses.field(default=None, repr=False)
+    traced: tuple[tuple[CostGraph, Plan], tuple[CostGraph, Plan]] | None = dataclasses.field(
+        default=None, repr=False)
 
     @functools.cached_property
     def steps_before(self) -> tuple[Ran, ...]:
         """The steps of `timeline_before`, in its order."""
-        if self.traced is None:
-            return ()
-        cost = self.traced[0]
-        return ran(cost, plain_plan(cost), self.timeline_before)
+        return () if self.traced is None else ran(*self.traced[0])
 
     @functools.cached_property
     def steps_after(self) -> tuple[Ran, ...]:
         """The steps of `timeline_after`, in its order."""
         if self.traced is None or not self.applied:
             return self.steps_before
-        return ran(*self.traced[1:], self.timeline_after)
+        return ran(*self.traced[1])
 
     def __str__(self) -> str:
         ratio = self.planned_peak_bytes / max(self.baseline_peak_bytes, 1)
@@ -290,19 +288,19 @@ def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *,
         overhead=time / total - 1.0,
         recomputed_ops=(sum(len(ours.vertices[v].ops) or 1 for v, _ in plan.recomputed)
                         if applied else 0),
-        kept_bytes=_kept(ours, plan.schedule if applied else None),
+        kept_bytes=_kept(ours, (plan if applied else planned.plain.plan).schedule),
         applied=applied, reason=reason, solver=plan.solver,
         # what XLA fuses into the update is its own doing
         deferred_ops=len(plan.moves.deferred) if applied and not graph.in_xla else 0,
         released_joins=len(plan.moves.released) if applied else 0,
-        fences=fence_count if applied else 0, pins=len(plan.pins) if applied else 0,
+        fences=fence_count if applied else 0, pins=len(plan.waits) if applied else 0,
         plan_seconds=seconds, op_count=len(graph.ops),
         front=_front(name, planned, total, applied),
         timeline_before=planned.baseline, timeline_after=after,
         held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
-        fates=_fates(ours, (plan if applied else plain_plan(cost)).schedule),
+        fates=_fates(ours, (plan if applied else planned.plain.plan).schedule),
         inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
-        forward_ad_regions=regions, traced=(cost, ours, plan))
+        forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
 
 
 def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
@@ -344,8 +342,6 @@ def _fate(op: str, kept: bool) -> str:
 
 def _kept(cost: CostGraph, schedule) -> int:
     """Bytes of originals made in the forward and read later on by the backward."""
-    if schedule is None:
-        schedule = tuple((v, 0) for v in range(len(cost.vertices)))
     copies = [0] * len(cost.storages)
     kept: set[int] = set()
     for v, copy in schedule:

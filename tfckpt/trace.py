@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
-from tfckpt.plan.executor import ORDERS, executor_order
-from tfckpt.plan.fences import fences
 from tfckpt.plan.schedule import Plan
-from tfckpt.plan.simulate import Resolved, Timeline, resolve, simulate_order
+from tfckpt.plan.simulate import resolve
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,32 +29,10 @@ class Ran:
     reads: tuple[int, ...]
 
 
-def ran(graph: CostGraph, plan: Plan, timeline: Timeline) -> tuple[Ran, ...]:
-    """The steps of a plan in the order that a timeline was simulated in.
-
-    The planner keeps the worst of several orders and not the order itself; here the order is
-    found again by simulating each. Empty where none gives this timeline.
-    """
+def ran(graph: CostGraph, plan: Plan) -> tuple[Ran, ...]:
+    """Return the steps of a plan in the order of its timeline."""
     resolved = resolve(graph, plan.schedule)
-    for order in _orders(graph, resolved, plan):
-        if simulate_order(graph, resolved, order).live_bytes == timeline.live_bytes:
-            return _steps(graph, resolved, order)
-    return ()
-
-
-def _orders(graph: CostGraph, resolved: Resolved, plan: Plan):
-    """The orders that the planner simulates, the plan's own first."""
-    yield list(range(len(resolved.schedule)))
-    for await_updates in (True, False):
-        found = fences(graph, resolved, await_updates=await_updates)
-        for policy in ORDERS:
-            yield executor_order(graph, resolved, plan.moves.released, plan.pins, found, policy)
-        if not found:
-            return
-
-
-def _steps(graph: CostGraph, resolved: Resolved, order: list[int]) -> tuple[Ran, ...]:
-    when = {position: i for i, position in enumerate(order)}
+    when = {position: i for i, position in enumerate(plan.order)}
     segment, number, inside = [], 0, False  # by schedule, where stretches are contiguous
     again: dict[int, int] = {}
     for vertex, copy in resolved.schedule:
@@ -66,7 +42,7 @@ def _steps(graph: CostGraph, resolved: Resolved, order: list[int]) -> tuple[Ran,
         if copy:
             again.setdefault(vertex, number)
     result = []
-    for position in order:
+    for position in plan.order:
         vertex, copy = resolved.schedule[position]
         entry = graph.vertices[vertex]
         forward = entry.region == FORWARD and not copy

@@ -4,9 +4,9 @@
 
 Like is compared with like: every plan runs the originals in one order, its peak is what the
 simulator counts in requested bytes in the planned order, its time is that of the whole step.
-`plan_step(in_xla=True)` plans just so (no pins or allocator; `optimal`, too, has the moves that XLA
-makes by itself); of the budget that it is given it uses `SAFETY`, which is undone here. The gap is
-the time of the step over the optimum's, less one. The optimum is over the class that
+`plan_step(in_xla=True)` plans just so (no waits or allocator; `optimal`, too, has the moves that
+XLA makes by itself); of the budget that it is given it uses `SAFETY`, which is undone here. The gap
+is the time of the step over the optimum's, less one. The optimum is over the class that
 `tfckpt.plan.solvers.optimal` names; where its proof ran out of time, the gap is to its bound and
 marked with "<=".
 """

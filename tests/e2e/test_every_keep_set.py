@@ -6,6 +6,7 @@ TensorFlow rearranges or merges operations cannot hide behind the plans that hap
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -16,9 +17,11 @@ from tests.support import process
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import FORWARD
+from tfckpt.plan.check import check_plan
+from tfckpt.plan.fences import fenced
 from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.order import base_order
-from tfckpt.plan.schedule import Moves, Pin, Plan
+from tfckpt.plan.schedule import Moves, Wait
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.plain_order import in_plain_order
@@ -128,15 +131,15 @@ def keep_sets(cost):
     return [frozenset(entry) for entry in bits]
 
 
-def pinned(cost, schedule):
-    """For each copy a wait for the last step before it that is no part of a later kernel."""
-    pins, before = [], None
+def waits_of_copies(cost, schedule):
+    """Return for each copy a wait for the last step before it that is no part of a later kernel."""
+    waits, before = [], None
     for step in schedule:
         if step[1]:
-            pins.append(Pin(step, before))
+            waits.append(Wait(step, before))
         if not cost.vertices[step[0]].fusible:
             before = step
-    return tuple(pins)
+    return tuple(waits)
 
 
 def _cases():
@@ -163,7 +166,10 @@ def test_no_keep_set_changes_a_bit(name, wait):
     tried = 0
     for keep in keep_sets(cost):
         schedule = keep_schedule(cost, keep, base_order(cost, Moves()))
-        plan = Plan(schedule, pins=pinned(cost, schedule) if wait else ())
+        plan = fenced(cost, schedule)
+        if wait:
+            plan = dataclasses.replace(plan, waits=waits_of_copies(cost, schedule))
+        check_plan(cost, plan)
         edits = in_plain_order(build_edits(graph, cost, plan), graph, live)
         tried += bool(edits.added)
         found = run(apply_to_graph_def(definition, edits), live, values)

@@ -337,8 +337,8 @@ def test_small_requests_are_not_counted():
     assert heap_peaks(graph, scheduled(graph), None, 256 * KIB) == (256 * KIB,) * len(BLOCKS)
     assert heap_peaks(graph, scheduled(graph), None, 0) == (512 * KIB,) * len(BLOCKS)
     # unless it is told otherwise, the planner counts as the CPU does
-    assert baseline(graph)[1] == 256 * KIB
-    assert baseline(graph, smallest=0)[1] == 512 * KIB
+    assert baseline(graph).peak_bytes == 256 * KIB
+    assert baseline(graph, smallest=0).peak_bytes == 512 * KIB
     empty = chain([0, 0])
     assert heap_peaks(empty, scheduled(empty), None, 0) == (0,) * len(BLOCKS)
 
@@ -385,7 +385,7 @@ def spread_graph() -> tuple[CostGraph, tuple[int, ...]]:
 def test_the_planned_peak_is_that_of_the_worst_heap_and_the_plain_one_of_the_middle():
     graph, peaks = spread_graph()
     assert [peak // (256 * KIB) for peak in peaks] == [33, 33, 33, 41, 48, 49]
-    assert baseline(graph, smallest=0)[1] == peaks[len(peaks) // 2]
+    assert baseline(graph, smallest=0).peak_bytes == peaks[len(peaks) // 2]
     planned = plan_step(graph, None, solver="store_all", free_moves=False, smallest=0)
     assert planned.peak_bytes == peaks[-1]
     assert timeline_of(graph, scheduled(graph)).peak_bytes == 33 * 256 * KIB

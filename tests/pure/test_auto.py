@@ -47,7 +47,7 @@ def planned(graph: CostGraph, budget: int, solver: str, in_xla: bool):
 @pytest.mark.parametrize("seed", range(12))
 def test_never_worse_than_a_solver_or_than_itself_with_less(seed, in_xla):
     graph = some_graph(seed)
-    plain = baseline(graph, in_xla=in_xla, smallest=0)[1]
+    plain = baseline(graph, in_xla=in_xla, smallest=0).peak_bytes
     before = None
     for fraction in FRACTIONS:
         budget = int(fraction * plain)
@@ -80,7 +80,7 @@ def test_within_three_percent_of_the_optimum():
     pytest.importorskip("ortools")
     for graph in (gap_graphs.chain(12), gap_graphs.residual(2), gap_graphs.unet(2),
                   gap_graphs.attention(1), gap_graphs.inception(1)):
-        plain = baseline(graph, in_xla=True)[1]
+        plain = baseline(graph, in_xla=True).peak_bytes
         for fraction in (0.9, 0.7, 0.5):
             try:
                 best = optimal.solve(graph, int(fraction * plain))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support import reference_executor
 from tests.support.graphs import random_joint_graph, random_schedule, seeds
-from tests.support.planner_calls import POLICIES, Fence, Pin, fences_of, order_of
+from tests.support.planner_calls import POLICIES, Fence, Wait, fences_of, order_of
 from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex
 from tfckpt.errors import PlanError
 
@@ -84,7 +84,7 @@ def test_what_takes_three_microseconds_is_not_expensive_yet():
 def pin(graph, names, held, trigger):
     """A wait of one position for another."""
     schedule = schedule_of(graph, names)
-    return Pin(schedule[held], schedule[trigger])
+    return Wait(schedule[held], schedule[trigger])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -139,9 +139,9 @@ def test_a_fence_waits_for_the_one_before_it(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("edges", [
-    {"waits": [Pin((0, 0), (2, 0))]},
-    {"waits": [Pin((0, 0), (0, 0))]},
-    {"waits": [Pin((0, 0), (1, 0)), Pin((1, 0), (0, 0))]},
+    {"waits": [Wait((0, 0), (2, 0))]},
+    {"waits": [Wait((0, 0), (0, 0))]},
+    {"waits": [Wait((0, 0), (1, 0)), Wait((1, 0), (0, 0))]},
     {"found": [Fence(0, awaits=(2,), gates=(0,))]},
     {"found": [Fence(0, awaits=(2,), gates=(1,)), Fence(1, awaits=(), gates=(0,))]},
 ], ids=["data", "itself", "two waits", "fence", "through a fence"])
@@ -164,10 +164,10 @@ def test_random_graphs(seed, count, policy, some_cheap):
     released = [v for v, entry in enumerate(graph.vertices)
                 if not entry.writes and rng.random() < 0.5]
     schedule = tuple(step for step in random_schedule(graph, seed + 1) if step[0] not in released)
-    waits = [Pin(*rng.choices(schedule, k=2)) for _ in range(rng.choice((0, 0, 1, 3)))
+    waits = [Wait(*rng.choices(schedule, k=2)) for _ in range(rng.choice((0, 0, 1, 3)))
              ] if schedule else []
     if rng.random() < 0.7:
-        waits = [w for w in waits if schedule.index(w.trigger) < schedule.index(w.held)]
+        waits = [w for w in waits if schedule.index(w.awaited) < schedule.index(w.waiting)]
     found = fences_of(graph, schedule) if rng.random() < 0.7 else ()
     edges = {"released": released, "waits": waits, "found": found}
     expected = reference_executor.order(graph, schedule, policy, **edges)

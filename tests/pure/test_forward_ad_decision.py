@@ -7,7 +7,6 @@ results by visiting schedules (`tests.support.best_schedule`, which imports noth
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +19,7 @@ from tfckpt.fad.transform import take
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
 from tfckpt.plan.forward_ad import decide
 from tfckpt.plan.planner import ROOM, SAFETY, WORTH, Planned, baseline, plan_step
+from tfckpt.plan.schedule import Plan
 
 pytestmark = pytest.mark.pure
 UNIT = 1024
@@ -87,9 +87,8 @@ def exact_planner(budget, plain):
             raise InfeasibleBudgetError("nothing fits", pairs[-1][0])
         peak, time = fits[-1] if budget is None else fits[0]
         once = sum(v.time for v in cost.vertices)
-        recomputed = () if time <= once * (1 + 1e-9) else (0,)
-        return Planned(SimpleNamespace(recomputed=recomputed), plain[0], peak, time, plain[0],
-                       plain[1], ())
+        schedule = () if time <= once * (1 + 1e-9) else ((0, 0), (0, 1))
+        return Planned(Plan(schedule), plain.timeline, peak, time, plain, ())
     return plan
 
 
@@ -105,17 +104,19 @@ def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, sh
     for budget in sorted({peak for front in fronts.values() for peak, _ in front}):
         times = [t for t in (best_schedule.least_time(f, budget) for f in fronts.values()) if t]
         decision = decide(graph, cost, exact_planner(budget, plain), budget=budget,
-                          plain_bytes=plain[1])
+                          plain_bytes=plain.peak_bytes)
+        assert decision.planned.plan.alternatives == taken(decision)
         if not taken(decision) and not decision.planned.plan.recomputed:
-            assert budget >= plain[1]  # it fits as it is: no derivative, since that keeps every bit
+            # it fits as it is: no derivative, since that keeps every bit
+            assert budget >= plain.peak_bytes
         else:
             assert decision.planned.time <= min(times) * 1.003  # equals are within 0.2 %
         found.add((bool(taken(decision)), bool(decision.planned.plan.recomputed)))
     assert len(found) > 1  # more than one kind of answer was right
     decision = decide(graph, cost, exact_planner(None, plain), objective="memory",
-                      plain_bytes=plain[1])
+                      plain_bytes=plain.peak_bytes)
     least = min(front[-1][0] for front in fronts.values())
-    assert decision.planned.peak_bytes <= least + 0.003 * plain[1]
+    assert decision.planned.peak_bytes <= least + 0.003 * plain.peak_bytes
 
 
 @pytest.mark.parametrize("widths, shared", [
@@ -127,7 +128,7 @@ def test_no_subset_of_the_regions_gives_a_better_plan(widths, shared):
     cost = build_cost_graph(graph)
     plain = baseline(cost, smallest=None)
     subsets = choices(graph)
-    for budget in (None, int(0.9 * plain[1]), int(0.75 * plain[1])):
+    for budget in (None, int(0.9 * plain.peak_bytes), int(0.75 * plain.peak_bytes)):
         def plan(c, budget=budget):
             return plan_step(c, budget, smallest=None, plain=plain)
 
@@ -137,12 +138,12 @@ def test_no_subset_of_the_regions_gives_a_better_plan(widths, shared):
                 plans[names] = plan(priced)
             except InfeasibleBudgetError:
                 continue
-        decision = decide(graph, cost, plan, budget=budget, plain_bytes=plain[1])
+        decision = decide(graph, cost, plan, budget=budget, plain_bytes=plain.peak_bytes)
         if budget is None:
-            score = [p.peak_bytes / plain[1] + WORTH * p.time / plain[0].time
+            score = [p.peak_bytes / plain.peak_bytes + WORTH * p.time / plain[0].time
                      for p in (decision.planned, *plans.values())
                      if p.peak_bytes <= min(q.peak_bytes for q in plans.values())
-                     + ROOM * plain[1]]
+                     + ROOM * plain.peak_bytes]
         else:
             score = [p.time / plain[0].time for p in (decision.planned, *plans.values())]
             if not decision.planned.plan.recomputed and not taken(decision):
@@ -158,9 +159,9 @@ def test_what_is_kept_changes_with_the_budget():
     plain = baseline(cost, smallest=None)
 
     def kind(fraction):
-        budget = int(fraction * plain[1])
+        budget = int(fraction * plain.peak_bytes)
         decision = decide(graph, cost, lambda c: plan_step(
-            c, budget, smallest=None, plain=plain), budget=budget, plain_bytes=plain[1])
+            c, budget, smallest=None, plain=plain), budget=budget, plain_bytes=plain.peak_bytes)
         return len(taken(decision)), bool(decision.planned.plan.recomputed)
 
     assert kind(1.0 / SAFETY + 0.01) == (0, False)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from matplotlib.cbook import STEP_LOOKUP_MAP
 
+from tests.support import liveness
 from tests.support.graphs import residual_network
 from tfckpt import page, pictures
 from tfckpt.cost.with_backward import from_edges, with_backward
@@ -21,7 +22,6 @@ from tfckpt.errors import TfckptError
 from tfckpt.graph import Graph
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import Plan, plain_plan
 from tfckpt.report import Front, FrontPoint, make_report
 from tfckpt.trace import ran
 
@@ -59,12 +59,15 @@ def test_the_steps_of_a_timeline_are_those_that_were_simulated(planned, report):
                      if s.region == "forward" and s.segment}
 
 
-def test_a_timeline_of_another_graph_has_no_steps(planned, report):
+@pytest.mark.parametrize("in_xla", [False, True])
+def test_plans_know_the_order_of_their_timelines(planned, in_xla):
     cost, _ = planned
-    other = report.timeline_after
-    if other.live_bytes == report.timeline_before.live_bytes:
-        pytest.skip("the plan changed nothing")
-    assert ran(cost, Plan(plain_plan(cost).schedule), other) == ()
+    found = plan_step(cost, in_xla=in_xla, solver="approx_dp")
+    for plan, timeline in ((found.plan, found.timeline), (found.plain.plan, found.plain.timeline)):
+        assert tuple(liveness.live_bytes(cost, plan.schedule, plan.order)) == timeline.live_bytes
+        assert [s.name for s in ran(cost, plan)] == [
+            cost.vertices[plan.schedule[p][0]].name for p in plan.order]
+
 
 
 def test_fates_cover_what_the_plain_backward_reads(planned, report):

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from tfckpt.plan.allocator import BestFit, allocated_peaks
 from tfckpt.plan.executor import ORDERS, executor_order
-from tfckpt.plan.fences import Fence, fences
-from tfckpt.plan.pins import pin
-from tfckpt.plan.schedule import Pin
+from tfckpt.plan.fences import fences
+from tfckpt.plan.schedule import Fence, Wait
 from tfckpt.plan.simulate import Timeline, resolve, simulate, simulate_order
+from tfckpt.plan.waits import place_waits
 
-__all__ = ["POLICIES", "WORKSPACE_IS_ALLOCATED", "Fence", "Pin", "allocator", "fences_of",
+__all__ = ["POLICIES", "WORKSPACE_IS_ALLOCATED", "Fence", "Wait", "allocator", "fences_of",
            "heap_peaks", "order_of", "timeline_of", "waits_of"]
 
 POLICIES = ORDERS
@@ -50,7 +50,7 @@ def fences_of(graph, schedule, *, await_updates: bool = True) -> tuple[Fence, ..
 
 
 def waits_of(graph, schedule, target: int, *, released=(), found=(), await_updates: bool = True
-             ) -> tuple[tuple[Pin, ...], Timeline, list[int]]:
+             ) -> tuple[tuple[Wait, ...], Timeline, tuple[int, ...]]:
     """The single waits that bring executors down to a target, the worst timeline, its order."""
-    return pin(graph, resolve(graph, schedule), released, found, target,
-               await_updates=await_updates)
+    return place_waits(graph, resolve(graph, schedule), released, found, target,
+                       await_updates=await_updates)

@@ -33,7 +33,7 @@ def edges(graph, schedule, released=(), waits=(), found=()) -> dict[int, set[int
             if copy == 0 and other not in released and other not in read_from:
                 needed[position].add(schedule.index((other, 0)))
     for wait in waits:
-        needed[schedule.index(wait.held)].add(schedule.index(wait.trigger))
+        needed[schedule.index(wait.waiting)].add(schedule.index(wait.awaited))
     for number, fence in enumerate(found):
         before = {steps + number - 1} if number > 0 else set()
         needed[steps + number] = set(fence.awaits) | before

@@ -15,9 +15,10 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.edits import Clone, Edits, Rewire, check_edits
+from tfckpt.plan.fences import fenced
 from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.order import base_order
-from tfckpt.plan.schedule import Moves, Plan, plain_plan
+from tfckpt.plan.schedule import Moves, plain_plan
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.draft import Draft
@@ -38,7 +39,7 @@ def test_references_are_never_guarded():
             total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v", name="sum")
     graph = capture(live, fetches=[total])
     cost = build_cost_graph(graph)
-    draft = Draft(graph, cost, Plan(plain_plan(cost).schedule), "", "")
+    draft = Draft(graph, cost, plain_plan(cost), "", "")
     usable = {op.name: draft.guardable(op, range(len(op.inputs))) for op in graph.ops}
     assert usable["first"] == usable["second"] == [1] and usable["sum"] == []
 
@@ -149,7 +150,7 @@ def last_write_before_last_copies():
     graph = capture(traced)
     cost = build_cost_graph(graph)
     keep = frozenset(i for i, s in enumerate(cost.storages) if s.name.startswith("kept"))
-    return graph, cost, Plan(keep_schedule(cost, keep, base_order(cost, Moves())))
+    return graph, cost, fenced(cost, keep_schedule(cost, keep, base_order(cost, Moves())))
 
 
 def test_nothing_waits_for_a_copy_that_waits_for_it():

@@ -111,7 +111,7 @@ def _inspect(request: Request) -> int:
 def _description(step: Step, top: int) -> dict:
     graph = step.graph
     cost = build_cost_graph(graph)
-    _, (timeline, peak) = price_plain(graph, cost)
+    _, plain = price_plain(graph, cost)
     types = collections.Counter(op.type for op in graph.ops)
     count = collections.Counter(op.region for op in graph.ops)
     return {
@@ -119,9 +119,9 @@ def _description(step: Step, top: int) -> dict:
         "types": dict(sorted(types.items(), key=lambda entry: (-entry[1], entry[0]))),
         "regions": {region: count[region] for region in REGIONS if count[region]},
         "variables": len(cost.variable_bytes), "variable_bytes": sum(cost.variable_bytes),
-        "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": peak,
+        "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": plain.peak_bytes,
         "live_at_peak": [{"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
-                         for h in held_at_peak(cost, timeline)[:top]],
+                         for h in held_at_peak(cost, plain.timeline)[:top]],
     }
 
 
@@ -273,7 +273,7 @@ def _comparison(request: Request, documents: Sequence[Document],
         "name": pair[0].name,
         "ops": [len(step.graph.ops) for step in pair],
         "types": {kind: [c[kind] for c in counts] for kind in kinds},
-        "planned_peak_bytes": [price_plain(step.graph, cost)[1][1]
+        "planned_peak_bytes": [price_plain(step.graph, cost)[1].peak_bytes
                                for step, cost in zip(pair, costs, strict=True)],
     }
     if request.run:

@@ -170,5 +170,5 @@ class _Search:
                 peak = _planned_peak(plan_offline(step, options))
             else:
                 cost = build_cost_graph(step.graph, options.target.rates)
-                peak = price_plain(step.graph, cost, options.target)[1][1]
+                peak = price_plain(step.graph, cost, options.target)[1].peak_bytes
         return resident_bytes(self.definition, step.graph) + peak

@@ -5,7 +5,7 @@ first-in first-out queue of its own and gives the others to a pool whose newest 
 first; on a GPU every kernel counts as inexpensive, so there the order is breadth-first. Which of
 several ops that become ready together is taken first depends on the order of edges in the
 optimised graph, which is not known here, so the pool is simulated both ways. All are simulated
-with one thread; fences and pins are control edges like any other.
+with one thread; fences and waits are control edges like any other.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import PlanError
-from tfckpt.plan.fences import Fence, by_data
-from tfckpt.plan.schedule import Pin
+from tfckpt.plan.fences import by_data
+from tfckpt.plan.schedule import Fence, Wait
 from tfckpt.plan.simulate import Resolved
 
 BREADTH_FIRST, POOL, POOL_LATE = "breadth_first", "pool", "pool_late"
@@ -24,20 +24,20 @@ ORDERS = (BREADTH_FIRST, POOL, POOL_LATE)
 
 
 def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int],
-                   pins: Sequence[Pin], fences: Sequence[Fence], policy: str) -> list[int]:
-    """Positions of the schedule's steps in the order an executor would run them.
+                   waits: Sequence[Wait], fences: Sequence[Fence], policy: str) -> list[int]:
+    """Return positions of the schedule's steps in the order an executor would run them.
 
     Args:
       graph, resolved: the graph and its resolved schedule.
       released: joins that are not waited for.
-      pins: each holds one step back until another has run.
-      fences: each holds its gated steps back until its awaited steps have run.
+      waits: each delays one step until another has run.
+      fences: each delays its gated steps until its awaited steps have run.
       policy: one of `ORDERS`.
 
     Raises:
       PlanError: the edges have a cycle.
     """
-    readers, waiting = _edges(graph, resolved, released, pins, fences)
+    readers, waiting = _edges(graph, resolved, released, waits, fences)
     steps = len(resolved.schedule)
     expensive = [False] * (steps + len(fences))
     if policy != BREADTH_FIRST:
@@ -49,12 +49,12 @@ def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int]
     return [position for position in order if position < steps]
 
 
-def _edges(graph, resolved, released, pins, fences):
-    """Readers and counts of awaited nodes; fences are nodes behind the steps."""
-    steps = len(resolved.schedule)
+def needed_before(graph: CostGraph, resolved: Resolved, released: Sequence[int],
+                  waits: Sequence[Wait]) -> list[set[int]]:
+    """Return for each step the positions of those that it needs by data or waits for by itself."""
     where = {step: p for p, step in enumerate(resolved.schedule)}
     joins = frozenset(released)
-    sources: list[set[int]] = [set() for _ in range(steps + len(fences))]
+    sources: list[set[int]] = [set() for _ in resolved.schedule]
     for position, (vertex, copy) in enumerate(resolved.schedule):
         awaited = sources[position]
         for instance in resolved.reads[position]:
@@ -64,8 +64,15 @@ def _edges(graph, resolved, released, pins, fences):
                 # data edges are bound above: a reader that moved to a copy no longer waits here
                 if other not in joins and not by_data(graph, vertex, other):
                     awaited.add(where[other, 0])
-    for pin in pins:
-        sources[where[pin.held]].add(where[pin.trigger])
+    for wait in waits:
+        sources[where[wait.waiting]].add(where[wait.awaited])
+    return sources
+
+
+def _edges(graph, resolved, released, waits, fences):
+    """Readers and counts of awaited nodes; fences are numbered after the steps."""
+    steps = len(resolved.schedule)
+    sources = needed_before(graph, resolved, released, waits) + [set() for _ in fences]
     for number, fence in enumerate(fences):
         sources[steps + number].update(fence.awaits)
         if number:

@@ -9,30 +9,22 @@ schedule, hence no fence can close a cycle.
 
 from __future__ import annotations
 
-import dataclasses
-
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph
-from tfckpt.plan.simulate import Resolved
+from tfckpt.plan.schedule import NO_MOVES, Fence, Moves, Plan, Schedule
+from tfckpt.plan.simulate import Resolved, resolve
 
 
-@dataclasses.dataclass(frozen=True)
-class Fence:
-    """A point of the schedule that nothing behind it may pass too early.
-
-    Attributes:
-      position: the first gated step.
-      awaits: positions of steps that must have run.
-      gates: positions of steps held back.
-    """
-
-    position: int
-    awaits: tuple[int, ...]
-    gates: tuple[int, ...]
+def fenced(graph: CostGraph, schedule: Schedule, moves: Moves = NO_MOVES, *,
+           await_updates: bool = True, solver: str = "") -> Plan:
+    """Return the plan of a schedule with its fences and no waits, executed as scheduled."""
+    found = fences(graph, resolve(graph, schedule), await_updates=await_updates)
+    return Plan(schedule, moves, found, order=tuple(range(len(schedule))),
+                await_updates=await_updates, solver=solver)
 
 
 def fences(graph: CostGraph, resolved: Resolved, *, await_updates: bool = True
            ) -> tuple[Fence, ...]:
-    """The fences of a resolved schedule, in order.
+    """Return the fences of a resolved schedule, in order.
 
     Args:
       await_updates: also wait for update steps scheduled earlier. On one device this keeps

@@ -224,8 +224,12 @@ def _too_little(alternative: Alternative, least: int) -> str:
 
 def _told(graph: Graph, offers: Offers, decision: Decision, chosen: Sequence[Alternative],
           reasons: dict, otherwise: str) -> Decision:
-    """The decision with a line for each region."""
+    """The decision with a line for each region; its plan records which are taken."""
     taken = {a.region.source for a in chosen}
+    names = tuple(graph.ops[op].name for op, _ in sorted(taken))
+    planned = decision.planned
+    planned = dataclasses.replace(
+        planned, plan=dataclasses.replace(planned.plan, alternatives=names))
     lines = {}
     for a in offers.alternatives:
         source = a.region.source
@@ -234,7 +238,8 @@ def _told(graph: Graph, offers: Offers, decision: Decision, chosen: Sequence[Alt
         lines[source] = _line(graph, a.region, a.saves, source in taken, why)
     for r in offers.refusals:
         lines[r.region.source] = _line(graph, r.region, None, False, r.reason)
-    return dataclasses.replace(decision, regions=tuple(lines[s] for s in sorted(lines)))
+    return dataclasses.replace(decision, planned=planned,
+                               regions=tuple(lines[s] for s in sorted(lines)))
 
 
 def _line(graph: Graph, region, saved: int | None, taken: bool, why: str) -> ForwardAdRegion:

@@ -2,7 +2,7 @@
 
 `auto` takes the fastest plan that fits from the pool that `tfckpt.plan.search` makes. A plan's
 peak is the worse of the planned order and the simulated executors' orders, with the fences and
-pins that the rewriter will place, as an allocator would count it (`tfckpt.plan.allocator`).
+waits that the rewriter will place, as an allocator would count it (`tfckpt.plan.allocator`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan import search
 from tfckpt.plan.allocator import CPU_SMALLEST, allocated_peaks
+from tfckpt.plan.check import check_plan
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.executor import ORDERS, executor_order
-from tfckpt.plan.fences import fences
+from tfckpt.plan.fences import fenced
 from tfckpt.plan.order import base_order, moves_of_xla
-from tfckpt.plan.pins import pin
-from tfckpt.plan.schedule import Plan, check_schedule, plain_plan
+from tfckpt.plan.schedule import Plan, plain_plan
 from tfckpt.plan.simulate import Timeline, resolve, simulate, simulate_order
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
+from tfckpt.plan.waits import place_waits
 
 AUTO, OPTIMAL = "auto", "optimal"
 SOLVER_NAMES = (AUTO, *SOLVERS, OPTIMAL)
@@ -33,7 +34,7 @@ SAFETY = 0.95
 OPTIMA = 4
 """Times that `optimal` is asked for less until what the allocator counts fits."""
 FINALISTS = 10
-"""Candidates near the least peak that get pins and an allocator before one is chosen."""
+"""Candidates near the least peak that get waits and an allocator before one is chosen."""
 ROOM = 0.045
 """The least peak is asked for: how much more, as a fraction of the plain one, a plan may take."""
 WORTH = 0.75
@@ -43,17 +44,26 @@ MARGIN = 0.002
 
 
 @dataclasses.dataclass(frozen=True)
+class Plain:
+    """The plain step: its plan, its timeline in requested bytes, and the allocator's peak."""
+
+    plan: Plan
+    timeline: Timeline
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Planned:
     """A plan and what it is worth.
 
     Attributes:
-      plan: schedule, moves, pins.
+      plan: all that is needed to replay it.
       timeline: of the worse of the simulated orders, in requested bytes.
       peak_bytes: dynamic peak as the allocator counts it.
       time: planned time, in the graph's unit.
-      baseline, baseline_bytes: the plain step, under the middle one of the orders.
+      plain: the plain step, under the middle one of the orders.
       front: the Pareto front of all priced candidates, by falling peak. Its peaks are requested
-        bytes in the planned order, before pins and the allocator's slack.
+        bytes in the planned order, before waits and the allocator's slack.
       others: the best of every solver that the front beats, priced in the same way.
     """
 
@@ -61,15 +71,24 @@ class Planned:
     timeline: Timeline
     peak_bytes: int
     time: float
-    baseline: Timeline
-    baseline_bytes: int
+    plain: Plain
     front: tuple[search.Point, ...]
     others: tuple[search.Point, ...] = ()
+
+    @property
+    def baseline(self) -> Timeline:
+        """The plain step's timeline."""
+        return self.plain.timeline
+
+    @property
+    def baseline_bytes(self) -> int:
+        """The plain step's peak as the allocator counts it."""
+        return self.plain.peak_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class _Finished:
-    """A candidate with pins, its worse timeline, and the most that the allocator would count.
+    """A candidate with waits, its worse timeline, and the most that the allocator would count.
 
     Peaks measured lie nearer to the worst of several simulated heaps than to the middle one.
     """
@@ -94,7 +113,7 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
               objective: str = "time", free_moves: bool = True,
               await_updates: bool = True, in_xla: bool = False,
               smallest: int | None = CPU_SMALLEST,
-              plain: tuple[Timeline, int] | None = None) -> Planned:
+              plain: Plain | None = None) -> Planned:
     """Plans a step.
 
     Args:
@@ -104,7 +123,7 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
       objective: "time" takes the fastest plan that fits, "memory" the one with the least peak.
       free_moves: whether defer and release may be used.
       await_updates: see `tfckpt.plan.fences.fences`.
-      in_xla: control edges mean nothing to the compiler: no pins, and the moves are those that it
+      in_xla: control edges mean nothing to the compiler: no waits, and the moves are those that it
         makes by itself.
       smallest: the allocator does not count smaller requests (0 on a GPU); None leaves the
         allocator out and counts requested bytes.
@@ -119,15 +138,17 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
 
 
 def baseline(graph: CostGraph, *, in_xla: bool = False,
-             smallest: int | None = CPU_SMALLEST) -> tuple[Timeline, int]:
-    """The plain step under the middle one of the simulated executors, and the allocator's peak.
+             smallest: int | None = CPU_SMALLEST) -> Plain:
+    """Return the plain step under the middle one of the simulated executors.
 
     Nothing of ours orders the plain step, so it is not priced by its worst order: a fraction of
     that would be a larger part of what the step really needs.
     """
     if in_xla:
-        planned = simulate(graph, tuple((v, 0) for v in base_order(graph, moves_of_xla(graph))))
-        return planned, planned.peak_bytes
+        moves = moves_of_xla(graph)
+        plan = fenced(graph, tuple((v, 0) for v in base_order(graph, moves)), moves)
+        timeline = simulate(graph, plan.schedule)
+        return Plain(plan, timeline, timeline.peak_bytes)
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
     found = []
@@ -135,10 +156,11 @@ def baseline(graph: CostGraph, *, in_xla: bool = False,
         order = executor_order(graph, resolved, plan.moves.released, (), (), policy)
         found.append((simulate_order(graph, resolved, order), order))
     timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
+    plan = dataclasses.replace(plan, order=tuple(order))
     if smallest is None:
-        return timeline, timeline.peak_bytes
+        return Plain(plan, timeline, timeline.peak_bytes)
     peaks = allocated_peaks(graph, resolved, order, smallest)
-    return timeline, peaks[len(peaks) // 2]
+    return Plain(plan, timeline, peaks[len(peaks) // 2])
 
 
 def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int:
@@ -166,13 +188,12 @@ def _cost(peak: int, time: float, plain_peak: int, plain_time: float, objective:
 class _Planner:
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
                  await_updates: bool, in_xla: bool, smallest: int | None,
-                 plain: tuple[Timeline, int] | None = None):
+                 plain: Plain | None = None):
         check_names(solver, objective)
         self.graph, self.solver, self.objective = graph, solver, objective
         self.free_moves, self.await_updates, self.in_xla = free_moves, await_updates, in_xla
         self.evaluator = Evaluator(graph)
-        self.baseline, self.baseline_bytes = plain or baseline(
-            graph, in_xla=in_xla, smallest=smallest)
+        self.plain = plain or baseline(graph, in_xla=in_xla, smallest=smallest)
         self.smallest = smallest
         self.finished: dict[Candidate, _Finished] = {}
 
@@ -181,7 +202,7 @@ class _Planner:
         patterns = search.templates(self.evaluator, self.free_moves, in_xla=self.in_xla)
         if self.solver == AUTO:
             pool = search.explore(self.evaluator, patterns, CHEAP, self.objective,
-                                  self.baseline.peak_bytes)
+                                  self.plain.timeline.peak_bytes)
         elif self.solver == OPTIMAL:
             pool = self._optima([p for p in patterns if not p.thrifty][-1], budget)
         else:
@@ -191,8 +212,7 @@ class _Planner:
         front = self._points(search.non_dominated(pool))
         others = self._points(search.best_of_each(pool))
         return Planned(chosen.plan, chosen.timeline, chosen.peak, chosen.priced.time,
-                       self.baseline, self.baseline_bytes, front,
-                       tuple(p for p in others if p not in front))
+                       self.plain, front, tuple(p for p in others if p not in front))
 
     def _points(self, pool: list[Priced]) -> tuple[search.Point, ...]:
         return tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
@@ -228,7 +248,7 @@ class _Planner:
         They are spread over the front's lower end, since neighbours share the allocator's luck.
         """
         front = search.non_dominated(pool)[::-1]
-        most = 1.1 * (front[0].peak + ROOM * self.baseline.peak_bytes)
+        most = 1.1 * (front[0].peak + ROOM * self.plain.timeline.peak_bytes)
         near = [p for p in front if p.peak <= most]
         return search.spread(near, search.few(self.graph, FINALISTS))
 
@@ -236,8 +256,8 @@ class _Planner:
         """The least peak, but for a little memory that buys much time."""
         finished = [self._finish(p) for p in self._near(pool)]
         least = min(f.peak for f in finished)
-        close = [f for f in finished if f.peak <= least + ROOM * self.baseline_bytes]
-        plain = self.baseline_bytes, self.baseline.time
+        close = [f for f in finished if f.peak <= least + ROOM * self.plain.peak_bytes]
+        plain = self.plain.peak_bytes, self.plain.timeline.time
         return min(close, key=lambda f: (
             _cost(f.peak, f.priced.time, *plain, self.objective), f.peak))
 
@@ -260,24 +280,24 @@ class _Planner:
             f"peak it can promise is {needed:,} bytes", needed)
 
     def _finish(self, priced: Priced) -> _Finished:
-        """The plan with its pins, and what its worse order holds."""
+        """The plan with its waits, and what its worse order needs."""
         candidate = priced.candidate
         if candidate not in self.finished:
-            moves, graph = candidate.moves, self.graph
-            check_schedule(graph, priced.schedule, moves.released)
-            resolved = resolve(graph, priced.schedule)
-            pins: tuple = ()
-            timeline = priced.timeline
+            graph, timeline = self.graph, priced.timeline
+            plan = fenced(graph, priced.schedule, candidate.moves,
+                          await_updates=self.await_updates, solver=candidate.source or self.solver)
             peaks: tuple[int, ...] = (priced.peak,)
             if not self.in_xla:
-                found = fences(graph, resolved, await_updates=self.await_updates)
+                resolved = resolve(graph, plan.schedule)
                 target = priced.peak if self.free_moves else 1 << 62
-                pins, executed, order = pin(graph, resolved, moves.released, found, target,
-                                            await_updates=self.await_updates)
+                waits, executed, order = place_waits(
+                    graph, resolved, plan.moves.released, plan.fences, target,
+                    await_updates=self.await_updates)
+                plan = dataclasses.replace(plan, waits=waits)
                 if executed.peak_bytes >= timeline.peak_bytes:
-                    timeline = executed
+                    timeline, plan = executed, dataclasses.replace(plan, order=order)
                 peaks = (timeline.peak_bytes,) if self.smallest is None else allocated_peaks(
                     graph, resolved, order, self.smallest)
-            plan = Plan(priced.schedule, moves, pins, candidate.source or self.solver)
+            check_plan(graph, plan)
             self.finished[candidate] = _Finished(plan, timeline, peaks[-1], priced)
         return self.finished[candidate]

@@ -32,21 +32,56 @@ class Moves:
     released: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pin:
-    """A control edge that keeps a step from running before its turn."""
+NO_MOVES = Moves()
 
-    held: Step
-    trigger: Step
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fence:
+    """A control barrier before a recomputation segment.
+
+    Attributes:
+      position: first step of the segment.
+      awaits: positions of steps that must have run.
+      gates: positions of the segment's steps that may not run before.
+    """
+
+    position: int
+    awaits: tuple[int, ...]
+    gates: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wait:
+    """A control edge: the step `waiting` may not run before the step `awaited` has."""
+
+    waiting: Step
+    awaited: Step
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A schedule, the free moves it relies on, the pins that hold it, and its solver."""
+    """All that is needed to replay what was planned (see `tfckpt.plan.check.check_plan`).
+
+    Attributes:
+      schedule: the steps.
+      moves: the free moves that it relies on.
+      fences: one before each recomputation segment, in the order of the schedule. Each awaits
+        the one before it, too.
+      waits: single wait edges, in the order of the schedule.
+      order: positions of the schedule in the order in which the plan's timeline executes them.
+      await_updates: whether fences and waits may await update steps.
+      alternatives: names of the ops at which the forward-AD regions begin whose derivatives are
+        kept; the plan is one of the graph in which they were taken.
+      solver: which proposal it comes from.
+    """
 
     schedule: Schedule
-    moves: Moves = Moves()
-    pins: tuple[Pin, ...] = ()
+    moves: Moves = NO_MOVES
+    fences: tuple[Fence, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    order: tuple[int, ...] = ()
+    await_updates: bool = True
+    alternatives: tuple[str, ...] = ()
     solver: str = ""
 
     @property
@@ -56,14 +91,14 @@ class Plan:
 
 
 def plain_plan(graph: CostGraph) -> Plan:
-    """Every vertex once, in the order of the graph, but for joins, which TensorFlow removes."""
+    """Return every vertex once, as the graph orders them, without joins: TensorFlow drops them."""
     joins = tuple(v for v, vertex in enumerate(graph.vertices) if vertex.join)
-    return Plan(tuple((v, 0) for v in range(len(graph.vertices)) if v not in joins),
-                Moves(released=joins))
+    schedule = tuple((v, 0) for v in range(len(graph.vertices)) if v not in joins)
+    return Plan(schedule, Moves(released=joins), order=tuple(range(len(schedule))))
 
 
 def check_schedule(graph: CostGraph, schedule: Schedule, released: tuple[int, ...] = ()) -> None:
-    """Raises `PlanError` unless the schedule can be executed and computes the whole step.
+    """Raise `PlanError` unless the schedule can be executed and computes the whole step.
 
     Checked: copies of a vertex appear as 0, 1, 2 ...; only recomputable vertices repeat; every
     read finds an earlier copy; every predecessor has run; every vertex that is not a released

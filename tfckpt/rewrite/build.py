@@ -5,8 +5,7 @@ from __future__ import annotations
 from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import LOOPS, Graph, TensorId
-from tfckpt.plan.fences import Fence, fences
-from tfckpt.plan.schedule import Plan, Step
+from tfckpt.plan.schedule import Fence, Plan, Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.guards import XLA_GUARDS
 from tfckpt.rewrite.holds import ExecutorHolds, Holds
@@ -14,16 +13,14 @@ from tfckpt.rewrite.names import SCOPE, copy_name
 from tfckpt.rewrite.xla_holds import XlaHolds
 
 
-def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: bool = True,
-                device: str = "", label: str = "", xla_guard: str = "data",
-                guard_weights: bool = True) -> Edits:
+def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, device: str = "",
+                label: str = "", xla_guard: str = "data", guard_weights: bool = True) -> Edits:
     """The edits that realise a plan.
 
     Args:
       graph: the captured step.
       cost: its cost graph, which the plan refers to.
-      plan: schedule, moves and pins.
-      await_updates: see `tfckpt.plan.fences.fences`.
+      plan: one that `tfckpt.plan.check.check_plan` accepts.
       device, label: of one of several devices whose parts are edited: where its fences stand, and
         what tells the names of its new ops from those of others.
       xla_guard: what holds copies back under XLA: a name in `tfckpt.rewrite.guards.XLA_GUARDS`, or
@@ -37,15 +34,15 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: boo
     draft = Draft(graph, cost, plan, device, label)
     holds: Holds = (XlaHolds(draft, XLA_GUARDS[xla_guard], guard_weights)
                     if graph.in_xla and xla_guard != "control" else ExecutorHolds(draft))
-    starts = {f.position: f for f in fences(cost, draft.resolved, await_updates=await_updates)}
+    starts = {fence.position: fence for fence in plan.fences}
     where = {step: p for p, step in enumerate(plan.schedule)}
-    pinned: dict[Step, list[Step]] = {}
-    behind: dict[Step, list[Step]] = {}  # what waits for a step that comes later
-    for pin in plan.pins:
-        if where[pin.trigger] < where[pin.held]:
-            pinned.setdefault(pin.held, []).append(pin.trigger)
+    awaited: dict[Step, list[Step]] = {}
+    later: dict[Step, list[Step]] = {}  # what waits for a step that comes after it
+    for wait in plan.waits:
+        if where[wait.awaited] < where[wait.waiting]:
+            awaited.setdefault(wait.waiting, []).append(wait.awaited)
         else:
-            behind.setdefault(pin.trigger, []).append(pin.held)
+            later.setdefault(wait.awaited, []).append(wait.waiting)
     fence: Fence | None = None
     for position, step in enumerate(plan.schedule):
         if position in starts:
@@ -53,22 +50,22 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, await_updates: boo
             holds.open_region(fence)
         if step[1]:
             assert fence is not None  # every copy lies in a region
-            _copy(draft, holds, fence, position, pinned.get(step, []))
+            _copy(draft, holds, fence, position, awaited.get(step, []))
         else:
             _original(draft, holds, position)
-            holds.hold_original(step, holds.signals(pinned.get(step, [])))
-        for held in behind.get(step, []):
-            holds.hold_original(held, holds.signals([step]))
+            holds.hold_original(step, holds.signals(awaited.get(step, [])))
+        for waiting in later.get(step, []):
+            holds.hold_original(waiting, holds.signals([step]))
     _bypass_joins(draft)
     holds.close()
     return draft.edits()
 
 
-def _copy(draft: Draft, holds: Holds, fence: Fence, position: int, pins: list[Step]) -> None:
+def _copy(draft: Draft, holds: Holds, fence: Fence, position: int, awaited: list[Step]) -> None:
     """Clones the ops of a copy step; they read the latest copies, and are held back."""
     vertex, copy = draft.plan.schedule[position]
     anchor, *absorbed = draft.cost.vertices[vertex].ops
-    triggers = holds.signals(pins)
+    triggers = holds.signals(awaited)
     passed: dict[str, str] = {}  # by what an op of the group would have read
     for index in (*absorbed, anchor):
         op = draft.graph.ops[index]

@@ -14,8 +14,7 @@ from tfckpt.cost.costgraph import BACKWARD
 from tfckpt.cost.merging import REARRANGED
 from tfckpt.edits import AddControl, Clone, Create, Rewire, op_of
 from tfckpt.graph import LOOPS, Op, TensorId
-from tfckpt.plan.fences import Fence
-from tfckpt.plan.schedule import Step
+from tfckpt.plan.schedule import Fence, Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.names import FENCE, guard_name, held_name, identity, tap_name
 from tfckpt.rewrite.sums_in_place import Held, held_terms
@@ -28,7 +27,7 @@ class Holds(Protocol):
         """A run of copies begins."""
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
-        """The ops to wait for in order to wait for the steps of pins."""
+        """The ops to wait for in order to wait for steps."""
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
@@ -39,7 +38,7 @@ class Holds(Protocol):
           inputs: what the copy would read.
           outside: those of them, by index, that come from outside its region.
           entry: whether the copy reads nothing made in its region.
-          triggers: what `signals` returned for its pins.
+          triggers: what `signals` returned for the steps it awaits.
         """
 
     def before_original(self, op: Op, position: int) -> None:
@@ -53,7 +52,7 @@ class Holds(Protocol):
 
 
 class ExecutorHolds:
-    """Fences before regions, waits for pins, and taps to wait through."""
+    """Fences before regions, waits, and taps to wait through."""
 
     def __init__(self, draft: Draft):
         self.draft = draft

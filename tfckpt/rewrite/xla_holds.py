@@ -8,8 +8,7 @@ from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE
 from tfckpt.edits import Rewire
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Op, TensorId
-from tfckpt.plan.fences import Fence
-from tfckpt.plan.schedule import Step
+from tfckpt.plan.schedule import Fence, Step
 from tfckpt.rewrite.draft import FLOATS, Draft
 from tfckpt.rewrite.guards import Guard
 from tfckpt.rewrite.names import SCOPE, guard_name
@@ -87,7 +86,7 @@ class XlaHolds:
                                 for v in cost.readers[s])
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
-        """Nothing: pins are control edges, which XLA ignores."""
+        """Nothing: waits are control edges, which XLA ignores."""
         return ()
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,

@@ -1,10 +1,10 @@
-"""Pins: control edges that make an executor follow the plan where it matters.
+"""Waits: control edges that make an executor follow the plan where it matters.
 
 Ordering every op by control edges would cost parallelism (and Grappler turns such chains into
-cycles), so pins are placed only where a simulated executor holds more than the plan: the steps
+cycles), so waits are placed only where a simulated executor holds more than the plan: the steps
 that made something at its peak before their turn are held back until the step planned before
 them has run, and a step that allocates at that peak waits for readers that lag behind the plan.
-Every pin follows the schedule, hence none can close a cycle (but see `_merged_head`).
+Every wait follows the schedule, hence none can close a cycle (but see `_merged_head`).
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.plan.executor import ORDERS, executor_order
-from tfckpt.plan.fences import Fence, awaitable
-from tfckpt.plan.schedule import Pin
+from tfckpt.plan.fences import awaitable
+from tfckpt.plan.schedule import Fence, Wait
 from tfckpt.plan.simulate import Resolved, Timeline, simulate_order
 
 ROUNDS = 24
 TOLERANCE = 1.005
 CULPRIT_FRACTION = 0.002
-"""Tensors below this fraction of the peak, and much smaller than others, are not worth a pin."""
+"""Tensors below this fraction of the peak, and much smaller than others, are not worth a wait."""
 
 
-def pin(graph: CostGraph, resolved: Resolved, released: Sequence[int],
-        fences: Sequence[Fence], target: int, *, await_updates: bool = True
-        ) -> tuple[tuple[Pin, ...], Timeline, list[int] | None]:
-    """Pins that bring the simulated executors' peaks down to `target` bytes where they can.
+def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
+                fences: Sequence[Fence], target: int, *, await_updates: bool = True
+                ) -> tuple[tuple[Wait, ...], Timeline, tuple[int, ...]]:
+    """Return waits that bring the simulated executors' peaks down to `target` bytes where they can.
 
     Args:
       target: usually the planned peak, in bytes.
       await_updates: whether update steps may be awaited (never across devices).
 
     Returns:
-      The pins in schedule order, the worst timeline among the simulated executors with them, and
+      The waits in schedule order, the worst timeline among the simulated executors with them, and
       the order of execution it belongs to.
     """
-    holder = _Holder(graph, resolved, released, fences, await_updates)
+    placer = _Placer(graph, resolved, released, fences, await_updates)
     best = None
     for _ in range(ROUNDS):
-        worst, order, grew = holder.round(target)
+        worst, order, grew = placer.round(target)
         if best is None or worst.peak_bytes < best[1].peak_bytes:
-            best = (holder.before, worst, order)
+            best = (placer.before, worst, tuple(order))
         if not grew:
             break
     assert best is not None
     return best
 
 
-class _Holder:
-    """Collects pins round by round."""
+class _Placer:
+    """Collects waits round by round."""
 
     def __init__(self, graph, resolved, released, fences, await_updates):
         self.graph, self.resolved, self.released, self.fences = graph, resolved, released, fences
         self.regions = (FORWARD, BACKWARD) + (("update",) if await_updates else ())
-        self.pins: dict[tuple, Pin] = {}
-        self.before: tuple[Pin, ...] = ()
+        self.waits: dict[tuple, Wait] = {}
+        self.before: tuple[Wait, ...] = ()
         self.where = {step: p for p, step in enumerate(resolved.schedule)}
         self.last_read = [-1] * len(resolved.storage)
         self.reader_count = [0] * len(resolved.storage)
@@ -69,12 +69,12 @@ class _Holder:
             for i in made:
                 self.instance[resolved.storage[i], copy] = i
 
-    def ordered(self) -> tuple[Pin, ...]:
-        return tuple(sorted(self.pins.values(),
-                            key=lambda p: (self.where[p.held], self.where[p.trigger])))
+    def ordered(self) -> tuple[Wait, ...]:
+        return tuple(sorted(self.waits.values(),
+                            key=lambda w: (self.where[w.waiting], self.where[w.awaited])))
 
     def round(self, target: int) -> tuple[Timeline, list[int], bool]:
-        """Simulates the executors with the present pins and adds what the worst one needs."""
+        """Simulates the executors with the present waits and adds what the worst one needs."""
         self.before = self.ordered()
         worst, worst_order = None, []
         grew = False
@@ -90,13 +90,13 @@ class _Holder:
         return worst, worst_order, grew
 
     def _add(self, order: Sequence[int], timeline: Timeline) -> bool:
-        """Pins what is live at this peak and would not be in the plan; whether any was new."""
+        """Delays what is live at this peak and would not be in the plan; whether any was new."""
         ran = [False] * len(order)
         for position in order[:timeline.peak_step + 1]:
             ran[position] = True
         at = order[timeline.peak_step]
         turn = next((p for p, done in enumerate(ran) if not done), len(ran))
-        count = len(self.pins)
+        count = len(self.waits)
         least = min(timeline.peak_bytes * CULPRIT_FRACTION, timeline.live_at_peak[0].bytes / 4)
         for live in timeline.live_at_peak:
             if live.bytes < least:
@@ -104,13 +104,13 @@ class _Holder:
             i = self.instance[live.storage, live.copy]
             made = self.resolved.maker[i]
             if made > turn:  # ran ahead of a step planned before it
-                self._hold(made, turn)
+                self._delay(made, turn)
             elif 0 <= self.last_read[i] < at and not ran[self.last_read[i]]:
                 self._put(at, self.last_read[i])  # a reader lags behind
-        return len(self.pins) > count
+        return len(self.waits) > count
 
-    def _hold(self, position: int, turn: int) -> None:
-        """Holds a step back until the step planned just before it has run."""
+    def _delay(self, position: int, turn: int) -> None:
+        """Delays a step until the step planned just before it has run."""
         position = self._head(position, turn)
         schedule, vertices = self.resolved.schedule, self.graph.vertices
         for before in range(position - 1, -1, -1):
@@ -128,7 +128,7 @@ class _Holder:
     def _head(self, position: int, turn: int) -> int:
         """The step that allocated the buffer which this one took over from its only input.
 
-        Holding the head leaves the chain behind it whole, so that TensorFlow merges it (a
+        Delaying the head leaves the chain after it whole, so that TensorFlow merges it (a
         convolution with its bias, a sum of sums) exactly as in the plain step.
         """
         vertices = self.graph.vertices
@@ -142,11 +142,11 @@ class _Holder:
                 return position
             position = max(earlier)
 
-    def _put(self, held: int, trigger: int) -> None:
-        schedule, first = self.resolved.schedule, self._merged_head(held)
-        for p in awaitable(self.graph, self.resolved, trigger):
-            if p < held and self.graph.vertices[schedule[p][0]].region in self.regions:
-                self.pins.setdefault((first, p), Pin(schedule[first], schedule[p]))
+    def _put(self, waiting: int, awaited: int) -> None:
+        schedule, first = self.resolved.schedule, self._merged_head(waiting)
+        for p in awaitable(self.graph, self.resolved, awaited):
+            if p < waiting and self.graph.vertices[schedule[p][0]].region in self.regions:
+                self.waits.setdefault((first, p), Wait(schedule[first], schedule[p]))
 
     def _merged_head(self, position: int) -> int:
         """The first of the ops that TensorFlow may merge into the one at a position.
