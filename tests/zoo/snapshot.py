@@ -184,8 +184,7 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(found[names[0]]))
         return 0
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
-    different = [name for name in found if found[name] != known.get(name)
-                 and (name in known or "--record" in flags)]
+    different = [name for name in found if found[name] != known.get(name)]
     for name in different:
         print(f"{name}: {known.get(name)} -> {found[name]}")
     print(f"{len(found) - len(different)} of {len(found)} steps as recorded")
