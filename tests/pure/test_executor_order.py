@@ -81,28 +81,28 @@ def test_what_takes_three_microseconds_is_not_expensive_yet():
     assert ran(taking(3.1e-6), "breadth_first") == "ABCd"
 
 
-def pin(graph, names, held, trigger):
+def wait(graph, names, waiting, awaited):
     """A wait of one position for another."""
     schedule = schedule_of(graph, names)
-    return Wait(schedule[held], schedule[trigger])
+    return Wait(schedule[waiting], schedule[awaited])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_waits_are_edges(policy):
     graph = graph_of("a b c:a")
     assert ran(graph, policy) == "abc"
-    assert ran(graph, policy, waits=[pin(graph, "abc", 0, 1)]) == "bac"
-    assert ran(graph, policy, waits=[pin(graph, "abc", 1, 2)]) == "acb"
+    assert ran(graph, policy, waits=[wait(graph, "abc", 0, 1)]) == "bac"
+    assert ran(graph, policy, waits=[wait(graph, "abc", 1, 2)]) == "acb"
     # of a copy and of its original each waits for itself
-    assert ran(graph, policy, "aabc", waits=[pin(graph, "aabc", 0, 2)]) == "abca"
-    twice = [pin(graph, "abc", 1, 2), pin(graph, "abc", 1, 2)]
+    assert ran(graph, policy, "aabc", waits=[wait(graph, "aabc", 0, 2)]) == "abca"
+    twice = [wait(graph, "abc", 1, 2), wait(graph, "abc", 1, 2)]
     assert ran(graph, policy, waits=twice) == "acb"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_after_is_an_edge_unless_the_join_is_released(policy):
     graph = graph_of("a j b", after={"b": "j", "a": ""})
-    held = [pin(graph, "ajb", 1, 0)]  # the join runs after a, so that b must wait
+    held = [wait(graph, "ajb", 1, 0)]  # the join runs after a, so that b must wait
     assert ran(graph, policy, waits=held) == "ajb"
     assert ran(graph, policy, "ab", released=(1,)) == "ab"
     late = graph_of("j b c:j", after={"b": "c"})
@@ -113,10 +113,10 @@ def test_after_is_an_edge_unless_the_join_is_released(policy):
 def test_a_reader_of_a_copy_does_not_wait_for_the_original(policy):
     """Neither by data nor by an edge beside the data, and a copy waits for data alone."""
     graph = graph_of("a b:a c", after={"b": "a"})
-    original_last = [pin(graph, "acab", 0, 3)]
+    original_last = [wait(graph, "acab", 0, 3)]
     assert ran(graph, policy, "acab", waits=original_last) == "caba"
     other = graph_of("a b:a c", after={"a": "", "b": "", "c": "b"})
-    assert ran(other, policy, "abcc", waits=[pin(other, "abcc", 1, 3)]) == "acbc"
+    assert ran(other, policy, "abcc", waits=[wait(other, "abcc", 1, 3)]) == "acbc"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,4 +1,4 @@
-"""Single waits (pins): by hand, and on random schedules by reachability and by what is held."""
+"""Single waits: by hand, and on random schedules by reachability and by what is held."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_waits_close_no_cycle(seed, count, await_updates):
     waits, _, _ = waits_of(graph, schedule, target, found=found, await_updates=await_updates)
     assert networkx.is_directed_acyclic_graph(ordering(graph, schedule, waits, found))
     where = {step: p for p, step in enumerate(schedule)}
-    ends = [(where[w.held], where[w.trigger]) for w in waits]
+    ends = [(where[w.waiting], where[w.awaited]) for w in waits]
     assert ends == sorted(set(ends))
-    for held, trigger in ends:
-        vertex = graph.vertices[schedule[trigger][0]]
+    for waiting, awaited in ends:
+        vertex = graph.vertices[schedule[awaited][0]]
         assert may_be_awaited(vertex)
         assert vertex.region in (FORWARD, BACKWARD, *((UPDATE,) if await_updates else ()))
-        # the other way only where the held step is merged into one that comes later
-        assert trigger < held or graph.vertices[schedule[held][0]].fusible
+        # the other way only where the step is merged into one that comes later
+        assert awaited < waiting or graph.vertices[schedule[waiting][0]].fusible
 
 
 @cases
@@ -74,7 +74,7 @@ def test_what_is_returned_is_the_worst_executor_with_these_waits(seed, count, aw
     held = peaks(graph, schedule, found, waits)
     assert timeline.peak_bytes == max(held.values())
     worst = next(policy for policy in POLICIES if held[policy] == timeline.peak_bytes)
-    assert order == order_of(graph, schedule, worst, waits=waits, found=found)
+    assert list(order) == order_of(graph, schedule, worst, waits=waits, found=found)
     assert list(timeline.live_bytes) == liveness.live_bytes(graph, schedule, order)
     # never more than without them
     assert timeline.peak_bytes <= max(peaks(graph, schedule, found).values())
@@ -126,15 +126,16 @@ def graph_of(rows: str, reuses: str = "", **marks) -> CostGraph:
 
 
 def found_in(graph, names: str, target: int | None = None, **options):
-    """Waits as "held<trigger", the peak without and with them; the target is the plan's peak."""
+    """Waits as "waiting<awaited", the peak without and with them; the target is the plan's peak."""
     vertices = [v.name for v in graph.vertices]
     schedule = tuple((vertices.index(n), names[:i].count(n)) for i, n in enumerate(names))
     planned = timeline_of(graph, schedule).peak_bytes if target is None else target
     found = fences_of(graph, schedule)
     waits, timeline, _ = waits_of(graph, schedule, planned, found=found, **options)
     before = waits_of(graph, schedule, FREE, found=found)[1].peak_bytes
-    return ([f"{names[schedule.index(w.held)]}<{names[schedule.index(w.trigger)]}" for w in waits],
-            before, timeline.peak_bytes)
+    letter = dict(zip(schedule, names, strict=True))
+    return ([f"{letter[w.waiting]}<{letter[w.awaited]}" for w in waits], before,
+            timeline.peak_bytes)
 
 
 EARLY = "a=1 b=500:a c=500:b d=1:c m=900 z=1:dm"
