@@ -140,12 +140,12 @@ def test_no_subset_of_the_regions_gives_a_better_plan(widths, shared):
                 continue
         decision = decide(graph, cost, plan, budget=budget, plain_bytes=plain.peak_bytes)
         if budget is None:
-            score = [p.peak_bytes / plain.peak_bytes + WORTH * p.time / plain[0].time
+            score = [p.peak_bytes / plain.peak_bytes + WORTH * p.time / plain.timeline.time
                      for p in (decision.planned, *plans.values())
                      if p.peak_bytes <= min(q.peak_bytes for q in plans.values())
                      + ROOM * plain.peak_bytes]
         else:
-            score = [p.time / plain[0].time for p in (decision.planned, *plans.values())]
+            score = [p.time / plain.timeline.time for p in (decision.planned, *plans.values())]
             if not decision.planned.plan.recomputed and not taken(decision):
                 continue  # it fits as it is
             assert decision.planned.peak_bytes <= budget
