@@ -28,10 +28,11 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError
 from tfckpt.fad.derivative import Derivatives
-from tfckpt.fad.program import NUMBER, TENSOR, TWO, Builder, Program, Term
 from tfckpt.fad.regions import FLOATS, constants, find_regions
-from tfckpt.fad.rules import At, cast, has_rule, rule_for
 from tfckpt.graph import Graph
+from tfckpt.ops import record
+from tfckpt.ops.tangents import At
+from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Builder, Program, Term, cast
 
 # One function by hand.
 
@@ -154,7 +155,7 @@ def run(program: Program, index: int, tensors) -> tf.Tensor:
         elif node.type == TWO:
             on, off = (tf.constant(node.attr(v), node.dtype) for v in ("on", "off"))
             values.append(tf.raw_ops.SelectV2(condition=args[0], t=on, e=off))
-        elif node.type == "Cast":
+        elif node.type == CAST:
             values.append(tf.cast(args[0], node.dtype))
         else:
             function = getattr(tf.raw_ops, node.type)
@@ -230,7 +231,8 @@ class Sequences:
 
     def _source(self, op_type: str, inputs, moving, entries, outputs):
         """The one tensor that all moving inputs come from, and a tangent for each that moves."""
-        if not has_rule(op_type) or len(outputs) != 1 or op_type == "IdentityN" or (
+        known = record(op_type)
+        if not known.tangents or len(outputs) != 1 or known.joins or (
                 outputs[0].dtype.name not in FLOATS):
             return None, []
         found = None
@@ -274,7 +276,7 @@ def _tangent(op_type: str, inputs, attrs, y, tangents) -> tf.Tensor | None:
         if not isinstance(tangent, float):
             tensors[(2, position)] = tangent
             t = builder.tensor((2, position), y.dtype.name)
-        part = cast(rule_for(op_type, position)(
+        part = cast(record(op_type).tangent(position)(
             At(terms, builder.tensor((1, 0), y.dtype.name), t, attrs)), y.dtype.name)
         total = part if total is None else total + part
     if total is None:

@@ -15,9 +15,9 @@ from tfckpt.edits import check_edits
 from tfckpt.fad.alternatives import find_alternatives
 from tfckpt.fad.evaluate import run
 from tfckpt.fad.liveness import Liveness
-from tfckpt.fad.program import Builder, select
 from tfckpt.fad.transform import take
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
+from tfckpt.ops.terms import Builder, select
 
 pytestmark = pytest.mark.pure
 X = np.linspace(-3, 3, 25)

@@ -20,9 +20,9 @@ from tfckpt.fad.backward import Match, Walk, agree
 from tfckpt.fad.derivative import Derivatives, Samples, on_samples
 from tfckpt.fad.held import DTYPE_BYTES, Held, elements
 from tfckpt.fad.liveness import Liveness
-from tfckpt.fad.program import NUMBER, TENSOR, TWO, Program
 from tfckpt.fad.regions import FLOATS, Region, constants, find_regions
 from tfckpt.graph import BACKWARD, UPDATE, Graph, TensorId
+from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _kept(graph: Graph, v: TensorId, gradients, program: Program, index: int) ->
     node = program[index]
     if node.type == TWO:
         return Kept(v, gradients, node.args[0], node.attr("on"), node.attr("off"))
-    if node.type == "Cast" and DTYPE_BYTES[program[node.args[0]].dtype] < DTYPE_BYTES[node.dtype]:
+    if node.type == CAST and DTYPE_BYTES[program[node.args[0]].dtype] < DTYPE_BYTES[node.dtype]:
         index = node.args[0]
     return Kept(v, gradients, index)
 

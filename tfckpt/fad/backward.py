@@ -18,10 +18,12 @@ import heapq
 import numpy as np
 
 from tfckpt.fad.derivative import Samples
-from tfckpt.fad.evaluate import LINEAR, SELECTS, SUMS, Array, can_evaluate, evaluate
+from tfckpt.fad.evaluate import can_evaluate, evaluate
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.regions import FLOATS, Region
 from tfckpt.graph import BACKWARD, Graph, Op, TensorId
+from tfckpt.ops import record
+from tfckpt.ops.record import SUM, Array, Broadcast
 
 LARGEST_WALK = 4096
 """Ops followed for one region; a longer walk is cut off, which can only lose a match."""
@@ -83,8 +85,9 @@ class Walk:
 
     def _visit(self, i: int, op: Op) -> bool:
         """Notes what the op computes; False where it is not of the kind that is followed."""
-        if op.type in ("ZerosLike", "OnesLike") and op.outputs[0].shape == self.shape:
-            self.plain[(i, 0)] = np.full(len(self.samples.x), float(op.type == "OnesLike"))
+        fills = record(op.type).fills
+        if fills is not None and op.outputs[0].shape == self.shape:
+            self.plain[(i, 0)] = np.full(len(self.samples.x), fills)
             return True
         if self._changes_no_shape(op):
             return self._copy(i, op.inputs[0])
@@ -125,7 +128,7 @@ class Walk:
             return value
         op = self.graph.ops[tensor[0]]
         output = op.outputs[tensor[1]]
-        if op.type == "ZerosLike" and output.shape == self.shape:
+        if record(op.type).fills == 0.0 and output.shape == self.shape:
             return np.zeros_like(self.samples.x)
         if op.region == BACKWARD and output.shape == self.shape and output.dtype in FLOATS:
             return {tensor: np.ones_like(self.samples.x)}  # an incoming gradient
@@ -137,13 +140,14 @@ class Walk:
         TensorFlow then sums a gradient over the axes that `BroadcastGradientArgs` finds at run
         time, and reshapes it. Between tensors of one shape there are none.
         """
-        if op.type == "Reshape" and op.outputs[0].shape == self.shape:
+        part = record(op.type).broadcast
+        if part is Broadcast.RESHAPE and op.outputs[0].shape == self.shape:
             tensor = self.graph.ops[op.inputs[0][0]].outputs[op.inputs[0][1]]
             return tensor.shape == self.shape or op.inputs[0] in self.forms
-        if op.type != "Sum":
+        if part is not Broadcast.SUM:
             return False
         axes = self.graph.ops[op.inputs[1][0]]
-        if axes.type != "BroadcastGradientArgs":
+        if record(axes.type).broadcast is not Broadcast.AXES:
             return False
         shapes = [self._shape_read(t) for t in axes.inputs]
         return shapes[op.inputs[1][1]] == self.shape and self._broadcasts(
@@ -151,11 +155,12 @@ class Walk:
 
     def _shape_read(self, tensor: TensorId) -> tuple[int | None, ...] | None:
         op = self.graph.ops[tensor[0]]
-        if op.type == "Shape":
+        if record(op.type).broadcast is Broadcast.SHAPE:
             source, slot = op.inputs[0]
             return self.graph.ops[source].outputs[slot].shape
         length = op.outputs[tensor[1]].shape
-        return (None,) * (length[0] or 0) if op.type == "Const" and length else None
+        return (None,) * (length[0] or 0) if (
+            record(op.type).is_constant and length) else None
 
     def _broadcasts(self, shape: tuple[int | None, ...] | None) -> bool:
         """Whether a shape cannot make x's grow, whatever x's first dimension is at run time."""
@@ -212,11 +217,11 @@ class Walk:
             if op.region == BACKWARD and self._changes_no_shape(op):
                 chain.append((op.inputs[0], factor))
                 continue
-            if op.region != BACKWARD or op.type not in ("Mul", "RealDiv", "Neg", "Identity"):
+            if op.region != BACKWARD or not record(op.type).scales:
                 break
             values = [self.samples.known.get(s) for s, _ in op.inputs]
             moving = [n for n, (s, _) in enumerate(op.inputs) if s not in self.samples.known]
-            if len(moving) != 1 or moving[0] not in LINEAR[op.type]:
+            if len(moving) != 1 or moving[0] not in record(op.type).linear:
                 break
             others = [v for n, v in enumerate(values) if n != moving[0]]
             source = op.inputs[moving[0]]
@@ -252,18 +257,19 @@ class Walk:
 
 def _linear(op: Op, inputs: list, moving: list[int]) -> Form | None:
     """The linear form of an op's result, or None where it is not linear in the gradients."""
-    if op.type in SUMS:
+    known = record(op.type)
+    if SUM in known.kinds:
         if len(moving) != len(inputs):
             return None
-        signs = [1.0] + [SUMS[op.type]] * (len(inputs) - 1)
+        signs = [1.0] + [1.0 if known.adds else -1.0] * (len(inputs) - 1)
         result: Form = {}
         for sign, form in zip(signs, inputs, strict=True):
             for g, coefficient in form.items():
                 result[g] = result[g] + sign * coefficient if g in result else sign * coefficient
         return result
-    if op.type in SELECTS:
+    if known.selects:
         return _selected(inputs, moving)
-    if len(moving) != 1 or moving[0] not in LINEAR.get(op.type, ()):
+    if len(moving) != 1 or moving[0] not in known.linear:
         return None
     position = moving[0]
     return {g: evaluate(op.type, [*inputs[:position], c, *inputs[position + 1:]], op.attrs)

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tfckpt.fad.evaluate import Array, evaluate, run
-from tfckpt.fad.program import Builder, Term
+from tfckpt.fad.evaluate import evaluate, run
 from tfckpt.fad.regions import FLOATS, Constants, Region
-from tfckpt.fad.rules import At, cast, rule_for
 from tfckpt.graph import Graph, TensorId
+from tfckpt.ops import record
+from tfckpt.ops.record import Array
+from tfckpt.ops.tangents import At
+from tfckpt.ops.terms import TENSOR, Builder, Term, cast
 
 LARGEST = 1.0e6
 _GRID = 8.0
@@ -63,13 +65,14 @@ class Derivatives:
     def _propagate(self, i: int, slot: int, t: Term, cotangent: dict[TensorId, Term]) -> None:
         op = self.graph.ops[i]
         at = At([self.term(s) for s in op.inputs], self.term((i, slot)), t, op.attrs)
-        positions = [slot] if op.type == "IdentityN" else range(len(op.inputs))
+        known = record(op.type)
+        positions = [slot] if known.passes_on else range(len(op.inputs))
         for position in positions:
             tensor = op.inputs[position]
             dtype = self.graph.ops[tensor[0]].outputs[tensor[1]].dtype
             if tensor[0] in self.known or dtype not in FLOATS:
                 continue
-            part = rule_for(op.type, position)(at)
+            part = known.tangent(position)(at)
             if part.number == 0.0:
                 continue
             cotangent[tensor] = cotangent[tensor] + part if tensor in cotangent else part
@@ -116,7 +119,7 @@ class Samples:
         found = [self.value(t) for t in op.inputs]
         inputs = [a for a in found if a is not None]
         for slot in range(len(op.outputs)):
-            if op.type == "IdentityN":
+            if record(op.type).joins:
                 self.values[(i, slot)] = inputs[slot]
             else:
                 self.values[(i, slot)] = evaluate(op.type, inputs, op.attrs)
@@ -126,16 +129,17 @@ class Samples:
     def _slope(self, i: int, slot: int) -> Array:
         """Tangent of one output, forward, by the rules themselves on numbers."""
         op = self.graph.ops[i]
+        known = record(op.type)
         total = np.zeros_like(self.x)
         for position, tensor in enumerate(op.inputs):
             slope = self.slopes.get(tensor)
-            if slope is None or (op.type == "IdentityN" and position != slot):
+            if slope is None or (known.passes_on and position != slot):
                 continue
             builder = Builder()
             terms = [builder.tensor((0, n), "float64") for n in range(len(op.inputs))]
             at = At(terms, builder.tensor((1, 0), "float64"),
                     builder.tensor((2, 0), "float64"), op.attrs)
-            part = rule_for(op.type, position)(at)
+            part = known.tangent(position)(at)
             values = [self.value(t) for t in op.inputs]
             tensors: dict[object, Array] = {
                 (0, n): v for n, v in enumerate(values) if v is not None}
@@ -148,6 +152,6 @@ def on_samples(samples: Samples, builder: Builder) -> list[Array]:
     """Every node of a program on the samples."""
     nodes = builder.program()
     wanted: Mapping = {node.attr("tensor"): samples.value(node.attr("tensor"))
-                       for node in nodes if node.type == "tensor"}
+                       for node in nodes if node.type == TENSOR}
     with np.errstate(all="ignore"):
         return run(nodes, wanted)

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.regions import Constants, Region
 from tfckpt.graph import BACKWARD, UPDATE, Graph, TensorId
+from tfckpt.ops import record
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1}
-_SHAPE_ONLY = frozenset({"Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"})
-_NEUTRAL = {"Mul": 1.0, "RealDiv": 1.0, "AddV2": 0.0, "Add": 0.0, "Sub": 0.0}
-"""Constant operands with which an op returns its other operand; TensorFlow leaves it out."""
 
 
 def elements(graph: Graph, tensor: TensorId) -> int:
@@ -42,14 +40,14 @@ class Held:
         self.readers = {t: tuple(self._readers(t)) for t in self.storage if t[0] >= 0}
 
     def _unchanged(self, i: int, known: Constants) -> TensorId | None:
-        """The storage that an op copies unchanged, if it does."""
+        """The storage that an op copies unchanged, if it does: TensorFlow leaves it out."""
         op = self.graph.ops[i]
-        if op.type not in _NEUTRAL:
+        made = record(op.type)
+        if made.neutral is None:
             return None
         for n, (source, slot) in enumerate(op.inputs):
             other = op.inputs[1 - n][0]
-            if known.get(other) == _NEUTRAL[op.type] and (n == 0 or op.type in (
-                    "Mul", "Add", "AddV2")):
+            if known.get(other) == made.neutral and (n == 0 or made.commutative):
                 return self.root[source][slot]
         return None
 
@@ -74,7 +72,7 @@ class Held:
                     continue
                 seen.add(r)
                 if self.live.alive[r] and op.region in (BACKWARD, UPDATE) and (
-                        op.type not in _SHAPE_ONLY):
+                        not record(op.type).shape_only):
                     yield r
                 if tensor in self.root[r]:
                     stack.append(r)

@@ -1,9 +1,9 @@
 """Element-wise regions of the forward pass: everything that depends on one tensor alone.
 
-A region is a maximal connected set of fad primitives (`tfckpt.fad.rules`) with one non-constant
-input x. Every tensor in it has x's shape, so that each element is a function of one element of
-x. Constants may broadcast into that shape, never beyond it. Since nothing in a region reads
-anything else, no path leaves it and comes back.
+A region is a maximal connected set of fad primitives (ops with tangent rules) with one
+non-constant input x. Every tensor in it has x's shape, so that each element is a function of one
+element of x. Constants may broadcast into that shape, never beyond it. Since nothing in a region
+reads anything else, no path leaves it and comes back.
 
 Source: Guo et al., section III-A (`fad` and `nfad` operations) and III-B.
 """
@@ -15,8 +15,9 @@ import dataclasses
 import numpy as np
 
 from tfckpt.fad.evaluate import can_evaluate, evaluate
-from tfckpt.fad.rules import has_rule
 from tfckpt.graph import BACKWARD, UPDATE, Graph, Op, TensorId
+from tfckpt.ops import record
+from tfckpt.ops.record import Access, Source
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
@@ -56,10 +57,11 @@ def constants(graph: Graph) -> Constants:
     """Finds constants and folds those whose value is known. O(ops)."""
     values: dict[int, float | None] = {}
     for i, op in enumerate(graph.ops):
-        if op.type == "Const":
+        made = record(op.type)
+        if made.is_constant:
             value = op.attrs.get("value")
             values[i] = float(value) if isinstance(value, int | float) else None
-        elif op.type in ("Placeholder", "ReadVariableOp"):
+        elif made.source is Source.ARGUMENT or made.access is Access.VALUE:
             if op.outputs[0].shape == () and op.outputs[0].dtype in FLOATS:
                 values[i] = None
         elif op.pure and op.inputs and len(op.outputs) == 1 and all(
@@ -68,13 +70,11 @@ def constants(graph: Graph) -> Constants:
     return Constants(values)
 
 
-_SHAPED = {"Fill": 1, "Reshape": 0, "BroadcastTo": 0, "ExpandDims": 0, "Squeeze": 0, "Tile": 0}
-"""Ops whose result's elements are those of one input, by its position."""
-
 
 def _fold(op: Op, inputs: list[float | None]) -> float | None:
-    if op.type in _SHAPED:
-        return inputs[_SHAPED[op.type]]
+    source = record(op.type).elements_of
+    if source is not None:
+        return inputs[source]
     known = [x for x in inputs if x is not None]
     if len(known) != len(inputs) or not can_evaluate(op.type):
         return None
@@ -105,7 +105,8 @@ def find_regions(graph: Graph, known: Constants) -> tuple[Region, ...]:
 def _source(graph: Graph, i: int, op: Op, source: dict[TensorId, TensorId],
             known: Constants) -> TensorId | None:
     """The x of the region that an op belongs to, or None."""
-    if op.region in (BACKWARD, UPDATE) or not op.pure or i in known or not has_rule(op.type):
+    if op.region in (BACKWARD, UPDATE) or not op.pure or i in known or (
+            not record(op.type).tangents):
         return None
     found = {source.get(t, t) for t in op.inputs if t[0] not in known}
     if len(found) != 1:
@@ -115,7 +116,7 @@ def _source(graph: Graph, i: int, op: Op, source: dict[TensorId, TensorId],
     if tensor.dtype not in FLOATS or tensor.bytes is None:
         return None
     for slot, output in enumerate(op.outputs):
-        constant_slot = op.type == "IdentityN" and op.inputs[slot][0] in known
+        constant_slot = record(op.type).joins and op.inputs[slot][0] in known
         if output.shape != tensor.shape and not constant_slot:
             return None
         if output.dtype not in FLOATS and output.dtype != "bool":

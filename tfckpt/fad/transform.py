@@ -23,8 +23,9 @@ from tfckpt.errors import CostError
 from tfckpt.fad.alternatives import Alternative, Kept
 from tfckpt.fad.held import DTYPE_BYTES
 from tfckpt.fad.liveness import Liveness
-from tfckpt.fad.program import NUMBER, TENSOR, TWO, Node
 from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
+from tfckpt.ops import names, record
+from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Node
 
 MARK = "-tfckpt_fad"
 """In the name of every op that forward AD adds."""
@@ -131,7 +132,7 @@ class _Writer:
                 output = graph.ops[tensor[0]].outputs[tensor[1]]
                 behind = max(self.written[k.node][1] for k in self.alternative.kept
                              if k.node in self.written)
-                name = self._add(graph.ops[tensor[0]].name, "Identity",
+                name = self._add(graph.ops[tensor[0]].name, names.IDENTITY,
                                  (_name(graph, tensor),), output.dtype, self.shape,
                                  {"T": f"dtype:{output.dtype}", PROTECTED: True},
                                  FORWARD, behind, waits)
@@ -148,13 +149,13 @@ class _Writer:
             mask = self._node(kept.node)[0]
             assert kept.on is not None and kept.off is not None
             on, off = (self._times(g, value, dtype) for value in (kept.on, kept.off))
-            product = self._backward("SelectV2", (mask, on, off), dtype, {"T": f"dtype:{dtype}"})
+            product = self._backward(names.SELECT, (mask, on, off), dtype, {"T": f"dtype:{dtype}"})
             return self._cast(product, dtype, self.dtype)
         g = self._cast(g, dtype, node.dtype)
         if node.type == NUMBER:
             product = self._times(g, node.attr("value"), node.dtype)
         else:
-            product = self._backward("Mul", (g, self._node(kept.node)[0]), node.dtype,
+            product = self._backward(names.MUL, (g, self._node(kept.node)[0]), node.dtype,
                                      {"T": f"dtype:{node.dtype}"})
         return self._cast(product, node.dtype, self.dtype)
 
@@ -164,18 +165,18 @@ class _Writer:
         constant = self._constant(value, dtype, backward=True)
         if value == 0.0:
             return constant
-        return self._backward("Mul", (g, constant), dtype, {"T": f"dtype:{dtype}"})
+        return self._backward(names.MUL, (g, constant), dtype, {"T": f"dtype:{dtype}"})
 
     def _sum(self, parts: list[Name], dtype: str) -> Name:
         if len(parts) == 1:
             return parts[0]
-        return self._backward("AddN", tuple(parts), dtype,
+        return self._backward(names.ADD_N, tuple(parts), dtype,
                               {"N": len(parts), "T": f"dtype:{dtype}"})
 
     def _cast(self, tensor: Name, old: str, new: str) -> Name:
         if old == new:
             return tensor
-        return self._backward("Cast", (tensor,), new, {
+        return self._backward(CAST, (tensor,), new, {
             "SrcT": f"dtype:{old}", "DstT": f"dtype:{new}", "Truncate": False})
 
     def _node(self, index: int) -> tuple[Name, int]:
@@ -199,28 +200,25 @@ class _Writer:
         inputs = tuple(name for name, _ in args)
         kind = node.type
         if kind == TWO:
-            kind = "SelectV2"
+            kind = names.SELECT
             inputs += tuple(self._constant(node.attr(v), node.dtype) for v in ("on", "off"))
         return self._add(self.forward, kind, inputs, node.dtype, self.shape,
                          self._attrs(node, kind), FORWARD, behind), behind
 
     def _attrs(self, node: Node, kind: str) -> dict[str, object]:
-        if kind in ("LogicalAnd", "LogicalOr", "LogicalNot"):
-            return {}
-        if kind == "Cast":
-            return dict(node.attrs)
         attrs = {} if node.type == TWO else dict(node.attrs)
+        made = record(kind)
+        if not made.typed:
+            return attrs
         operand = node if node.dtype != "bool" else self.alternative.program[node.args[0]]
-        if kind in ("Equal", "NotEqual"):
-            attrs["incompatible_shape_error"] = True
-        return {**attrs, "T": f"dtype:{operand.dtype}"}
+        return {**attrs, **dict(made.made_with), "T": f"dtype:{operand.dtype}"}
 
     def _constant(self, value: float, dtype: str, backward: bool = False) -> Name:
         key = (value, dtype, backward)
         if key not in self.numbers:
             near = self.sink.name if backward else self.forward
             self.numbers[key] = self._add(
-                near, "Const", (), dtype, (),
+                near, names.CONST, (), dtype, (),
                 {"dtype": f"dtype:{dtype}", "value": ("const", dtype, value)},
                 BACKWARD if backward else FORWARD, -1)
         return self.numbers[key]
@@ -238,7 +236,7 @@ class _Writer:
         for dimension in shape or ():
             count *= dimension or 0
         device = self.device if region == FORWARD else self.sink.device
-        op = Op(name, kind, (), (), (Tensor(dtype, shape, count),), region, kind != "Const",
+        op = Op(name, kind, (), (), (Tensor(dtype, shape, count),), region, record(kind).repeatable,
                 device, attrs)
         self.added.append(_Entry((behind, len(self.added) + 1), op, inputs, controls))
         return f"{name}:0"

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from tfckpt.graph import TensorId
 
 TENSOR, NUMBER, TWO = "tensor", "number", "two"
+CAST = "Cast"
+"""Type of the nodes that `cast` makes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,6 +219,18 @@ def select(mask: Term, on: Term, off: Term) -> Term:
         if b == on.number:
             return builder.two(both(mask.test("LogicalNot"), inner), a, b, on.dtype)
     return builder.node("SelectV2", (mask, on, off), on.dtype)
+
+
+def cast(t: Term, dtype: str) -> Term:
+    """The term in another floating dtype; numbers change dtype for nothing."""
+    if t.dtype == dtype:
+        return t
+    if t.number is not None:
+        return t.builder.number(t.number, dtype)
+    if t.two:
+        return t.builder.two(*t.two, dtype)
+    return t.op(CAST, dtype=dtype, SrcT=f"dtype:{t.dtype}", DstT=f"dtype:{dtype}",
+                Truncate=False)
 
 
 def both(a: Term, b: Term) -> Term:

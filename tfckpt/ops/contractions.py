@@ -1,0 +1,95 @@
+"""Convolutions, matrix products, what oneDNN computes with them, and reductions beside them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+from tfckpt.ops.record import BIAS, SUM, UNARY, Flops, OpRecord, Shape
+from tfckpt.ops.registry import register
+
+
+def _count(shape: Iterable[int]) -> float:
+    result = 1.0
+    for dimension in shape:
+        result *= dimension
+    return result
+
+
+def _convolution(kernel: int | None, result: int | None, depthwise: bool = False) -> Flops:
+    """Two operations for each element of a convolution's result and of the kernel behind it.
+
+    Args:
+      kernel, result: the inputs that have the shape of the kernel, or of the convolution's
+        result; None: the output has.
+      depthwise: whether each channel has kernels of its own.
+    """
+    def flops(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object]) -> float:
+        window = output if kernel is None else inputs[kernel]
+        made = output if result is None else inputs[result]
+        if not window or not made:
+            return 0.0
+        return 2.0 * _count(made) * _count(window[:-2]) * (1.0 if depthwise else window[-2])
+    return flops
+
+
+def _product(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object]) -> float:
+    left = inputs[0]
+    if len(left) < 2:
+        return 0.0
+    inner = left[-2] if attrs.get("transpose_a") or attrs.get("adj_x") else left[-1]
+    return 2.0 * _count(output) * inner
+
+
+def _einsum(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object]) -> float:
+    """Two operations for each point of the space that the labels span."""
+    equation = attrs.get("equation", b"")
+    text = equation.decode() if isinstance(equation, bytes) else str(equation)
+    sizes: dict[str, int] = {}
+    for shape, labels in zip(inputs, text.split("->")[0].split(","), strict=False):
+        for label, dimension in zip(reversed(labels.replace("...", "")), reversed(shape),
+                                    strict=False):
+            sizes[label] = dimension
+    return 2.0 * _count(sizes.values())
+
+
+# Fused with a bias, and with an activation behind that. With Relu and others, and with the bias
+# alone, the fused kernel gives the same bits as the single ones.
+_BIASED = functools.partial(OpRecord, merges_into=frozenset({BIAS}))
+_CONVOLUTION = functools.partial(_BIASED, rounds_with=frozenset({"Elu"}))
+_BATCHED = functools.partial(OpRecord, flops=_product)
+_FORWARD = _convolution(kernel=1, result=None)
+register(
+    _CONVOLUTION("Conv2D", flops=_FORWARD, attrs=("data_format",)),
+    _CONVOLUTION("Conv3D", flops=_FORWARD),
+    _CONVOLUTION("DepthwiseConv2dNative", flops=_convolution(1, None, depthwise=True)),
+    _BIASED("MatMul", flops=_product, attrs=("transpose_a", "transpose_b"),
+            rounds_with=frozenset({"Tanh", "Elu", "Sigmoid"})),
+    _BATCHED("BatchMatMul"),
+    _BATCHED("BatchMatMulV2", attrs=("adj_x", "adj_y"), merges_into=frozenset({BIAS, "Mul"})),
+    _BATCHED("BatchMatMulV3", attrs=("adj_x", "adj_y")),
+    OpRecord("Einsum", flops=_einsum, attrs=("equation",)),
+    OpRecord("Pad", merges_into=frozenset({"Conv2D"})),
+    OpRecord("BiasAdd", reuses_input=True, kinds=frozenset({BIAS}),
+             merges_into=frozenset({UNARY, SUM, "LeakyRelu", "Gelu", "Mul"})),
+)
+
+# Gradients. oneDNN computes that of a bias with that of the filter.
+_OF_INPUT = _convolution(kernel=1, result=2)
+_OF_FILTER = _convolution(kernel=None, result=2)
+register(
+    OpRecord("Conv2DBackpropInput", flops=_OF_INPUT),
+    OpRecord("Conv3DBackpropInputV2", flops=_OF_INPUT),
+    OpRecord("DepthwiseConv2dNativeBackpropInput", flops=_convolution(1, 2, depthwise=True)),
+    OpRecord("Conv2DBackpropFilter", flops=_OF_FILTER, filter_gradient_of=2),
+    OpRecord("Conv3DBackpropFilterV2", flops=_OF_FILTER, filter_gradient_of=2),
+    OpRecord("DepthwiseConv2dNativeBackpropFilter",
+             flops=_convolution(None, 2, depthwise=True)),
+    OpRecord("BiasAddGrad", bias_gradient=True),
+)
+
+# log(softmax(x)) is made log_softmax(x).
+register(
+    OpRecord("Softmax", reuses_input=True, per_byte=3.0, merges_into=frozenset({"Log"})),
+    OpRecord("LogSoftmax", reuses_input=True),
+)

@@ -1,0 +1,29 @@
+"""Names of the op types that edits, derivatives and definitions are made of.
+
+What is known of an op is in its record; a name is for making one.
+"""
+
+from __future__ import annotations
+
+ADD_N = "AddN"
+ANY = "Any"
+ARG = "_Arg"
+ASSERT = "Assert"
+BITCAST = "Bitcast"
+CONST = "Const"
+ENSURE_SHAPE = "EnsureShape"
+EQUAL = "Equal"
+IDENTITY = "Identity"
+IDENTITY_N = "IdentityN"
+MUL = "Mul"
+NO_OP = "NoOp"
+PLACEHOLDER = "Placeholder"
+RESHAPE = "Reshape"
+RETVAL = "_Retval"
+SELECT = "SelectV2"
+STRIDED_SLICE = "StridedSlice"
+VAR_HANDLE = "VarHandleOp"
+XLA_BARRIER = "XlaOptimizationBarrier"
+
+ELSEWHERE = "tfckpt.Elsewhere"
+"""Of no op of TensorFlow: stands for an op of another device in the part of one device."""

@@ -1,0 +1,79 @@
+"""Arguments and constants, variables, and ops that do more than compute: none may run twice."""
+
+from __future__ import annotations
+
+import functools
+
+from tfckpt.ops.names import ELSEWHERE
+from tfckpt.ops.record import Access, OpRecord, Source
+from tfckpt.ops.registry import register, register_families
+
+_ONCE = functools.partial(OpRecord, repeatable=False)
+
+# Where data comes from.
+_THERE = functools.partial(_ONCE, resident=True)
+register(
+    _THERE("Const", source=Source.CONSTANT, does_nothing=True),
+    OpRecord("GuaranteeConst", resident=True),
+    _THERE("Placeholder", source=Source.ARGUMENT, does_nothing=True),
+    _THERE("_Arg", source=Source.ARGUMENT, does_nothing=True),
+    _THERE(ELSEWHERE, source=Source.ELSEWHERE),
+    _ONCE("PlaceholderWithDefault", source=Source.DEFAULT, aliases=True),
+    _THERE("IteratorGetNext", source=Source.ELEMENT, no_variables=True),
+    _THERE("IteratorGetNextSync", source=Source.ELEMENT, no_variables=True),
+    _THERE("OptionalGetValue", source=Source.ELEMENT),
+)
+
+# Variables.
+register(
+    OpRecord("VarHandleOp", source=Source.HANDLE, resident=True),
+    OpRecord("VarHandlesOp", source=Source.HANDLES),
+    _THERE("ReadVariableOp", access=Access.VALUE),
+    OpRecord("VariableShape", access=Access.READ), OpRecord("ResourceGather", access=Access.READ),
+    OpRecord("ResourceGatherNd", access=Access.READ),
+    OpRecord("VarIsInitializedOp", access=Access.READ),
+    OpRecord("AssignVariableOp", access=Access.ASSIGN, writes=True),
+)
+
+# TF1 variables, which are references to a buffer. Grappler adds many gradients up in temporary
+# ones; nothing reads those but the ops that fill them.
+register(
+    OpRecord("Variable", source=Source.REFERENCE, resident=True),
+    OpRecord("VariableV2", source=Source.REFERENCE, resident=True),
+    OpRecord("TemporaryVariable", source=Source.TEMPORARY),
+    _ONCE("DestroyTemporaryVariable", access=Access.DESTROY_REFERENCE),
+    OpRecord("Assign", access=Access.ASSIGN_REFERENCE, writes=True),
+    OpRecord("AssignAdd", access=Access.CHANGE_REFERENCE, writes=True),
+    OpRecord("AssignSub", access=Access.CHANGE_REFERENCE, writes=True),
+)
+
+# What shows when it runs.
+register(
+    _ONCE("PyFunc", runs_python=True), _ONCE("EagerPyFunc", runs_python=True),
+    _ONCE("PyFuncStateless", runs_python=True),
+    _ONCE("Assert"), _ONCE("Print"), _ONCE("PrintV2"), _ONCE("CheckNumerics"),
+    _ONCE("CheckNumericsV2"), _ONCE("TPUReplicatedInput"), _ONCE("TPUReplicatedOutput"),
+    _ONCE("RecvTPUEmbeddingActivations"),
+)
+
+_WRITES = functools.partial(OpRecord, writes=True)
+_OTHER = functools.partial(OpRecord, no_variables=True)  # resources of another kind
+register_families(
+    # exchanges between devices and processes
+    _ONCE("Collective", collective=True), _ONCE("Nccl", collective=True), _ONCE("XlaSend"),
+    _ONCE("XlaRecv"), _ONCE("_Send"), _ONCE("_Recv"), _ONCE("Host"),
+    # writes of variables and of other state
+    _WRITES("Assign"), _WRITES("Apply"), _WRITES("Scatter"), _WRITES("ResourceApply"),
+    _WRITES("ResourceSparseApply"), _WRITES("ResourceScatter"),
+    _WRITES("ResourceStridedSliceAssign"), _WRITES("ResourceAccumulator"),
+    _WRITES("ResourceCountUpTo"), _WRITES("LookupTableInsert", no_variables=True),
+    _WRITES("LookupTableImport", no_variables=True),
+    # datasets, tables, summaries
+    _ONCE("TensorArray"), _ONCE("OptionalGetValue"), _ONCE("Iterator", no_variables=True),
+    _OTHER("OneShotIterator"), _OTHER("AnonymousIterator"), _OTHER("MakeIterator"),
+    _OTHER("DeleteIterator"), _OTHER("LookupTable"), _OTHER("HashTable"),
+    _OTHER("MutableHashTable"), _OTHER("FlushSummary"), _ONCE("Summary", no_variables=True),
+    _ONCE("Write"), _ONCE("WriteScalar", no_variables=True),
+    _ONCE("WriteHistogram", no_variables=True), _ONCE("WriteImage", no_variables=True),
+    _ONCE("WriteSummary", no_variables=True),
+)
