@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-Branch = tuple[str, int]
+from tfckpt.ops import record
+from tfckpt.ops.record import Branch
+
+Taken = tuple[str, int]
 """The tensor that decides, and which output of the Switch is taken."""
-Conditions = Mapping[str, frozenset[Branch]]
-NOTHING: frozenset[Branch] = frozenset()
-SWITCHES = ("Switch", "RefSwitch", "_SwitchN")
-MERGES = ("Merge", "RefMerge", "_XlaMerge")
+Conditions = Mapping[str, frozenset[Taken]]
+NOTHING: frozenset[Taken] = frozenset()
 
 
 def has_branches(types: Iterable[str]) -> bool:
     """Whether a graph of ops of these types has branches; most have none."""
-    return not frozenset(SWITCHES).isdisjoint(types)
+    return any(record(kind).branch is Branch.SWITCH for kind in types)
 
 
 def conditions(ops: Iterable[tuple[str, str, Sequence[str], Sequence[str]]]) -> Conditions:
@@ -29,21 +30,22 @@ def conditions(ops: Iterable[tuple[str, str, Sequence[str], Sequence[str]]]) -> 
     Args:
       ops: (name, type, inputs as `op:slot`, names of ops it waits for), in topological order.
     """
-    found: dict[str, frozenset[Branch]] = {}
+    found: dict[str, frozenset[Taken]] = {}
     switches: dict[str, str] = {}
     for name, kind, inputs, controls in ops:
         of_inputs = [_of_tensor(tensor, found, switches) for tensor in inputs]
-        if kind in MERGES:  # runs once one of them is there
+        part = record(kind).branch
+        if part is Branch.MERGE:  # runs once one of them is there
             needed = frozenset.intersection(*of_inputs) if of_inputs else NOTHING
         else:
             needed = NOTHING.union(*of_inputs)
         found[name] = needed.union(*(found.get(c, NOTHING) for c in controls))
-        if kind in SWITCHES and len(inputs) > 1:
+        if part is Branch.SWITCH and len(inputs) > 1:
             switches[name] = inputs[1]
     return found
 
 
-def _of_tensor(tensor: str, found: Conditions, switches: Mapping[str, str]) -> frozenset[Branch]:
+def _of_tensor(tensor: str, found: Conditions, switches: Mapping[str, str]) -> frozenset[Taken]:
     op, _, slot = tensor.rpartition(":")
     needed = found.get(op, NOTHING)
     return needed | {(switches[op], int(slot))} if op in switches else needed

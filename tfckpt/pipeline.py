@@ -20,6 +20,7 @@ from tfckpt.device_budgets import Budgets, parse_budgets
 from tfckpt.edits import Edits, check_edits, together
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import Graph
+from tfckpt.ops import record
 from tfckpt.plan.allocator import CPU_SMALLEST
 from tfckpt.plan.forward_ad import Decision, decide
 from tfckpt.plan.planner import (
@@ -227,8 +228,7 @@ def edits_of(graph: Graph, decision: Decision, *, device: str = "", label: str =
 def single_device(graph: Graph) -> bool:
     """Whether a fence may wait for updates: one device and no collective."""
     devices = {op.device for op in graph.ops if op.device}
-    return len(devices) <= 1 and not any(op.type.startswith(("Collective", "Nccl"))
-                                         for op in graph.ops)
+    return len(devices) <= 1 and not any(record(op.type).collective for op in graph.ops)
 
 
 def smallest_request(target: Target) -> int:

@@ -13,7 +13,7 @@ from tfckpt.capture.loops import kept_lists
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.time import Rates, seconds
-from tfckpt.graph import LOOPS
+from tfckpt.ops import record
 
 ROWS, WIDTH = 8, 4
 ENTRY = ROWS * WIDTH * 4
@@ -40,9 +40,13 @@ def _loop(x, **options):
                          **options)[1]
 
 
+def _loops(graph):
+    return [op for op in graph.get_operations() if record(op.type).is_loop]
+
+
 def _kept(graph):
     """For each loop, forward before backward: bytes of its lists, and what is not known."""
-    found = [kept_lists(op, lambda o: o) for op in graph.get_operations() if op.type in LOOPS]
+    found = [kept_lists(op, lambda o: o) for op in _loops(graph)]
     return [(sum(kept.bytes.values()), kept.unknown) for kept in found]
 
 
@@ -77,7 +81,7 @@ def test_an_unknown_batch_is_filled_in_from_the_arguments():
     graph = _graph(lambda x: _loop(x, cond=lambda i, t: i < 6), batch=None)
     assert "is not known" in _kept(graph)[0][1]
     known = _graph(lambda x: _loop(x, cond=lambda i, t: i < 6))
-    (loop, *_) = [op for op in graph.get_operations() if op.type in LOOPS]
+    (loop, *_) = _loops(graph)
     kept = kept_lists(loop, lambda op: known.get_operation_by_name(op.name))
     assert sum(kept.bytes.values()) == 6 * ENTRY and not kept.unknown
 
@@ -94,7 +98,7 @@ def test_a_loop_in_a_loop_keeps_lists_of_lists():
 
 def test_lists_are_outputs_with_bytes_and_the_backward_reads_them():
     graph = capture(_graph(lambda x: _loop(x, cond=lambda i, t: i < 6)))
-    loops = [i for i, op in enumerate(graph.ops) if op.type in LOOPS]
+    loops = [i for i, op in enumerate(graph.ops) if record(op.type).is_loop]
     lists = [(loops[0], slot) for slot, tensor in enumerate(graph.ops[loops[0]].outputs)
              if tensor.dtype == "variant" and tensor.bytes]
     assert math.fsum(graph.ops[i].outputs[slot].bytes for i, slot in lists) == 6 * ENTRY
@@ -103,7 +107,7 @@ def test_lists_are_outputs_with_bytes_and_the_backward_reads_them():
 
 def _sizes(graph):
     """Of the forward's loop: what was found out about its lists."""
-    return kept_lists(next(op for op in graph.get_operations() if op.type in LOOPS), lambda o: o)
+    return kept_lists(_loops(graph)[0], lambda o: o)
 
 
 def test_lists_of_the_same_tensors_share_their_memory():
@@ -116,8 +120,7 @@ def test_lists_of_the_same_tensors_share_their_memory():
     lists = {slot: size for slot, size in kept.bytes.items() if size >= ENTRY}
     assert len(lists) == 2 and not kept.unknown  # tanh's result is the next iteration's argument
     assert len(set(lists) - set(kept.loop.shares)) == 1 and set(kept.loop.shares) < set(lists)
-    in_xla = kept_lists(next(op for op in _graph(forward).get_operations() if op.type in LOOPS),
-                        lambda o: o, in_xla=True)
+    in_xla = kept_lists(_loops(_graph(forward))[0], lambda o: o, in_xla=True)
     assert not in_xla.loop.shares
 
 
@@ -141,7 +144,7 @@ def test_an_entry_that_is_written_over_counts_once():
 def test_a_loop_takes_as_long_as_its_iterations():
     def seconds_of(trips):
         graph = capture(_graph(lambda x: _loop(x, cond=lambda i, t: i < trips)))
-        return [seconds(graph, op, RATES) for op in graph.ops if op.type in LOOPS]
+        return [seconds(graph, op, RATES) for op in graph.ops if record(op.type).is_loop]
 
     for once, often in zip(seconds_of(1), seconds_of(5), strict=True):
         assert once > 0 and often == pytest.approx(5 * once)

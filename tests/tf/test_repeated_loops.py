@@ -12,7 +12,8 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import ANY, may_write
 from tfckpt.edits import Clone, Edits, check_edits
 from tfckpt.errors import RewriteError
-from tfckpt.graph import BACKWARD, FORWARD, LOOPS
+from tfckpt.graph import BACKWARD, FORWARD
+from tfckpt.ops import record
 from tfckpt.rewrite.late_writes import writes_after_copies
 
 ROWS, WIDTH, TRIPS = 8, 4, 6
@@ -36,7 +37,7 @@ def _captured(body, *arguments, after=None, in_xla=False):
 
 def _loops(graph):
     """The loops of the forward."""
-    return [op for op in graph.ops if op.type in LOOPS and op.region == FORWARD]
+    return [op for op in graph.ops if record(op.type).is_loop and op.region == FORWARD]
 
 
 def _nested(i, t):
@@ -243,7 +244,7 @@ def test_recurrent_layers_belong_to_the_forward_and_may_be_recomputed(layer):
         assert {op.type for op in writes} == {"AssignSubVariableOp"} and len(writes) == 3
     tanh = next(op for op in graph.ops if op.type == "Tanh" and "dense" in op.name)
     assert tanh.region == FORWARD
-    assert sum(op.type in LOOPS and op.region == BACKWARD for op in graph.ops) == 2
+    assert sum(record(op.type).is_loop and op.region == BACKWARD for op in graph.ops) == 2
 
 
 def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch):

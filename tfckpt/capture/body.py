@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import CaptureError
+from tfckpt.ops import record
+from tfckpt.ops.names import IDENTITY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Placed:
           device: of the call; what a node says of its device goes before it.
         """
         scope = tf_adapter.free_scope(graph, scope)
-        passes = [tf_adapter.create_op(graph, "Identity", [tensor], [tensor.dtype],
+        passes = [tf_adapter.create_op(graph, IDENTITY, [tensor], [tensor.dtype],
                                        f"{scope}{name}", {}, device).outputs[0]
                   if waits and tensor.dtype != tf.resource else tensor
                   for name, tensor in zip(body.arguments, inputs, strict=True)]
@@ -95,7 +97,8 @@ class Placed:
 def _starts(op: tf.Operation, own: frozenset[str]) -> bool:
     """Whether nothing of the body but constants must run before an op of it."""
     before = [*(t.op for t in op.inputs), *op.control_inputs]
-    return op.type != "Const" and all(b.type == "Const" or b.name not in own for b in before)
+    return not record(op.type).is_constant and all(
+        record(b.type).is_constant or b.name not in own for b in before)
 
 
 def _on_device(definition: tf.compat.v1.GraphDef, device: str) -> tf.compat.v1.GraphDef:

@@ -14,10 +14,8 @@ import dataclasses
 import tensorflow as tf
 
 from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, Tensor
-
-COLLECTIVES = ("Collective", "Nccl")
-FOREIGN = "_Arg"
-"""Type of an op of another device in a part: what it makes is there when the device needs it."""
+from tfckpt.ops import record
+from tfckpt.ops.names import ELSEWHERE
 
 
 def device_key(device: str) -> str:
@@ -45,7 +43,7 @@ def device_parts(graph: Graph) -> dict[str, Graph]:
 
 def has_inner_collective(graph: Graph) -> bool:
     """Whether replicas exchange something before the update (synchronised statistics)."""
-    return any(op.type.startswith(COLLECTIVES) and op.region in (FORWARD, BACKWARD)
+    return any(record(op.type).collective and op.region in (FORWARD, BACKWARD)
                for op in graph.ops)
 
 
@@ -87,5 +85,5 @@ def _foreign(op: Op, read_here: bool) -> Op:
     sources = tuple(dict.fromkeys((*(source for source, _ in op.inputs), *op.controls)))
     outputs = op.outputs if read_here else tuple(
         Tensor(t.dtype, t.shape, 0) for t in op.outputs)
-    return dataclasses.replace(op, type=FOREIGN, inputs=(), controls=sources, outputs=outputs,
+    return dataclasses.replace(op, type=ELSEWHERE, inputs=(), controls=sources, outputs=outputs,
                                pure=False, attrs={}, loop=None)

@@ -27,13 +27,18 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.body import Placed, read_body
 from tfckpt.capture.regions import is_gradient_scope
+from tfckpt.ops import record
+from tfckpt.ops.record import Calls
 
-NESTED_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _OURS = re.compile(r"(^|/)tfckpt/|-tfckpt[0-9_]")
 """Names that only `tfckpt.rewrite` gives."""
 
 _GENERATED = re.compile(r"^__(?:inference|forward|backward)_(.*?)(?:_\d+)*$")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+def _is_call(op: tf.Operation) -> bool:
+    return record(op.type).calls is Calls.FUNCTION
 
 
 def is_rewritten(name: str) -> bool:
@@ -78,7 +83,7 @@ class Inlining:
         self._abandoned: list[str] = []
         self._body = functools.cache(lambda name: read_body(graph, find(name)))
         self._why = functools.cache(functools.partial(_why_opaque, find=find))
-        calls = [op for op in graph.get_operations() if op.type in NESTED_CALLS]
+        calls = [op for op in graph.get_operations() if _is_call(op)]
         self._inline(calls)
         if self._added:
             tf_adapter.show_operations(graph, self._order(),
@@ -142,7 +147,7 @@ class Inlining:
             self._bodies[call.name] = ops
             if not _is_backward(self._find(name)):
                 counts[readable(name)] += 1
-            pending += [(op, (*callers, name)) for op in reversed(ops) if op.type in NESTED_CALLS]
+            pending += [(op, (*callers, name)) for op in reversed(ops) if _is_call(op)]
         self.functions = tuple(f"{name}, {count} call{'s' if count > 1 else ''}"
                                for name, count in counts.items())
 

@@ -13,19 +13,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.purity import is_pure
-from tfckpt.capture.variables import ANY, PASSES, READS, behind, variable
-from tfckpt.graph import LOOPS
-
-_CALLS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1, "PartitionedCall": 0,
-          "StatefulPartitionedCall": 0, **{loop: 0 for loop in sorted(LOOPS)}}
-"""Ops that call functions, and which of their inputs is the functions' first argument."""
-_HARMLESS = frozenset({"Placeholder", "Const", "NoOp", "_Arg", "_Retval"})
-_VALUES = ("TensorList", "EmptyTensorList", "OptionalFromValue", "OptionalNone", *PASSES,
-           "ZerosLike", "AddN")
-"""Types of ops, or how they begin, whose variants are values: lists, and what branches keep."""
-_EMPTY = ("EmptyTensorList", "TensorListReserve")
-_COUNTED = (*LOOPS, *_EMPTY, "TensorListFromTensor")
-"""Ops that make lists whose bytes are known."""
+from tfckpt.capture.variables import ANY, behind, only_reads, variable
+from tfckpt.ops import record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +61,13 @@ def reads_counted_list(op: tf.Operation) -> bool:
 def _is_counted(made: tf.Tensor) -> bool:
     """Whether the bytes of a list are known, but for a first entry (as `tf.scan` puts there)."""
     op = behind(made).op
-    if op.type == "TensorListSetItem":
-        return behind(op.inputs[0]).op.type in _EMPTY
-    return op.type in _COUNTED
+    lists = record(op.type).lists
+    if lists is None:
+        return record(op.type).is_loop
+    if lists.index is not None:
+        first = record(behind(op.inputs[0]).op.type).lists
+        return first is not None and first.begins
+    return lists.begins or lists.rows
 
 
 class _Refusal(Exception):
@@ -90,7 +83,7 @@ def _read_by_all(call: tf.Operation) -> set[int]:
     found: set[int] = set()
     for name in tf_adapter.called_functions(call):
         graph = tf_adapter.graph_called(call, name)
-        found |= {_CALLS[call.type] + argument for argument in _read(graph)}
+        found |= {record(call.type).first_argument + argument for argument in _read(graph)}
     return found
 
 
@@ -98,13 +91,12 @@ def _read(graph: tf.Graph) -> set[int]:
     """Which arguments of a function are handles of variables that it reads; raises as above."""
     handles: list[tf.Tensor] = []
     for op in graph.get_operations():
-        if op.type in _HARMLESS:
-            continue
-        if op.type in _CALLS:
+        known = record(op.type)
+        if known.calls is not None:
             handles += [op.inputs[i] for i in sorted(_read_by_all(op))]
-        elif op.type in READS:
+        elif only_reads(op):
             handles += [t for t in op.inputs if t.dtype == tf.resource]
-        elif op.type not in PASSES and not _is_pure(op):
+        elif not (known.does_nothing or known.passes_on or _is_pure(op)):
             raise _Refusal(f"its body holds {op.name} ({op.type}), which must not run twice")
     arguments = {_argument(graph, handle) for handle in handles}
     if None in arguments:
@@ -114,7 +106,7 @@ def _read(graph: tf.Graph) -> set[int]:
 
 def _is_pure(op: tf.Operation) -> bool:
     dtypes = tuple(t.dtype.name for t in op.outputs)
-    if op.type.startswith(_VALUES):
+    if record(op.type).holds_values:
         dtypes = tuple(dtype for dtype in dtypes if dtype != "variant")
     return (not tf_adapter.called_functions(op)
             and is_pure(op.type, tf_adapter.is_stateful(op), dtypes))

@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture.loops import entry_shape, result_shapes
-from tfckpt.graph import LOOPS
-
-_STACK = "TensorListStack"
+from tfckpt.capture.variables import behind
+from tfckpt.ops import record
+from tfckpt.ops.names import CONST
 
 
 def tell_shapes_behind_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph) -> None:
@@ -69,9 +69,14 @@ def _pieces(definition: tf.compat.v1.GraphDef) -> list[list[Any]]:
                 continue
             done.add(node.name)
             pieces[-1].append(node)
-            if node.op in LOOPS or node.op == _STACK:
+            if record(node.op).is_loop or _stacks(node):
                 pieces.append([])
     return [piece for piece in pieces if piece]
+
+
+def _stacks(node: Any) -> bool:
+    lists = record(node.op).lists
+    return lists is not None and lists.stacks
 
 
 def _op_of(name: str) -> str:
@@ -102,16 +107,14 @@ def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _
     """Sets what is known of the shapes of a node's results, there and in the scratch graph."""
     op = live.get_operation_by_name(node.name)
     try:
-        if node.op in LOOPS:
+        if record(node.op).is_loop:
             for slot, shape in result_shapes(op, known).items():
                 known(op).outputs[slot].set_shape(shape)
                 node.attr["output_shapes"].list.shape[slot].CopyFrom(shape.as_proto())
-        elif node.op == _STACK:
-            made = op.inputs[0]
-            while made.op.type == "Identity":
-                made = made.op.inputs[0]
+        elif _stacks(node):
+            made = behind(op.inputs[0])
             shape = (entry_shape(made.op, made.value_index, known)
-                     if made.op.type in LOOPS else tf.TensorShape(None))
+                     if record(made.op.type).is_loop else tf.TensorShape(None))
             if shape.is_fully_defined():
                 known(op).outputs[0].set_shape(tf.TensorShape([None]).concatenate(shape))
                 node.input[1] = _constant(definition, f"{node.name}/element_shape_known", shape)
@@ -121,7 +124,7 @@ def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _
 
 def _constant(definition: tf.compat.v1.GraphDef, name: str, shape: tf.TensorShape) -> str:
     """Adds a constant with the dimensions of a shape."""
-    node = definition.node.add(name=name, op="Const")
+    node = definition.node.add(name=name, op=CONST)
     value = tf.make_tensor_proto(shape.as_list(), tf.int32)
     node.attr["dtype"].type = value.dtype
     node.attr["value"].tensor.CopyFrom(value)

@@ -19,13 +19,11 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.values import attrs_of, results_of
-from tfckpt.graph import FORWARD, LOOPS, Graph, Loop, Op
+from tfckpt.graph import FORWARD, Graph, Loop, Op
+from tfckpt.ops import record
+from tfckpt.ops.record import Access, ListUse
 
-_ITEM = {"TensorListPushBack": 1, "TensorListSetItem": 2}
-"""Ops that put an entry into a list, and which of their inputs the entry is."""
-_SAME_MEMORY = ("Identity", "Squeeze", "Reshape", "ExpandDims", "EnsureShape", "StopGradient",
-                "PreventGradient")
-_PASSES = ("Identity", "Squeeze", "Cast", "Reshape", "EnsureShape", "PreventGradient")
+_NO_LIST = ListUse()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +117,7 @@ class _Loop:
         if self.in_xla:
             return trips
         memory = self._memory(entry)
-        if memory.op.type == "ReadVariableOp":
+        if record(memory.op.type).access is Access.VALUE:
             return 0
         return 1 if self._is_fixed(memory) or self._overwrites(slot) else trips
 
@@ -127,17 +125,18 @@ class _Loop:
         """The lists from which each iteration takes an entry, by input."""
         popped = [_behind(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
         return tuple(k for k, op in enumerate(popped)
-                     if op is not None and op.type == "TensorListPopBack"
+                     if op is not None and _list_use(op).removes
                      and self._slots.get(_behind(op.inputs[0]).name) == k)
 
     def _is_fixed(self, memory: tf.Tensor) -> bool:
         """Whether every iteration finds the same tensor."""
-        return memory.op.type == "Const" or memory.name in self._slots
+        return record(memory.op.type).is_constant or memory.name in self._slots
 
     def _overwrites(self, slot: int) -> bool:
         """Whether every iteration writes the same entry of a list."""
         op = _behind(self.body.outputs[slot]).op
-        return op.type == "TensorListSetItem" and self._is_fixed(self._memory(op.inputs[1]))
+        index = _list_use(op).index
+        return index is not None and self._is_fixed(self._memory(op.inputs[index]))
 
     def _shared(self, lists: Sequence[tuple[int, tf.Tensor]], sizes: Mapping[int, int]
                 ) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
@@ -147,7 +146,8 @@ class _Loop:
         for slot, entry in lists:
             memory = self._memory(entry)
             alike.setdefault(memory.name, []).append(slot)
-            if memory.op.type == "TensorListGetItem" and (
+            use = _list_use(memory.op)
+            if use.shape is not None and not use.removes and (
                     source := self._memory(memory.op.inputs[0]).name) in self._slots:
                 takes[slot] = (self._slots[source], *takes[slot])
         shares = {}
@@ -163,8 +163,8 @@ class _Loop:
         """
         seen: set[str] = set()
         while True:
-            while tensor.op.type in _SAME_MEMORY:
-                tensor = tensor.op.inputs[0]
+            while (known := record(tensor.op.type)).aliases and known.lists is None:
+                tensor = tensor.op.inputs[tensor.value_index]
             slot = self._slots.get(tensor.name)
             if slot is None or tensor.name in seen:
                 return tensor
@@ -183,12 +183,12 @@ class _Loop:
         ops = []
         for op in operations:
             shapes = [self.shape(tensor) for tensor in op.outputs]
-            kept = (_Loop(op, self._in_body, self.in_xla).kept() if op.type in LOOPS
+            kept = (_Loop(op, self._in_body, self.in_xla).kept() if record(op.type).is_loop
                     else Kept({}))
             ops.append(Op(op.name, op.type,
                           tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
                           results_of(op, kept.bytes, shapes), FORWARD, False, "",
-                          attrs_of(op) if op.type != "Const" else {}, loop=kept.loop))
+                          {} if record(op.type).is_constant else attrs_of(op), loop=kept.loop))
         return Graph(self.body.name, tuple(ops), (), ())
 
     def trips(self) -> int | None:
@@ -199,10 +199,11 @@ class _Loop:
         bounds, pending = [], list(self.cond.outputs)
         while pending:
             op = pending.pop().op
-            if op.type in _PASSES or op.type == "LogicalAnd":
+            known = record(op.type)
+            if known.keeps_number or known.conjunction:
                 pending += op.inputs
-            elif op.type in ("Less", "LessEqual"):
-                bounds.append(self._bound(*op.inputs, inclusive=op.type == "LessEqual"))
+            elif known.compares:
+                bounds.append(self._bound(*op.inputs, inclusive=known.compares == "<="))
         return min((b for b in bounds if b is not None), default=None)
 
     def _bound(self, counter: tf.Tensor, limit: tf.Tensor, *, inclusive: bool) -> int | None:
@@ -226,7 +227,7 @@ class _Loop:
     def _step(self, slot: int) -> int | None:
         """By how much each iteration raises a counter."""
         op = _behind(self.body.outputs[slot]).op
-        if op.type not in ("Add", "AddV2"):
+        if not record(op.type).adds or len(op.inputs) != 2:
             return None
         for counter, step in (tuple(op.inputs), tuple(op.inputs)[::-1]):
             if _argument(self.body, counter) == slot:
@@ -237,7 +238,8 @@ class _Loop:
         """The value of an argument when the loop begins."""
         tensor = _behind(self.known(self.op).inputs[slot])
         value = _value(tensor)
-        if value is None and tensor.op.type in LOOPS:  # the backward counts the forward's trips
+        if value is None and record(tensor.op.type).is_loop:
+            # the backward counts the forward's trips
             value = _Loop(tensor.op, lambda op: op)._at_end(tensor.value_index)
         return value
 
@@ -259,9 +261,9 @@ class _Loop:
         found = {}
         for k, tensor in enumerate(self.op.inputs):
             made = _behind(tensor) if tensor.dtype == tf.variant else tensor
-            if made.op.type in LOOPS and made.dtype == tf.variant:
+            if record(made.op.type).is_loop and made.dtype == tf.variant:
                 shape = entry_shape(made.op, made.value_index, self.known)
-            elif made.op.type == "TensorListFromTensor":
+            elif _list_use(made.op).rows:
                 shape = self.known(made.op).inputs[0].shape[1:]
             else:
                 continue
@@ -273,7 +275,7 @@ class _Loop:
         """The bytes of an entry; of a list in a list, those that its own loop gives it."""
         if entry.dtype == tf.variant:
             inner = _behind(entry)
-            if inner.op.type not in LOOPS:
+            if not record(inner.op.type).is_loop:
                 return 0
             kept = _Loop(inner.op, self._in_body, self.in_xla).kept()
             if kept.unknown:
@@ -313,15 +315,21 @@ class _Loop:
 
 def _behind(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor behind ops that pass it on."""
-    while tensor.op.type in _PASSES:
-        tensor = tensor.op.inputs[0]
+    while record(tensor.op.type).keeps_number:
+        tensor = tensor.op.inputs[tensor.value_index]
     return tensor
+
+
+def _list_use(op: tf.Operation) -> ListUse:
+    """What an op does with a list; nothing, for most."""
+    return record(op.type).lists or _NO_LIST
 
 
 def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
     """What an iteration puts into a list; None where it puts nothing there."""
     op = _behind(tensor).op
-    return op.inputs[_ITEM[op.type]] if op.type in _ITEM else None
+    entry = _list_use(op).entry
+    return None if entry is None else op.inputs[entry]
 
 
 def _argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:

@@ -17,7 +17,8 @@ from tfckpt.capture.loop_purity import Again, may_loop_again
 from tfckpt.capture.loops import Kept
 from tfckpt.capture.shapes import uncaptured_inputs
 from tfckpt.capture.variables import ANY, may_write
-from tfckpt.graph import BACKWARD, FORWARD, LOOPS, Graph, Op, ancestors
+from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, ancestors
+from tfckpt.ops import record
 
 _UNDER_XLA = ("XLA holds copies back at their inputs, and those of a loop may be lists, "
               "variables and numbers only")
@@ -65,10 +66,10 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
 
 def without_loops(graph: Graph, reason: str) -> Graph | None:
     """The same graph with loops that may not be recomputed; None where none may."""
-    loops = [op.name for op in graph.ops if op.pure and op.type in LOOPS]
+    loops = [op.name for op in graph.ops if op.pure and record(op.type).is_loop]
     if not loops:
         return None
-    ops = tuple(dataclasses.replace(op, pure=False) if op.type in LOOPS else op
+    ops = tuple(dataclasses.replace(op, pure=False) if record(op.type).is_loop else op
                 for op in graph.ops)
     said = tuple(f"{name}: the loop is not recomputed: {reason}" for name in loops)
     return dataclasses.replace(graph, ops=ops, refused=(*graph.refused, *said))

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loop_shapes import tell_shapes_behind_loops
-from tfckpt.graph import LOOPS
-
-_ITERATORS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+from tfckpt.ops import record
+from tfckpt.ops.names import PLACEHOLDER, VAR_HANDLE
+from tfckpt.ops.record import Source
 
 _LARGE = 1 << 24
 """Bytes of a constant whose value no shape is computed from."""
@@ -70,14 +70,14 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
     definition = _definition(graph)
     if library is not None:
         definition.library.CopyFrom(library)
-    placeholders = {op.name: op for op in graph.get_operations() if op.type == "Placeholder"}
+    placeholders = {op.name: op for op in graph.get_operations() if op.type == PLACEHOLDER}
     for node in definition.node:
         if node.name in placeholders:
             _fix_placeholder(node, placeholders[node.name], batch_size, inputs)
-        elif node.op in _ITERATORS:
+        elif record(node.op).source is Source.ELEMENT:
             for shape in node.attr["output_shapes"].list.shape:
                 _fill(shape, batch_size)
-    if any(node.op in LOOPS for node in definition.node):
+    if any(record(node.op).is_loop for node in definition.node):
         tell_shapes_behind_loops(definition, graph)
     scratch = tf.Graph()
     with scratch.as_default():
@@ -88,7 +88,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
 def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     """The graph's definition; large constants, of which it would hold copies, by shape alone."""
     operations = graph.get_operations()
-    large = {op.name for op in operations if op.type == "Const" and _LARGE < (
+    large = {op.name for op in operations if record(op.type).is_constant and _LARGE < (
         op.outputs[0].shape.num_elements() or 0) * op.outputs[0].dtype.size}
     if not large:
         return graph.as_graph_def()
@@ -98,7 +98,7 @@ def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
         if op.name not in large:
             node.CopyFrom(op.node_def)
             continue
-        node.name, node.op, node.device = op.name, "Placeholder", op.device
+        node.name, node.op, node.device = op.name, PLACEHOLDER, op.device
         node.attr["dtype"].type = op.outputs[0].dtype.as_datatype_enum
         node.attr["shape"].shape.CopyFrom(op.outputs[0].shape.as_proto())
     return definition
@@ -121,7 +121,7 @@ def _fix_placeholder(node, op: tf.Operation, batch_size, inputs) -> None:
 
 def to_variable(node, shape: tf.TensorShape, dtype: tf.DType) -> None:
     """Makes a NodeDef that stands for a resource the handle of a variable."""
-    node.op = "VarHandleOp"
+    node.op = VAR_HANDLE
     node.ClearField("attr")
     node.attr["dtype"].type = dtype.as_datatype_enum
     node.attr["shape"].shape.CopyFrom(shape.as_proto())

@@ -21,9 +21,10 @@ from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError, TfckptError
-from tfckpt.graph import BACKWARD, FORWARD, Graph
+from tfckpt.graph import BACKWARD, FORWARD, Graph, Op
+from tfckpt.ops import record
+from tfckpt.ops.record import Access, Source
 
-_STATE = frozenset({"VarHandleOp", "VariableV2", "Variable", "ReadVariableOp", "Const"})
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
 
 
@@ -188,10 +189,16 @@ def training_part(graph: Graph) -> Graph:
     follows = [False] * len(ops)
     for i, op in enumerate(ops):
         seed = op.region == BACKWARD or (
-            op.region == FORWARD and op.type not in _STATE and bool(op.inputs))
+            op.region == FORWARD and not _is_state(op) and bool(op.inputs))
         follows[i] = seed or any(follows[s] for s, _ in op.inputs) or any(
             follows[c] for c in op.controls)
     return _needed(graph, follows)
+
+
+def _is_state(op: Op) -> bool:
+    known = record(op.type)
+    return known.access is Access.VALUE or known.source in (
+        Source.CONSTANT, Source.HANDLE, Source.REFERENCE)
 
 
 def _needed(graph: Graph, wanted: Sequence[bool]) -> Graph:

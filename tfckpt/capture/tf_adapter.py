@@ -34,6 +34,10 @@ from tensorflow.python.framework import (
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util, handle_data_util
 
+from tfckpt.ops import registry
+from tfckpt.ops.names import ARG, CONST, ENSURE_SHAPE, RETVAL
+from tfckpt.ops.record import Access
+
 try:
     from tensorflow.python.eager.polymorphic_function.transform import FUNC_GRAPH_TRANSFORMS
 except ImportError:  # steps are imported then: see `hook_problem`
@@ -229,37 +233,36 @@ def graph_called(call: tf.Operation, name: str,
         return function_def_to_graph.function_def_to_graph(given, input_shapes=shapes)
 
 
-_TAKES_ENTRY = {"TensorListGetItem": 2, "TensorListPopBack": 1}
-"""Ops that take an entry from a list, and which input says what shape it has."""
-
-
 def _tell_entries(function: Any, argument: str, shape: tf.TensorShape) -> None:
     """Has a FunctionDef say what shape the entries of a list among its arguments have."""
-    nodes = [node for node in function.node_def
-             if node.op in _TAKES_ENTRY and node.input[0] == argument]
-    if not nodes:
+    uses = [(node, lists.shape) for node in function.node_def
+            if (lists := registry.record(node.op).lists) is not None and lists.shape is not None
+            and node.input[0] == argument]
+    if not uses:
         return
-    constant = function.node_def.add(name=f"{argument}_entry_shape", op="Const")
+    constant = function.node_def.add(name=f"{argument}_entry_shape", op=CONST)
     value = tf.make_tensor_proto(shape.as_list(), tf.int32)
     constant.attr["dtype"].type = value.dtype
     constant.attr["value"].tensor.CopyFrom(value)
-    for node in nodes:
-        node.input[_TAKES_ENTRY[node.op]] = f"{constant.name}:output:0"
+    for node, shape_input in uses:
+        node.input[shape_input] = f"{constant.name}:output:0"
 
 
 def _keep_shapes_read(function: Any, traced: Any) -> None:
     """Has a FunctionDef say what shapes the variables have that it reads, where it was traced."""
     if not isinstance(traced, atomic_function.AtomicFunction):
         return
-    shapes = {op.name: op.outputs[0].shape for op in traced.graph.get_operations()
-              if op.type == "ReadVariableOp" and op.outputs[0].shape.is_fully_defined()}
+    reads = [op for op in traced.graph.get_operations()
+             if registry.record(op.type).access is Access.VALUE]
+    shapes = {op.name: op.outputs[0].shape for op in reads
+              if op.outputs[0].shape.is_fully_defined()}
     passed = {f"{name}:value:0": f"{name}_shaped:output:0" for name in shapes}
     for node in function.node_def:
         for i, name in enumerate(node.input):
             node.input[i] = passed.get(name, name)
     for name, shape in shapes.items():
         read = next(node for node in function.node_def if node.name == name)
-        node = function.node_def.add(name=f"{name}_shaped", op="EnsureShape",
+        node = function.node_def.add(name=f"{name}_shaped", op=ENSURE_SHAPE,
                                      input=[f"{name}:value:0"])
         node.attr["T"].type = read.attr["dtype"].type
         node.attr["shape"].shape.CopyFrom(shape.as_proto())
@@ -479,7 +482,7 @@ def optimized(graph: FuncGraph) -> tf.compat.v1.GraphDef:
     wanted = [op.name for op in graph.control_outputs]
     for i, tensor in enumerate(graph.outputs):
         name = re.sub("[^a-z0-9_]", "_", tensor.op.name.lower())
-        node = definition.node.add(name=f"{name}_RetVal", op="_Retval", input=[tensor.name],
+        node = definition.node.add(name=f"{name}_RetVal", op=RETVAL, input=[tensor.name],
                                    device=_HOST)
         node.attr["T"].type = tensor.dtype.as_datatype_enum
         node.attr["index"].i = i
@@ -496,7 +499,7 @@ def optimized(graph: FuncGraph) -> tf.compat.v1.GraphDef:
 
 
 def _as_argument(node: tf.compat.v1.NodeDef, number: int, tensor: tf.Tensor) -> None:
-    node.op = "_Arg"
+    node.op = ARG
     node.ClearField("attr")
     node.attr["T"].type = tensor.dtype.as_datatype_enum
     node.attr["index"].i = number

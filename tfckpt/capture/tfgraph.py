@@ -17,7 +17,9 @@ from tfckpt.capture.regions import is_gradient_scope, regions
 from tfckpt.capture.repeated import repeat_loops
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
-from tfckpt.graph import LOOPS, Graph, Op, Tensor, check_graph
+from tfckpt.graph import Graph, Op, Tensor, check_graph
+from tfckpt.ops import record
+from tfckpt.ops.record import Source
 
 _LARGE_CONSTANT = 10 << 20
 """Bytes above which an op that makes less of a constant than it reads is not repeated.
@@ -58,13 +60,14 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
         lambda op: shapes.get_operation_by_name(op.name))
     in_xla = in_xla or tf_adapter.in_xla(graph)
     lists = {i: kept_lists(op, known, in_xla) for i, op in enumerate(operations)
-             if op.type in LOOPS}
+             if record(op.type).is_loop}
     outputs = [results_of(known(op), lists[i].bytes if i in lists else {})
                for i, op in enumerate(operations)]
     writes = [op.name in writing for op in operations]
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes,
-                     {i for i, op in enumerate(operations) if op.type == "EmptyTensorList"})
+                     {i for i, op in enumerate(operations)
+                      if (made := record(op.type).lists) is not None and made.empty})
     needed = conditions(
         (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
         for op in operations) if has_branches(op.type for op in operations) else {}
@@ -97,7 +100,7 @@ def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[t
     needed = set(wanted)
     live = []
     for op in reversed(operations):
-        if op.name in needed or op.type == "Placeholder" or not op.outputs:
+        if op.name in needed or record(op.type).source is Source.ARGUMENT or not op.outputs:
             live.append(op)
             needed.update(t.op.name for t in op.inputs)
             needed.update(c.name for c in op.control_inputs)
@@ -130,7 +133,7 @@ def _shrinks_large_constant(operations: Sequence[tf.Operation],
                             inputs: Sequence[tuple[int, int]], index: int) -> bool:
     """Whether an op makes less of a large constant than it reads (see `_LARGE_CONSTANT`)."""
     read = max((outputs[source][slot].bytes or 0 for source, slot in inputs
-                if operations[source].type == "Const"), default=0)
+                if record(operations[source].type).is_constant), default=0)
     return read > max(_LARGE_CONSTANT, sum(t.bytes or 0 for t in outputs[index]))
 
 

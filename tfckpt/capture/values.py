@@ -7,16 +7,8 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.graph import Tensor
+from tfckpt.ops import record
 
-_ATTRS: Mapping[str, tuple[str, ...]] = {
-    "MatMul": ("transpose_a", "transpose_b"),
-    "BatchMatMulV2": ("adj_x", "adj_y"),
-    "BatchMatMulV3": ("adj_x", "adj_y"),
-    "Einsum": ("equation",),
-    "Conv2D": ("data_format",),
-    "LeakyRelu": ("alpha",),
-    "LeakyReluGrad": ("alpha",),
-}
 _LARGEST_COMPARED = 1024
 """Elements of a constant that are compared to find whether they are all equal."""
 _LARGEST_READ = 1 << 20
@@ -25,14 +17,15 @@ _LARGEST_READ = 1 << 20
 
 def attrs_of(op: tf.Operation) -> dict[str, object]:
     """What later stages read of an op; of a constant the value, if all its elements share it."""
-    if op.type == "Const":
+    known = record(op.type)
+    if known.is_constant:
         made = op.outputs[0]
         if not (made.dtype.is_floating or made.dtype.is_bool) or (
                 made.shape.num_elements() or 0) > _LARGEST_READ:
             return {}
         value = _common_value(op.get_attr("value"))
         return {} if value is None else {"value": value}
-    return {key: op.get_attr(key) for key in _ATTRS.get(op.type, ())}
+    return {key: op.get_attr(key) for key in known.attrs}
 
 
 def _common_value(proto) -> float | None:

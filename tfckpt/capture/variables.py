@@ -12,25 +12,22 @@ from collections.abc import Collection
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.ops import record
+from tfckpt.ops.record import Access, Source
 
 ANY = "*"
 """A variable that may be any."""
-READS = frozenset({"ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd",
-                   "VarIsInitializedOp"})
-"""Ops that only read the variables whose handles they are given."""
-_HANDLES = frozenset({"Placeholder", "_Arg", "VarHandleOp"})
-PASSES = ("Identity", "IdentityN")
-"""Ops that pass on what they read."""
-_HARMLESS = frozenset({*PASSES, "NoOp"})
-_NO_VARIABLES = ("Iterator", "OneShotIterator", "AnonymousIterator", "MakeIterator",
-                 "DeleteIterator", "LookupTable", "HashTable", "MutableHashTable", "Summary",
-                 "WriteScalar", "WriteHistogram", "WriteImage", "WriteSummary", "FlushSummary")
-_PYTHON = frozenset({"PyFunc", "EagerPyFunc", "PyFuncStateless"})
+_HANDLES = (Source.ARGUMENT, Source.HANDLE)
+
+
+def only_reads(op: tf.Operation) -> bool:
+    """Return whether an op only reads the variables whose handles it is given."""
+    return record(op.type).access in (Access.VALUE, Access.READ)
 
 
 def behind(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that ops which do nothing else pass on."""
-    while tensor.op.type in PASSES:
+    while record(tensor.op.type).passes_on:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
@@ -43,18 +40,21 @@ def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
     """
     handle = behind(handle)
     op = handle.op
-    if op.type not in _HANDLES or op.name in unsure:
+    source = record(op.type).source
+    if source not in _HANDLES or op.name in unsure:
         return ANY
-    if op.type == "VarHandleOp" and op.get_attr("shared_name"):
+    if source is Source.HANDLE and op.get_attr("shared_name"):
         return f"{op.get_attr('container')!r}/{op.get_attr('shared_name')!r}"
     return str(handle.name)
 
 
 def may_write(op: tf.Operation, unsure: Collection[str] = ()) -> tuple[str, ...]:
     """The variables that an op may write, `ANY` among them if that cannot be told."""
-    if op.type in _PYTHON:
+    known = record(op.type)
+    if known.runs_python:
         return (ANY,)
-    if op.type in READS | _HARMLESS | _HANDLES or op.type.startswith(_NO_VARIABLES):
+    if (known.does_nothing or known.passes_on or known.no_variables or only_reads(op)
+            or known.source in _HANDLES):
         return ()
     called = tf_adapter.called_functions(op)
     if called and any(_writes_unseen(op, name, set()) for name in called):
@@ -78,6 +78,6 @@ def _writes_unseen(op: tf.Operation, name: str, seen: set[str]) -> bool:
              if attr.HasField("func")]
     inner += [f.name for node in function.node_def for attr in node.attr.values()
               for f in attr.list.func]
-    return (any(node.op in _PYTHON or node.op in ("VarHandleOp", "VarHandlesOp")
-                for node in function.node_def)
+    return (any(record(node.op).runs_python or record(node.op).source in (
+                Source.HANDLE, Source.HANDLES) for node in function.node_def)
             or any(_writes_unseen(op, other, seen) for other in inner))
