@@ -33,11 +33,12 @@ from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
 from tfckpt.cost.time import seconds as op_seconds
 from tfckpt.errors import CaptureError, CostError
 from tfckpt.graph import Graph, TensorId
+from tfckpt.ops import record
+from tfckpt.ops.record import Source
 from tfckpt.pipeline import make_options
 
-_VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
-_GIVEN = frozenset({"Placeholder", "Const", "_Arg", "IteratorGetNext", "IteratorGetNextSync",
-                    "OptionalGetValue"})
+_VARIABLES = (Source.HANDLE, Source.REFERENCE)
+_GIVEN = (Source.ARGUMENT, Source.CONSTANT, Source.ELEMENT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,10 +221,11 @@ def resident_bytes(definition: tf.compat.v1.GraphDef, graph: Graph) -> int:
         slots of fused updates.
       graph: what runs of it, and the shapes of inputs.
     """
-    total = sum(t.bytes or 0 for op in graph.ops if op.type in _GIVEN for t in op.outputs)
+    total = sum(t.bytes or 0 for op in graph.ops if record(op.type).source in _GIVEN
+                for t in op.outputs)
     names = {op.name for op in graph.ops}
     for node in definition.node:
-        if node.op in _VARIABLES and node.name in names:
+        if record(node.op).source in _VARIABLES and node.name in names:
             shape = tf.TensorShape(node.attr["shape"].shape)
             kind = tf.dtypes.as_dtype(node.attr["dtype"].type)
             total += (shape.num_elements() or 0) * kind.size

@@ -19,6 +19,7 @@ from tfckpt.capture.steps import Step, imported, known_shapes, training_part, tr
 from tfckpt.capture.tfgraph import capture
 from tfckpt.edits import Edits
 from tfckpt.offline import plan_offline
+from tfckpt.ops.names import ARG, ASSERT, CONST, IDENTITY, PLACEHOLDER, RETVAL, VAR_HANDLE
 from tfckpt.pipeline import Options, join, plan_parts, report_of
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
@@ -92,15 +93,15 @@ def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.Gra
     failed.CopyFrom(definition)
     device = next((node.device for node in definition.node if node.device), "")
     for node in failed.node:
-        if node.op != "_Arg":
+        if node.op != ARG:
             node.input.append(f"^{_FAILURE}")
-    holds = failed.node.add(name=f"{_FAILURE}/holds", op="Const", device=device)
+    holds = failed.node.add(name=f"{_FAILURE}/holds", op=CONST, device=device)
     holds.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(False))
-    said = failed.node.add(name=f"{_FAILURE}/said", op="Const", device=device)
+    said = failed.node.add(name=f"{_FAILURE}/said", op=CONST, device=device)
     said.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(message))
     for const in (holds, said):
         const.attr["dtype"].type = const.attr["value"].tensor.dtype
-    failure = failed.node.add(name=_FAILURE, op="Assert", device=device,
+    failure = failed.node.add(name=_FAILURE, op=ASSERT, device=device,
                               input=[holds.name, said.name])
     failure.attr["T"].list.type.append(tf.string.as_datatype_enum)
     failure.attr["summarize"].i = 3
@@ -113,10 +114,10 @@ def _importable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     copy.CopyFrom(definition)
     for node in copy.node:
         node.attr.pop("_class", None)  # places are given, and what it names may be gone
-        if node.op == "_Arg":
+        if node.op == ARG:
             _make_importable(node)
-        elif node.op == "_Retval":
-            node.op = "Identity"
+        elif node.op == RETVAL:
+            node.op = IDENTITY
             del node.attr["index"]
     return copy
 
@@ -130,12 +131,12 @@ def _make_importable(node) -> None:
     types = list(attrs["_handle_dtypes"].list.type) if "_handle_dtypes" in attrs else []
     known = tf.compat.v1.NodeDef(name=node.name, device=node.device)
     if kind == tf.resource.as_datatype_enum and shapes["_handle_shapes"] is not None and types:
-        known.op = "VarHandleOp"
+        known.op = VAR_HANDLE
         known.attr["dtype"].type = types[0]
         known.attr["shape"].shape.CopyFrom(shapes["_handle_shapes"])
         known.attr["shared_name"].s = node.name.encode()
     else:
-        known.op = "Placeholder"
+        known.op = PLACEHOLDER
         known.attr["dtype"].type = kind
         shape = shapes["_output_shapes"]
         known.attr["shape"].shape.CopyFrom(

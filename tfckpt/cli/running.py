@@ -14,7 +14,8 @@ import tensorflow as tf
 from tfckpt.capture.files import SAVED_MODEL, Document
 from tfckpt.capture.steps import Step, imported
 from tfckpt.errors import VerificationError
-from tfckpt.rewrite.references import REFERENCES
+from tfckpt.ops import record
+from tfckpt.ops.record import Access, Source
 from tfckpt.verify.memory import default_device, memory_info
 
 _INITIALISERS = ("init", "init_all_vars", "init/NoOp")
@@ -204,7 +205,7 @@ def _run_graph(document: Document, step: Step, batch_size, repeats) -> Measured:
     inside = {op.name for op in step.graph.ops}
     feeds: dict[Any, np.ndarray] = {}
     for op in graph.get_operations():
-        if op.type == "Placeholder" and op.name in inside:
+        if record(op.type).source is Source.ARGUMENT and op.name in inside:
             tensor = op.outputs[0]
             feeds[tensor] = _made_up(tensor.dtype, tensor.shape, batch_size, len(feeds))
     readers = step.graph.consumers()
@@ -219,8 +220,9 @@ def _run_graph(document: Document, step: Step, batch_size, repeats) -> Measured:
         values = {f"result {name}": value
                   for name, value in session.run((fetches, targets), feeds)[0].items()}
         variables = {op.name: op for op in graph.get_operations()
-                     if op.type in REFERENCES or op.type == "ReadVariableOp"
-                     and not op.control_inputs and op.inputs[0].op.type == "VarHandleOp"}
+                     if record(op.type).source is Source.REFERENCE
+                     or record(op.type).access is Access.VALUE and not op.control_inputs
+                     and record(op.inputs[0].op.type).source is Source.HANDLE}
         values |= {f"variable {name}": value for name, value in session.run(
             {name: op.outputs[0] for name, op in variables.items()}).items()}
         peak, seconds = _measure(lambda: session.run((fetches, targets), feeds), repeats)
@@ -234,10 +236,11 @@ def _initialise(session, graph: tf.Graph, inside: set[str]) -> None:
     if known is not None:
         session.run(graph.get_operation_by_name(known))
         return
-    handles = [op for op in graph.get_operations() if op.type in ("VarHandleOp", *REFERENCES)]
+    handles = [op for op in graph.get_operations()
+               if record(op.type).source in (Source.HANDLE, Source.REFERENCE)]
     assigns = [op for op in graph.get_operations()
-               if op.type in ("Assign", "AssignVariableOp") and op.name not in inside
-               and op.name.endswith("/Assign")]
+               if record(op.type).access in (Access.ASSIGN, Access.ASSIGN_REFERENCE)
+               and op.name not in inside and op.name.endswith("/Assign")]
     if handles and not assigns:
         raise VerificationError("verify: its variables have no values and it holds no initialiser")
     session.run(assigns)

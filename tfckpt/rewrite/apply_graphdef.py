@@ -16,6 +16,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.inline import Inlining
 from tfckpt.edits import Clone, Create, Edits
 from tfckpt.errors import RewriteError
+from tfckpt.ops.names import IDENTITY_N, NO_OP
 from tfckpt.rewrite.attrs import attr_values, copy_attrs
 
 
@@ -66,7 +67,7 @@ def with_inlined(definition: tf.compat.v1.GraphDef, inlining: Inlining) -> None:
     for name in called:
         tensors, ends = inlining.results[name]
         results = [inlining.tensor(t) for t in tensors]
-        node = definition.node.add(name=name, op="IdentityN" if results else "NoOp")
+        node = definition.node.add(name=name, op=IDENTITY_N if results else NO_OP)
         node.input.extend(t.name for t in results)
         node.input.extend(f"^{op.name}" for end in ends for op in inlining.ops(end))
         if results:

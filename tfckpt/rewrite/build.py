@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.edits import Clone, Create, Edits, Rewire
-from tfckpt.graph import LOOPS, Graph, TensorId
+from tfckpt.graph import Graph, TensorId
+from tfckpt.ops import record
 from tfckpt.plan.schedule import Fence, Plan, Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.guards import XLA_GUARDS
@@ -107,7 +108,7 @@ def _original(draft: Draft, holds: Holds, position: int) -> None:
             if copy:
                 draft.rewires.append(Rewire(op.name, i, name))
                 original, slot = draft.made_by(tensor)
-                if draft.graph.ops[original].type in LOOPS:
+                if record(draft.graph.ops[original].type).is_loop:
                     draft.moved[(original, slot)] = None
                 elif draft.read_by_several(original):
                     draft.moved[(original, 0)] = None

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op
+from tfckpt.ops import record
 from tfckpt.rewrite.names import base_name, identity
 
 _OWN = "ArithmeticOptimizer/"
@@ -24,7 +25,7 @@ _OWN = "ArithmeticOptimizer/"
 def cubes(graph: Graph) -> list[Op]:
     """The ops that Grappler makes products of x and x^2."""
     return [op for op in graph.ops
-            if op.type == "Pow" and graph.ops[op.inputs[1][0]].attrs.get("value") == 3.0]
+            if record(op.type).cube and graph.ops[op.inputs[1][0]].attrs.get("value") == 3.0]
 
 
 def multiply_in_plain_order(edits: Edits, graph: Graph,
@@ -37,7 +38,7 @@ def multiply_in_plain_order(edits: Edits, graph: Graph,
     """
     first = {}
     for op in cubes(graph):
-        found = _base_comes_first(op.name, plain)
+        found = _base_comes_first(op, plain)
         if found is not None and found != (graph.ops[op.inputs[0][0]].name < _scope(op) + _OWN):
             first[op.name] = found
     ops = {op.name: op for op in graph.ops}
@@ -65,17 +66,18 @@ def _base(op: Op, name: str, read: str, first: bool) -> Create:
     return identity(base_name(name, first), read, (), op.outputs[0].dtype, op.device)
 
 
-def _base_comes_first(name: str, plain: Mapping[str, tf.compat.v1.NodeDef]) -> bool | None:
+def _base_comes_first(cube: Op, plain: Mapping[str, tf.compat.v1.NodeDef]) -> bool | None:
     """Whether x has a lesser name than x^2; None where there is no product of the two.
 
     Constants are multiplied in between: x^2 or x may be read by what reads the cube.
     """
-    product = plain.get(name)
-    if product is None or product.op != "Mul":
+    times, squared = record(cube.type).cube or ("", "")
+    product = plain.get(cube.name)
+    if product is None or product.op != times:
         return None
-    readers = [node for node in plain.values() if node.op == "Mul" and name in node.input]
+    readers = [node for node in plain.values() if node.op == times and cube.name in node.input]
     read = {i: plain[i] for node in (product, *readers) for i in node.input if i in plain}
     for square in read.values():
-        if square.op == "Square" and square.input[0] in read:
+        if square.op == squared and square.input[0] in read:
             return bool(square.input[0] < square.name)
     return None

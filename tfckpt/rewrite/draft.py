@@ -6,16 +6,18 @@ from collections.abc import Iterable
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.merging import only_reader
-from tfckpt.cost.storage import REFERENCES, RESIDENT, WRITES_REFERENCE, is_alias, roots
+from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op, Tensor, TensorId
+from tfckpt.ops import record
+from tfckpt.ops.record import Access, Source
 from tfckpt.plan.schedule import Plan, Step
 from tfckpt.plan.simulate import Resolved, resolve
 from tfckpt.rewrite.names import copy_name, marks_of_copies
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
-_PASSES_ON = frozenset({"Identity", "IdentityN", "StopGradient", "PreventGradient",
-                        "PlaceholderWithDefault"})
+_REFERENCES = (Source.REFERENCE, Source.TEMPORARY)
+_HANDS_ON = (Access.ASSIGN_REFERENCE, Access.CHANGE_REFERENCE)
 
 
 class Draft:
@@ -89,7 +91,7 @@ class Draft:
 
     def made_by(self, tensor: TensorId) -> TensorId:
         """The tensor behind ops that hand on its memory."""
-        while is_alias(op := self.graph.ops[tensor[0]]):
+        while record((op := self.graph.ops[tensor[0]]).type).aliases:
             tensor = op.inputs[tensor[1]]
         return tensor
 
@@ -122,7 +124,8 @@ class Draft:
             return self.tensor_name(tensor)
         if self.root[tensor[0]][tensor[1]][0] == tensor[0]:
             return f"{copy_name(op.name, copy)}:{tensor[1]}"
-        if op.type in _PASSES_ON:
+        known = record(op.type)
+        if known.passes_on or known.source is Source.DEFAULT:
             return self.view(op.inputs[tensor[1]], copy)
         key = (tensor, copy)
         if key not in self._views:
@@ -144,9 +147,9 @@ class Draft:
 
         A reference is none: what passes it on hands on a value, which nothing can write to.
         """
-        usable = [i for i in inputs
+        made = {i: record(self.graph.ops[op.inputs[i][0]].type) for i in inputs}
+        usable = [i for i, known in made.items()
                   if self.tensor(op.inputs[i]).dtype not in ("resource", "variant", "string")
-                  and self.graph.ops[op.inputs[i][0]].type not in REFERENCES | WRITES_REFERENCE
-                  and not (self.is_resident(op.inputs[i])
-                           and self.graph.ops[op.inputs[i][0]].type == "Const")]
+                  and known.source not in _REFERENCES and known.access not in _HANDS_ON
+                  and not known.is_constant]
         return sorted(usable, key=lambda i: (-(self.tensor(op.inputs[i]).bytes or 0), i))

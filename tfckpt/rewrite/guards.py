@@ -20,6 +20,7 @@ import abc
 import dataclasses
 
 from tfckpt.edits import Create
+from tfckpt.ops import names, record
 
 _PAYLOAD = {
     "float32": ("int32", 0x7FADBEEF),
@@ -63,9 +64,9 @@ class Guard(abc.ABC):
         return [
             _const(f"{scope}/flat", "int32", [-1]), _const(f"{scope}/begin", "int32", [0]),
             _const(f"{scope}/end", "int32", [1]), _const(f"{scope}/step", "int32", [1]),
-            Create(f"{scope}/reshape", "Reshape", (self.trigger, f"{scope}/flat:0"), (),
+            Create(f"{scope}/reshape", names.RESHAPE, (self.trigger, f"{scope}/flat:0"), (),
                    (self.dtype,), {"T": dtype, "Tshape": "dtype:int32"}),
-            Create(f"{scope}/first", "StridedSlice",
+            Create(f"{scope}/first", names.STRIDED_SLICE,
                    (f"{scope}/reshape:0", f"{scope}/begin:0", f"{scope}/end:0", f"{scope}/step:0"),
                    (), (self.dtype,),
                    {"T": dtype, "Index": "dtype:int32", "begin_mask": 0, "end_mask": 0,
@@ -81,12 +82,12 @@ class DataGuard(Guard):
         scope, dtype = self.name, self.dtype
         bits, payload = _PAYLOAD[dtype]
         return self._first_element() + [
-            Create(f"{scope}/bits", "Bitcast", (f"{scope}/first:0",), (), (bits,),
+            Create(f"{scope}/bits", names.BITCAST, (f"{scope}/first:0",), (), (bits,),
                    {"T": f"dtype:{dtype}", "type": f"dtype:{bits}"}),
             _const(f"{scope}/payload", bits, payload),
-            Create(f"{scope}/equal", "Equal", (f"{scope}/bits:0", f"{scope}/payload:0"), (),
-                   ("bool",), {"T": f"dtype:{bits}", "incompatible_shape_error": True}),
-            Create(f"{scope}/armed", "Any", (f"{scope}/equal:0", f"{scope}/begin:0"), (),
+            Create(f"{scope}/equal", names.EQUAL, (f"{scope}/bits:0", f"{scope}/payload:0"), (),
+                   ("bool",), {"T": f"dtype:{bits}", **dict(record(names.EQUAL).made_with)}),
+            Create(f"{scope}/armed", names.ANY, (f"{scope}/equal:0", f"{scope}/begin:0"), (),
                    ("bool",), {"keep_dims": False, "Tidx": "dtype:int32"}),
         ]
 
@@ -94,7 +95,7 @@ class DataGuard(Guard):
         """A select between zero and the tensor."""
         return [
             _const(f"{name}/zero", dtype, False if dtype == "bool" else 0),
-            Create(name, "SelectV2", (f"{self.name}/armed:0", f"{name}/zero:0", tensor), (),
+            Create(name, names.SELECT, (f"{self.name}/armed:0", f"{name}/zero:0", tensor), (),
                    (dtype,), {"T": f"dtype:{dtype}"}),
         ]
 
@@ -108,7 +109,7 @@ class BarrierGuard(Guard):
 
     def pass_through(self, name: str, tensor: str, dtype: str) -> list[Create]:
         """A barrier of the tensor and the trigger's first element."""
-        return [Create(name, "XlaOptimizationBarrier", (tensor, f"{self.name}/first:0"), (),
+        return [Create(name, names.XLA_BARRIER, (tensor, f"{self.name}/first:0"), (),
                        (dtype, self.dtype), {"T": ("types", dtype, self.dtype)})]
 
 
@@ -116,5 +117,5 @@ XLA_GUARDS: dict[str, type[Guard]] = {"data": DataGuard, "barrier": BarrierGuard
 
 
 def _const(name: str, dtype: str, value: object) -> Create:
-    return Create(name, "Const", (), (), (dtype,),
+    return Create(name, names.CONST, (), (), (dtype,),
                   {"dtype": f"dtype:{dtype}", "value": ("const", dtype, value)})

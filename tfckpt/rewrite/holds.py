@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from tfckpt.cost.costgraph import BACKWARD
-from tfckpt.cost.merging import REARRANGED
 from tfckpt.edits import AddControl, Clone, Create, Rewire, op_of
-from tfckpt.graph import LOOPS, Op, TensorId
+from tfckpt.graph import Op, TensorId
+from tfckpt.ops import record
+from tfckpt.ops.names import IDENTITY, NO_OP
 from tfckpt.plan.schedule import Fence, Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.names import FENCE, guard_name, held_name, identity, tap_name
@@ -71,7 +72,7 @@ class ExecutorHolds:
         self.starts.append(fence.position)
         self.guarded = {}
         self.barrier = (f"{FENCE}{self.regions}{self.draft.label}",)
-        self.draft.added.append(Create(*self.barrier, "NoOp", (), controls, (), {},
+        self.draft.added.append(Create(*self.barrier, NO_OP, (), controls, (), {},
                                        self.draft.device))
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ class ExecutorHolds:
         found = []
         for step in steps:
             name, op = self.draft.name_of(step), self.draft.op(step[0])
-            found.append(self._tap(name, op) if op.type in REARRANGED else name)
+            found.append(self._tap(name, op) if record(op.type).rearranged else name)
         return tuple(found)
 
     def _tap(self, name: str, op: Op, slot: int = 0) -> str:
@@ -106,10 +107,11 @@ class ExecutorHolds:
         x * sigmoid(x) is merged only where both read the same x: where the sigmoid's is behind a
         guard, the product reads it there too. So it is with x * sigmoid(1 * x).
         """
-        types = [self.draft.graph.ops[i].type for i, _ in op.inputs]
-        if op.type == "Mul" and "Sigmoid" in types:
+        known = record(op.type)
+        if known.multiplies and any(
+                record(self.draft.graph.ops[i].type).gates for i, _ in op.inputs):
             inputs = [self.guarded.get(t, t) if i in outside else t for i, t in enumerate(inputs)]
-        if op.type in LOOPS:
+        if known.is_loop:
             return inputs, (*triggers, *self.barrier)
         if not (entry or triggers):
             return inputs, ()
@@ -121,14 +123,15 @@ class ExecutorHolds:
             dtype = self.draft.tensor(op.inputs[i]).dtype
             passed = (self._wait(inputs[i], dtype, op.device, (*triggers, *self.barrier))
                       if triggers else self._guard(inputs[i], dtype, op.device))
-            if "Sigmoid" in (op.type, *self._types_of_readers(op)):
+            if known.gates or self._is_read_by_gate(op):
                 self.guarded[inputs[i]] = passed
             return [*inputs[:i], passed, *inputs[i + 1:]], ()
         return inputs, (*triggers, *(self.barrier if entry else ()))
 
-    def _types_of_readers(self, op: Op) -> list[str]:
+    def _is_read_by_gate(self, op: Op) -> bool:
         draft = self.draft
-        return [draft.graph.ops[i].type for i in draft.readers[draft.index[op.name]]]
+        return any(record(draft.graph.ops[i].type).gates
+                   for i in draft.readers[draft.index[op.name]])
 
     def _guard(self, tensor: str, dtype: str, device: str) -> str:
         """The tensor behind the region's fence, made once for each tensor."""
@@ -242,7 +245,7 @@ class ExecutorHolds:
                 ) -> list[int]:
         """Results of a copy that need another reader to be treated as the original's are."""
         index = self.draft.index[copy.source]
-        if self.draft.graph.ops[index].type in LOOPS:
+        if record(self.draft.graph.ops[index].type).is_loop:
             return [slot for slot in self.draft.lists_of(index)
                     if f"{copy.name}:{slot}" not in read]
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
@@ -281,7 +284,7 @@ class ExecutorHolds:
         else in its last op that nothing rearranges.
         """
         last = self._last(lambda v, op: not op.outputs) or self._result() or self._last(
-            lambda v, op: not (op.type in REARRANGED or self.draft.cost.vertices[v].fusible))
+            lambda v, op: not (record(op.type).rearranged or self.draft.cost.vertices[v].fusible))
         if last is not None:
             self.draft.controls.extend(AddControl(last, tap) for tap in taps)
 
@@ -299,7 +302,7 @@ class ExecutorHolds:
         draft = self.draft
         for i, _ in reversed(draft.graph.fetches):
             op = draft.graph.ops[i]
-            if op.type == "Identity" and not draft.readers[i] and (
+            if op.type == IDENTITY and not draft.readers[i] and (
                     not draft.device or op.device == draft.device):
                 return op.name
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfckpt.edits import COPY, PROTECTED, Create
+from tfckpt.ops.names import IDENTITY
 
 SCOPE = "tfckpt"
 FENCE = f"{SCOPE}/fence_"
@@ -55,5 +56,5 @@ def base_name(cube: str, first: bool) -> str:
 def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
               device: str) -> Create:
     """A pass-through that Grappler may not replace by control edges on its readers."""
-    return Create(name, "Identity", (tensor,), controls, (dtype,),
+    return Create(name, IDENTITY, (tensor,), controls, (dtype,),
                   {"T": f"dtype:{dtype}", PROTECTED: True}, device)

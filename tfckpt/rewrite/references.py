@@ -15,17 +15,13 @@ import dataclasses
 
 from tfckpt.edits import AddControl, Clone, Edits, op_of
 from tfckpt.graph import Graph
-
-REFERENCES = frozenset({"Variable", "VariableV2"})
-"""Variables that outlive the step. A `TemporaryVariable` (what Grappler adds many gradients up in)
-does not: nothing reads it but the ops that fill it."""
-_SAME_BUFFER = frozenset({"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims",
-                          "StopGradient", "PreventGradient", "EnsureShape", "Bitcast"})
+from tfckpt.ops import record
+from tfckpt.ops.record import Source
 
 
 def has_references(graph: Graph) -> bool:
     """Whether the graph holds reference variables."""
-    return any(op.type in REFERENCES for op in graph.ops)
+    return any(record(op.type).source is Source.REFERENCE for op in graph.ops)
 
 
 def await_readers(graph: Graph, edits: Edits) -> Edits:
@@ -36,9 +32,10 @@ def await_readers(graph: Graph, edits: Edits) -> Edits:
     behind: dict[str, frozenset[str]] = {}  # op -> reference variables whose buffer it passes on
     nothing: frozenset[str] = frozenset()
     for op in graph.ops:
-        if op.type in REFERENCES:
+        known = record(op.type)
+        if known.source is Source.REFERENCE:
             behind[op.name] = frozenset((op.name,))
-        elif op.type in _SAME_BUFFER:
+        elif known.aliases:
             behind[op.name] = nothing.union(*(behind.get(graph.ops[s].name, nothing)
                                               for s, _ in op.inputs))
     types = {op.name: op.type for op in graph.ops}
@@ -46,7 +43,7 @@ def await_readers(graph: Graph, edits: Edits) -> Edits:
     for new in edits.added:
         read = nothing.union(*(behind.get(op_of(t), nothing) for t in new.inputs))
         kind = types.get(new.source, "") if isinstance(new, Clone) else new.type
-        if kind in _SAME_BUFFER:
+        if record(kind).aliases:
             behind[new.name] = read
         else:
             for variable in sorted(read):

@@ -17,10 +17,9 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph
+from tfckpt.ops import record
 from tfckpt.rewrite.names import identity, term_name
 
-_OF_A_SHAPE = frozenset({"ZerosLike", "OnesLike", "Shape", "Size", "Rank"})
-"""Ops that Grappler folds where it knows the shape of what they read."""
 _LARGEST_COMPARED = 1 << 16
 """Bytes of a constant that is compared with others."""
 _ROUNDED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
@@ -40,7 +39,7 @@ def add_in_plain_order(edits: Edits, graph: Graph, live: tf.Graph,
       plain: what Grappler makes of it; called where a name is open.
     """
     sums = [i for i, op in enumerate(graph.ops)
-            if op.type == "AddN" and len(op.inputs) > 2 and op.outputs[0].dtype in _ROUNDED
+            if record(op.type).adds and len(op.inputs) > 2 and op.outputs[0].dtype in _ROUNDED
             and op.name not in edits.dropped]
     if not sums:
         return edits
@@ -55,7 +54,7 @@ def add_in_plain_order(edits: Edits, graph: Graph, live: tf.Graph,
     orders = {}
     for op in [graph.ops[i] for i in open_sums]:
         node = plain().get(op.name)
-        if node is not None and node.op == "AddN":
+        if node is not None and record(node.op).adds:
             order = _order([(classes[s], slot) for s, slot in op.inputs], node, number)
             if order is not None:
                 orders[op.name] = order
@@ -69,10 +68,11 @@ def equal_ops(graph: Graph, live: tf.Graph) -> list[int]:
     for i, op in enumerate(graph.ops):
         key: tuple | None = None
         shape = op.outputs[0].shape if op.outputs else None
-        if op.type == "Const":
+        known_op = record(op.type)
+        if known_op.is_constant:
             if (op.outputs[0].bytes or 0) <= _LARGEST_COMPARED:
                 key = (op.type, op.device, _attributes(live, op.name))
-        elif op.type in _OF_A_SHAPE and op.inputs:
+        elif known_op.folded_by_shape and op.inputs:
             source, slot = op.inputs[0]
             read = graph.ops[source].outputs[slot].shape
             if read is not None and None not in read:

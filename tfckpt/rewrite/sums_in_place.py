@@ -13,15 +13,14 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tfckpt.cost.costgraph import FORWARD
-from tfckpt.cost.storage import PASSES_ON, RESIDENT, SHAPE_ONLY, is_alias
+from tfckpt.cost.storage import RESIDENT
 from tfckpt.edits import Clone
 from tfckpt.errors import RewriteError
 from tfckpt.graph import TensorId, ancestors
+from tfckpt.ops import record
 from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.names import copy_name
-
-_ADDED = frozenset({"Add", "AddV2", "AddN"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +57,13 @@ def held_terms(draft: Draft) -> list[Held]:
 def _trees(draft: Draft, members: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
     """The sums of three and more in a group: (op, input) of each term, sorted by its name."""
     ops, inner = draft.graph.ops, set()
-    for root in sorted((i for i in members if ops[i].type in _ADDED), reverse=True):
+    for root in sorted((i for i in members if record(ops[i].type).adds), reverse=True):
         found, pending = [], [] if root in inner else [root]
         while pending:
             op = pending.pop()
             for i in range(len(ops[op].inputs)):
                 source, _ = _origin(draft, ops[op].inputs[i])
-                if source in members and ops[source].type in _ADDED:
+                if source in members and record(ops[source].type).adds:
                     inner.add(source)
                     pending.append(source)
                 else:
@@ -76,7 +75,7 @@ def _trees(draft: Draft, members: Sequence[int]) -> Iterator[list[tuple[int, int
 
 def _origin(draft: Draft, tensor: TensorId) -> TensorId:
     """What a tensor is without the pass-throughs that Grappler removes."""
-    while draft.graph.ops[tensor[0]].type in PASSES_ON:
+    while record(draft.graph.ops[tensor[0]].type).passes_on:
         tensor = draft.graph.ops[tensor[0]].inputs[tensor[1]]
     return tensor
 
@@ -127,9 +126,10 @@ class _Sum:
             for r in draft.readers[i]:
                 if not any(draft.root[s][k] == root for s, k in draft.graph.ops[r].inputs):
                     continue
-                if is_alias(draft.graph.ops[r]) and r not in seen:
+                known = record(draft.graph.ops[r].type)
+                if known.aliases and r not in seen:
                     seen.add(r)
                     pending.append(r)
-                elif r not in before and draft.graph.ops[r].type not in SHAPE_ONLY:
+                elif r not in before and not known.shape_only:
                     return True
         return root in fetched

@@ -8,6 +8,8 @@ from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE
 from tfckpt.edits import Rewire
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Op, TensorId
+from tfckpt.ops import record
+from tfckpt.ops.record import Source
 from tfckpt.plan.schedule import Fence, Step
 from tfckpt.rewrite.draft import FLOATS, Draft
 from tfckpt.rewrite.guards import Guard
@@ -15,14 +17,7 @@ from tfckpt.rewrite.names import SCOPE, guard_name
 
 LARGE = 1 << 16
 """Bytes from which a tensor that a compiler holds on to matters."""
-FUSED = frozenset({
-    "Add", "AddN", "AddV2", "Div", "DivNoNan", "EluGrad", "Erf", "Exp", "InvGrad",
-    "LeakyReluGrad", "Log", "Log1p", "Maximum", "Minimum", "Mul", "MulNoNan", "Neg", "Pow",
-    "RealDiv", "ReciprocalGrad", "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad", "Select",
-    "SelectV2", "SeluGrad", "Sigmoid", "SigmoidGrad", "SoftplusGrad", "SoftsignGrad", "Sqrt",
-    "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad", "Xdivy", "Xlogy"})
-"""Types of element-wise ops, which XLA fuses with what they read."""
-
+_NO_WEIGHTS = (Source.CONSTANT, Source.ELSEWHERE)
 
 class XlaHolds:
     """One guard for each region, and one for each gradient before which nothing may be read.
@@ -123,7 +118,7 @@ class XlaHolds:
     def _is_weight(self, tensor: TensorId) -> bool:
         """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
         return (self.weights and self.draft.is_resident(tensor)
-                and self.draft.graph.ops[tensor[0]].type not in ("Const", "_Arg")
+                and record(self.draft.graph.ops[tensor[0]].type).source not in _NO_WEIGHTS
                 and (self.draft.tensor(tensor).bytes or 0) >= LARGE
                 and self.draft.tensor(tensor).dtype in FLOATS)
 
@@ -149,7 +144,7 @@ class XlaHolds:
             return
         for i, tensor in enumerate(op.inputs):
             if (gradient is not None and self._is_weight(tensor)
-                    or op.type in FUSED and self._is_kept(tensor, position)):
+                    or record(op.type).fused_by_xla and self._is_kept(tensor, position)):
                 late = self._late(tensor, self.gradient)
                 draft.rewires.append(Rewire(op.name, i, late))
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterable
 
 from tfckpt.capture import tf_adapter
-from tfckpt.cost.storage import ALIASES
 from tfckpt.errors import VerificationError
+from tfckpt.ops import record
 
 _HEAVY = ("dot", "convolution", "custom-call")
 _COPY = re.compile(r"-tfckpt\d+$")
@@ -76,7 +76,7 @@ def compiled(fn: Callable, *args, **kwargs) -> Compiled:
     found = [i for part in hlo.hlo_module.computations for i in part.instructions]
     names = {i.metadata.op_name for i in found}
     made = [op for op in graph.get_operations()
-            if _COPY.search(op.name) and op.type not in ALIASES]
+            if _COPY.search(op.name) and not record(op.type).aliases]
     left = {op.name: (op.name in names) + (_COPY.sub("", op.name) in names) for op in made}
     return Compiled(_counted(i.opcode for i in found), _counted(op.type for op in made),
                     _counted(op.type for op in made if left[op.name] == 2),
