@@ -17,9 +17,6 @@ REGIONS = (FORWARD, BACKWARD, UPDATE, OTHER)
 TensorId = tuple[int, int]
 """(op index, output slot)."""
 
-LOOPS = frozenset({"While", "StatelessWhile"})
-"""Types of ops that are loops."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tfckpt.cost.merging import (
-    FUSED_ROUNDING,
-    REARRANGED,
-    SUMS,
-    merges_into_its_reader,
-    multiplies_by_one,
-    only_reader,
-)
-from tfckpt.cost.storage import PASSES_ON
+from tfckpt.cost.merging import merges_into_its_reader, multiplies_by_one, only_reader
 from tfckpt.cost.time import is_expensive
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
+from tfckpt.ops import OpRecord, record
+from tfckpt.ops.record import SUM
 
 
 def absorbed_ops(graph: Graph, anchors: Sequence[int], readers: list[list[int]],
@@ -70,7 +64,7 @@ class _Merger:
         found = []
         for source in self._sources(op):
             near = self.work[source] == self.work[final]
-            alike = {self.graph.ops[source].type, self.graph.ops[op].type} <= SUMS
+            alike = SUM in self._known(source).kinds and SUM in self._known(op).kinds
             if self._fused(source, op) or (near or alike) and (
                     self._rearranged(source, op) or self._removed(source, op)
                     or self._converted(source, op, final)):
@@ -81,26 +75,30 @@ class _Merger:
         """The anchors whose results an op reads, behind pass-throughs."""
         found: dict[int, None] = {}
         for source, slot in self.graph.ops[op].inputs:
-            while self.graph.ops[source].type in PASSES_ON and source not in self.anchors:
+            while self._known(source).passes_on and source not in self.anchors:
                 source, slot = self.graph.ops[source].inputs[slot]
             if source in self.anchors and (source, 0) not in self.fetched:
                 found[source] = None
         return list(found)
 
+    def _known(self, op: int) -> OpRecord:
+        return record(self.graph.ops[op].type)
+
     def _rearranged(self, source: int, op: int) -> bool:
         one, other = self.graph.ops[source], self.graph.ops[op]
-        return (one.type in REARRANGED and other.type in REARRANGED and self._alike(one, other)
+        return (self._known(source).rearranged and self._known(op).rearranged
+                and self._alike(one, other)
                 and merges_into_its_reader(self.graph, source, self.readers)
                 and only_reader(self.graph, source, self.readers) == op)
 
     def _fused(self, source: int, op: int) -> bool:
         """A bias before an activation, or a contraction before the bias, that round as one."""
         ops = self.graph.ops
-        bias, activation = (source, op) if ops[source].type not in FUSED_ROUNDING else (
+        bias, activation = (source, op) if not self._known(source).rounds_with else (
             op, only_reader(self.graph, op, self.readers))
         return activation is not None and all(
             merges_into_its_reader(self.graph, i, self.readers) for i in (source, bias)) and any(
-            ops[activation].type in FUSED_ROUNDING.get(ops[s].type, ())
+            self._known(activation).is_among(self._known(s).rounds_with)
             and merges_into_its_reader(self.graph, s, self.readers)
             and self._alike(ops[s], ops[activation]) for s in self._sources(bias))
 
@@ -113,9 +111,10 @@ class _Merger:
     def _converted(self, source: int, op: int, final: int) -> bool:
         """log(x + 1) and exp(x) - 1, which become one op whoever else reads the inner one."""
         one, other = self.graph.ops[source], self.graph.ops[op]
-        added = {"Log": one, "Sub": other}.get(other.type)
-        return (added is not None and self._alike(one, other)
-                and (one.type in SUMS if other.type == "Log" else one.type == "Exp")
+        if not self._known(source).is_among(self._known(op).one_with):
+            return False
+        added = one if SUM in self._known(source).kinds else other
+        return (self._alike(one, other)
                 and any(self.graph.ops[s].attrs.get("value") == 1.0 for s, _ in added.inputs)
                 and all(r >= final or r == op for r in self.readers[source]))
 

@@ -14,19 +14,17 @@ from __future__ import annotations
 from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
-from tfckpt.cost.storage import (
-    REUSES_INPUT,
-    SHAPE_ONLY,
-    is_alias,
-    roots,
-    storage_bytes,
-)
+from tfckpt.cost.storage import roots, storage_bytes
 from tfckpt.cost.time import SMALL_CPU, Rates, is_expensive, seconds
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
+from tfckpt.ops import record
+from tfckpt.ops.record import Access, Source
 
 SMALL_FRACTION = 2.0e-5
 """Tensors below this fraction of all bytes the forward pass writes are trivially small."""
 SMALL_BYTES = 256
+_FED_OR_CONSTANT = (Source.CONSTANT, Source.ARGUMENT, Source.ELSEWHERE)
+"""What counts as an input or a constant; elements of datasets do not."""
 
 
 def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
@@ -40,7 +38,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
     big = _big(graph, sizes)
     reads = [_reads(op, root, big) for op in graph.ops]
     anchors = [i for i, op in enumerate(graph.ops)
-               if reads[i] and not (is_alias(op) and len(op.outputs) == 1)
+               if reads[i] and not (record(op.type).aliases and len(op.outputs) == 1)
                or any((i, slot) in big for slot in range(len(op.outputs)))]
     readers = graph.consumers()
     awaited = frozenset(source for op in graph.ops for source in op.controls)
@@ -71,9 +69,10 @@ def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:
     fed = 0
     for op in graph.ops:
         size = sum(t.bytes or 0 for t in op.outputs)
-        if op.type == "ReadVariableOp":
+        known = record(op.type)
+        if known.access is Access.VALUE:
             variables[op.inputs[0]] = size
-        elif op.type in ("Const", "Placeholder", "_Arg"):
+        elif known.source in _FED_OR_CONSTANT:
             fed += size
     return tuple(variables.values()), fed
 
@@ -86,7 +85,7 @@ def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
 
 
 def _reads(op, root, big) -> list[TensorId]:
-    if op.type in SHAPE_ONLY:
+    if record(op.type).shape_only:
         return []
     found: list[TensorId] = []
     for source, slot in op.inputs:
@@ -128,10 +127,11 @@ def _needs(graph: Graph, anchors: list[int], partner: dict[int, int]
 
 def merged_pairs(graph: Graph) -> dict[int, int]:
     """Bias gradients that oneDNN computes inside the filter gradient of the same convolution."""
-    filters = {op.inputs[2]: i for i, op in enumerate(graph.ops)
-               if op.type in ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")}
+    known = [record(op.type) for op in graph.ops]
+    filters = {op.inputs[of]: i for i, op in enumerate(graph.ops)
+               if (of := known[i].filter_gradient_of) is not None}
     return {i: filters[op.inputs[0]] for i, op in enumerate(graph.ops)
-            if op.type == "BiasAddGrad" and op.inputs[0] in filters}
+            if known[i].bias_gradient and op.inputs[0] in filters}
 
 
 def _storages(graph: Graph, members, big, fetched):
@@ -150,7 +150,7 @@ def _storages(graph: Graph, members, big, fetched):
 
 def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...]:
     """Pairs of what a kernel writes and whose buffer it may take, first wish first."""
-    if op.type in REUSES_INPUT:
+    if record(op.type).reuses_input:
         return tuple((w, r) for w in write for r in read)
     if op.loop is None:
         return ()
@@ -162,18 +162,18 @@ def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...
 def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, extra) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
+    known = record(op.type)
     write = tuple(sorted(index[(i, slot)] for i in members
                          for slot in range(len(graph.ops[i].outputs)) if (i, slot) in index))
     read = tuple(sorted({index[t] for i in members for t in reads[i]} - set(write)))
     cheap = not any(is_expensive(graph.ops[i]) for i in members)
     reuses = (_reuses(op, root, index, anchor, read, write)
-              if cheap or op.type not in REUSES_INPUT else ())
-    is_assign = op.type == "AssignVariableOp"
+              if cheap or not known.reuses_input else ())
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs,
         time=sum(seconds(graph, graph.ops[i], rates) for i in members),
         reuses=reuses, recomputable=op.pure and op.region == FORWARD, workspace=extra,
-        cheap=cheap, donates=read if is_assign else (), ops=tuple(members),
+        cheap=cheap, donates=read if known.access is Access.ASSIGN else (), ops=tuple(members),
         fusible=merges_into_its_reader(graph, anchor, readers),
-        join=op.type == "IdentityN" and len(op.inputs) > 1 and anchor not in awaited,
+        join=known.joins and len(op.inputs) > 1 and anchor not in awaited,
         conditional=any(graph.ops[i].conditional for i in members), device=op.device)
