@@ -248,27 +248,14 @@ def assert_same_peaks(graph, schedule, order, smallest):
     return found
 
 
-def sized(graph: CostGraph, seed: int, donations) -> CostGraph:
-    """A random graph with sizes that matter to an allocator, and the donations that are given."""
+def sized(graph: CostGraph, seed: int) -> CostGraph:
+    """A random graph with sizes that matter to an allocator."""
     rng = random.Random(seed)
     choice = [rng.randint(200_000, 4_000_000) for _ in range(3)]
     choice += [2 * choice[0], choice[0] // 2 + 1, 262_143, 262_144, 0]
     stored = tuple(dataclasses.replace(s, bytes=rng.choice(choice)) for s in graph.storages)
-    vertices = tuple(dataclasses.replace(v, donates=donations.get(i, ()))
-                     for i, v in enumerate(graph.vertices))
     variables = tuple(rng.choice(choice[:-1]) for _ in range(rng.randint(0, 5)))
-    return CostGraph(vertices, stored, variable_bytes=variables)
-
-
-def last_donations(graph, schedule, order):
-    """By vertex, the donations after which nothing reads the storage any more."""
-    last = {}
-    for position in order:
-        vertex, copy = schedule[position]
-        for s in graph.vertices[vertex].reads:
-            last[s] = (vertex, copy)
-    return {v: tuple(s for s in entry.donates if last.get(s) == (v, 0))
-            for v, entry in enumerate(graph.vertices)}
+    return CostGraph(graph.vertices, stored, variable_bytes=variables)
 
 
 @given(seeds, st.integers(1, 16), st.sampled_from([0, 1, 256 * KIB]))
@@ -277,7 +264,7 @@ def test_random_steps(seed, count, smallest):
     graph = random_joint_graph(seed, count)
     schedule = random_schedule(graph, seed + 1)
     order = random_execution(graph, schedule, seed + 2)
-    graph = sized(graph, seed + 3, last_donations(graph, schedule, order))
+    graph = sized(graph, seed + 3)
     assert_same_peaks(graph, schedule, order, smallest)
 
 
@@ -286,7 +273,7 @@ def test_random_steps(seed, count, smallest):
 def test_random_steps_as_scheduled_and_as_executors_run_them(seed, count):
     graph = random_joint_graph(seed, count)
     schedule = random_schedule(graph, seed + 1)
-    graph = sized(graph, seed, {})
+    graph = sized(graph, seed)
     for order in (None, *(order_of(graph, schedule, policy) for policy in POLICIES)):
         assert_same_peaks(graph, schedule, order, 0)
 

@@ -132,9 +132,9 @@ def peaks(graph, schedule, order, smallest: int, blocks: Sequence[int] = BLOCKS,
     In each, the block and the variables are allocated, then the step runs twice; the second run
     counts. What an op writes is allocated while its inputs are held, unless it takes over the
     buffer of one of them. Freed after it, in this order: what it read last, in the order of
-    `Vertex.reads`, then what it made that nothing reads. A donated buffer becomes the variable's,
-    and the oldest buffer of a variable of its size is freed instead. Fetched tensors are freed when
-    the step ends.
+    `Vertex.reads`, then what it made that nothing reads, then what it donates although it is read
+    later or fetched. A donated buffer becomes the variable's, and the oldest buffer of a variable
+    of its size is freed instead. Other fetched tensors are freed when the step ends.
 
     Args:
       smallest: requests for fewer bytes are not counted, nor are empty ones.
@@ -194,15 +194,20 @@ def _events(graph, schedule, order, workspace):
         if workspace:
             events.append(("make", "workspace", vertex.workspace))
             events.append(("free", "workspace", vertex.workspace))
-        for i in [*reads[position], *made]:
-            stays = i in later or i in taken.values() or graph.storages[i.storage].fetched
-            if i in live[turn] and not stays:
-                kind = "donate" if i.storage in vertex.donates else "free"
+        gone = [i for i in [*reads[position], *made]
+                if i in live[turn] and i not in later and i not in taken.values()]
+        wanted = [i for i in gone if graph.storages[i.storage].fetched
+                  or any(i in reads[p] for p in order[turn + 1:])]
+        for i in [*(i for i in gone if i not in wanted), *wanted]:
+            donated = i in reads[position] and i.storage in vertex.donates
+            if donated or i not in wanted:
+                kind = "donate" if donated else "free"
                 events.append((kind, i, graph.storages[i.storage].bytes))
-    events += [("free", liveness.Instance(s, position), graph.storages[s].bytes)
-               for position in order for s in graph.vertices[schedule[position][0]].writes
-               if graph.storages[s].fetched]
-    return events
+    freed = [what for kind, what, _ in events if kind in ("free", "donate")]
+    fetched = [liveness.Instance(s, position) for position in order
+               for s in graph.vertices[schedule[position][0]].writes if graph.storages[s].fetched]
+    return events + [("free", i, graph.storages[i.storage].bytes)
+                     for i in fetched if i not in freed]
 
 
 def _taken(graph, vertex, gone, made):

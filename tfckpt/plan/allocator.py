@@ -192,7 +192,8 @@ class _Replay:
                     self.address[i] = self.address.pop(source)
             elif self.size[i] >= self.smallest:
                 self.address[i] = self.heap.allocate(self.size[i])
-        for i in [*dying, *(i for i in made if self.last[i] < 0 and not self.fetched[i])]:
+        donated = [i for i in bound if self.resolved.storage[i] in vertex.donates]
+        for i in [*dying, *(i for i in made if self.last[i] < 0 and not self.fetched[i]), *donated]:
             if not self.gone[i]:
                 self.gone[i] = True
                 if i in self.address:
