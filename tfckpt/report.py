@@ -13,8 +13,8 @@ from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.graph import BACKWARD, FORWARD, Graph
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion
 from tfckpt.plan.planner import Planned
-from tfckpt.plan.schedule import Plan
-from tfckpt.plan.simulate import Timeline, resolve
+from tfckpt.plan.schedule import Plan, resolve
+from tfckpt.plan.simulate import Timeline
 from tfckpt.trace import Ran, ran
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
-from tfckpt.plan.schedule import Plan
-from tfckpt.plan.simulate import resolve
+from tfckpt.plan.schedule import Plan, resolve
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from tfckpt.plan.check import check_plan
 from tfckpt.plan.executor import ORDERS, executor_order
 from tfckpt.plan.fences import fenced
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import Fence, Plan, Wait, plain_plan
-from tfckpt.plan.simulate import resolve
+from tfckpt.plan.schedule import Fence, Plan, Wait, plain_plan, resolve
 
 pytestmark = pytest.mark.pure
 

@@ -17,8 +17,8 @@ from tests.support.graphs import (
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import PlanError
-from tfckpt.plan.schedule import check_schedule, plain_plan
-from tfckpt.plan.simulate import resolve, simulate, simulate_order
+from tfckpt.plan.schedule import check_schedule, plain_plan, resolve
+from tfckpt.plan.simulate import simulate, simulate_order
 
 
 def assert_same(graph, schedule, timeline, order=None):

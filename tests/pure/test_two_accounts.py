@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.support import liveness
 from tests.support.graphs import random_execution, random_joint_graph, random_schedule, seeds
 from tfckpt.plan.allocator import allocated_peaks
-from tfckpt.plan.simulate import resolve, simulate_order
+from tfckpt.plan.schedule import resolve
+from tfckpt.plan.simulate import simulate_order
 
 pytestmark = pytest.mark.pure
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from tfckpt.plan.allocator import BestFit, allocated_peaks
 from tfckpt.plan.executor import ORDERS, executor_order
 from tfckpt.plan.fences import fences
-from tfckpt.plan.schedule import Fence, Wait
-from tfckpt.plan.simulate import Timeline, resolve, simulate, simulate_order
+from tfckpt.plan.schedule import Fence, Wait, resolve
+from tfckpt.plan.simulate import Timeline, simulate, simulate_order
 from tfckpt.plan.waits import place_waits
 
 __all__ = ["POLICIES", "WORKSPACE_IS_ALLOCATED", "Fence", "Wait", "allocator", "fences_of",

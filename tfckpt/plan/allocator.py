@@ -14,7 +14,8 @@ import bisect
 from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.plan.simulate import Resolved, taken_buffers
+from tfckpt.plan.liveness import Moment, walk
+from tfckpt.plan.schedule import Resolved
 
 ALIGNMENT = 256
 FIRST_REGION = 2 << 20
@@ -137,9 +138,10 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
       Bytes, ascending. Variables are allocated first; a donated buffer replaces a variable's old
       one.
     """
+    moments = list(walk(graph, resolved, order))
     peaks = []
     for block in BEFORE if len(resolved.schedule) <= MANY_STEPS else BEFORE[:1]:
-        replay = _Replay(graph, resolved, order, smallest, block)
+        replay = _Replay(graph, resolved, moments, smallest, block)
         replay.step()  # the first step meets an empty heap
         peaks.append(replay.step())
     return tuple(sorted(peaks))
@@ -148,16 +150,12 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
 class _Replay:
     """Replays the allocations of one step as often as wanted on the same heap."""
 
-    def __init__(self, graph, resolved, order, smallest, block):
-        self.graph, self.resolved = graph, resolved
-        self.order = list(range(len(resolved.schedule)) if order is None else order)
+    def __init__(self, graph: CostGraph, resolved: Resolved, moments: Sequence[Moment],
+                 smallest: int, block: int):
+        self.moments = moments
+        self.storage = resolved.storage
         self.size = [graph.storages[s].bytes for s in resolved.storage]
-        self.fetched = [graph.storages[s].fetched for s in resolved.storage]
         self.smallest = max(smallest, 1)  # an empty tensor has no chunk
-        self.last = [-1] * len(self.size)
-        for when, position in enumerate(self.order):
-            for instance in resolved.reads[position]:
-                self.last[instance] = when
         self.heap = BestFit()
         if block:
             self.heap.allocate(block)
@@ -170,38 +168,26 @@ class _Replay:
         """One step; its peak above what was in use when it started."""
         start = self.heap.in_use
         self.heap.peak = start
-        self.address: dict[int, int] = {}
-        self.gone = [False] * len(self.size)
-        for when, position in enumerate(self.order):
-            self._run(when, position)
-        for address in self.address.values():
-            self.heap.release(address)
+        address: dict[int, int] = {}
+        for vertex, made, taken, freed in self.moments:
+            for i in made:
+                if i not in taken:
+                    if self.size[i] >= self.smallest:
+                        address[i] = self.heap.allocate(self.size[i])
+                elif taken[i] in address:
+                    address[i] = address.pop(taken[i])
+            for i in freed:
+                if i in address:
+                    donated = self.storage[i] in vertex.donates
+                    self._free(i, address.pop(i), donated)
+        for left in address.values():
+            self.heap.release(left)
         return self.heap.peak - start
 
-    def _run(self, when: int, position: int) -> None:
-        vertex = self.graph.vertices[self.resolved.schedule[position][0]]
-        bound, made = self.resolved.reads[position], self.resolved.writes[position]
-        dying = [i for i in bound
-                 if self.last[i] == when and not self.gone[i] and not self.fetched[i]]
-        taken = taken_buffers(vertex, self.resolved, dying, made, self.size)
-        for i in made:
-            source = taken.get(i)
-            if source is not None:
-                self.gone[source] = True
-                if source in self.address:
-                    self.address[i] = self.address.pop(source)
-            elif self.size[i] >= self.smallest:
-                self.address[i] = self.heap.allocate(self.size[i])
-        donated = [i for i in bound if self.resolved.storage[i] in vertex.donates]
-        for i in [*dying, *(i for i in made if self.last[i] < 0 and not self.fetched[i]), *donated]:
-            if not self.gone[i]:
-                self.gone[i] = True
-                if i in self.address:
-                    self._free(i, self.address.pop(i), vertex)
-
-    def _free(self, instance: int, address: int, vertex) -> None:
+    def _free(self, instance: int, address: int, donated: bool) -> None:
+        """Frees a buffer, or the one of the variable that takes it over."""
         old = self.variables.get(self.size[instance])
-        if self.resolved.storage[instance] in vertex.donates and old:
+        if donated and old:
             old.append(address)
             address = old.pop(0)
         self.heap.release(address)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from tfckpt.cost.costgraph import UPDATE, CostGraph
 from tfckpt.errors import PlanError
 from tfckpt.plan.executor import BREADTH_FIRST, executor_order, needed_before
-from tfckpt.plan.schedule import Fence, Plan, Step, check_schedule
-from tfckpt.plan.simulate import resolve
+from tfckpt.plan.schedule import Fence, Plan, Step, check_schedule, resolve
 
 
 def check_plan(graph: CostGraph, plan: Plan) -> None:

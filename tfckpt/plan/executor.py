@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import PlanError
 from tfckpt.plan.fences import by_data
-from tfckpt.plan.schedule import Fence, Wait
-from tfckpt.plan.simulate import Resolved
+from tfckpt.plan.schedule import Fence, Resolved, Wait
 
 BREADTH_FIRST, POOL, POOL_LATE = "breadth_first", "pool", "pool_late"
 ORDERS = (BREADTH_FIRST, POOL, POOL_LATE)

@@ -10,8 +10,7 @@ schedule, hence no fence can close a cycle.
 from __future__ import annotations
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph
-from tfckpt.plan.schedule import NO_MOVES, Fence, Moves, Plan, Schedule
-from tfckpt.plan.simulate import Resolved, resolve
+from tfckpt.plan.schedule import NO_MOVES, Fence, Moves, Plan, Resolved, Schedule, resolve
 
 
 def fenced(graph: CostGraph, schedule: Schedule, moves: Moves = NO_MOVES, *,

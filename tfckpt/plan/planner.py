@@ -20,8 +20,8 @@ from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.executor import ORDERS, executor_order
 from tfckpt.plan.fences import fenced
 from tfckpt.plan.order import base_order, moves_of_xla
-from tfckpt.plan.schedule import Plan, plain_plan
-from tfckpt.plan.simulate import Timeline, resolve, simulate, simulate_order
+from tfckpt.plan.schedule import Plan, plain_plan, resolve
+from tfckpt.plan.simulate import Timeline, simulate, simulate_order
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
 from tfckpt.plan.waits import place_waits

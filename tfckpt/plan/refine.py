@@ -20,8 +20,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.plan.schedule import Schedule
-from tfckpt.plan.simulate import Resolved, Timeline, resolve, simulate_order
+from tfckpt.plan.schedule import Resolved, Schedule, resolve
+from tfckpt.plan.simulate import Timeline, simulate_order
 
 Rows = tuple[frozenset[int], ...]
 """For each original the vertices that run again just before it."""

@@ -123,3 +123,53 @@ def check_schedule(graph: CostGraph, schedule: Schedule, released: tuple[int, ..
     for vertex, count in enumerate(ran):
         if not count and vertex not in joins:
             raise PlanError(f"plan: {graph.vertices[vertex].name!r} is never scheduled")
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A schedule with every read bound to one instance of its storage.
+
+    Attributes:
+      schedule: the steps.
+      reads, writes: instance indices for each step.
+      storage, copy, maker: for each instance its storage, copy number and producing step.
+    """
+
+    schedule: Schedule
+    reads: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+    storage: tuple[int, ...]
+    copy: tuple[int, ...]
+    maker: tuple[int, ...]
+
+
+def resolve(graph: CostGraph, schedule: Schedule) -> Resolved:
+    """Return the schedule with each read bound to the latest instance made before it.
+
+    Raises:
+      PlanError: a step reads a storage that nothing has made yet.
+    """
+    latest = [-1] * len(graph.storages)
+    reads, writes = [], []
+    storage: list[int] = []
+    copies: list[int] = []
+    maker: list[int] = []
+    vertices = graph.vertices
+    for position, (index, copy) in enumerate(schedule):
+        vertex = vertices[index]
+        bound = tuple([latest[s] for s in vertex.reads])
+        if -1 in bound:
+            missing = vertex.reads[bound.index(-1)]
+            raise PlanError(f"plan: {vertex.name!r} reads {graph.storages[missing].name!r} "
+                            "before anything has made it")
+        reads.append(bound)
+        made = []
+        for s in vertex.writes:
+            made.append(len(storage))
+            latest[s] = len(storage)
+            storage.append(s)
+            copies.append(copy)
+            maker.append(position)
+        writes.append(tuple(made))
+    return Resolved(schedule, tuple(reads), tuple(writes), tuple(storage), tuple(copies),
+                    tuple(maker))

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.plan.executor import ORDERS, executor_order
 from tfckpt.plan.fences import awaitable
-from tfckpt.plan.schedule import Fence, Wait
-from tfckpt.plan.simulate import Resolved, Timeline, simulate_order
+from tfckpt.plan.schedule import Fence, Resolved, Wait
+from tfckpt.plan.simulate import Timeline, simulate_order
 
 ROUNDS = 24
 TOLERANCE = 1.005

@@ -11,8 +11,7 @@ from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op, Tensor, TensorId
 from tfckpt.ops import record
 from tfckpt.ops.record import Access, Source
-from tfckpt.plan.schedule import Plan, Step
-from tfckpt.plan.simulate import Resolved, resolve
+from tfckpt.plan.schedule import Plan, Resolved, Step, resolve
 from tfckpt.rewrite.names import copy_name, marks_of_copies
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
