@@ -346,8 +346,6 @@ def test_a_donated_buffer_replaces_one_of_its_size():
         assert_same_peaks(graph, scheduled(graph), None, 0)
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError,
-                   reason="BestFit gives an empty variable a chunk of size 0 where another begins")
 def test_an_empty_variable_has_no_chunk():
     graph = chain([MIB], variables=(0,))
     assert_same_peaks(graph, scheduled(graph), None, 0)

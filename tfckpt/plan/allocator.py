@@ -161,7 +161,7 @@ class _Replay:
             self.heap.allocate(block)
         self.variables: dict[int, list[int]] = {}
         for size in graph.variable_bytes:
-            if size >= smallest:
+            if size >= self.smallest:
                 self.variables.setdefault(size, []).append(self.heap.allocate(size))
 
     def step(self) -> int:
