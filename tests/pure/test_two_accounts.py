@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support import liveness
 from tests.support.graphs import random_execution, random_joint_graph, random_schedule, seeds
+from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex
 from tfckpt.plan.allocator import allocated_peaks
 from tfckpt.plan.schedule import resolve
 from tfckpt.plan.simulate import simulate_order
@@ -24,10 +25,11 @@ SIZE = 4096
 
 
 def of_one_size(graph):
-    """The graph with storages of one size, and no workspaces."""
+    """The graph with storages and workspaces of one size."""
     return dataclasses.replace(
         graph, storages=tuple(dataclasses.replace(s, bytes=SIZE) for s in graph.storages),
-        vertices=tuple(dataclasses.replace(v, workspace=0) for v in graph.vertices))
+        vertices=tuple(dataclasses.replace(v, workspace=SIZE if v.workspace else 0)
+                       for v in graph.vertices))
 
 
 @given(seeds, st.integers(1, 24), st.booleans())
@@ -42,3 +44,16 @@ def test_requests_of_one_size_are_counted_alike(seed, count, with_variables):
         peak = max(liveness.live_bytes(graph, schedule, order))
         assert simulate_order(graph, resolved, order).peak_bytes == peak
         assert set(allocated_peaks(graph, resolved, order, smallest=0)) == {peak}
+
+
+def test_a_workspace_is_requested_while_its_step_runs():
+    """Of three steps the second needs 256 MiB to itself, and what it reads and writes."""
+    mib = 1 << 20
+    graph = CostGraph(
+        (Vertex("a", FORWARD, 1.0, writes=(0,)),
+         Vertex("b", FORWARD, 1.0, reads=(0,), writes=(1,), workspace=256 * mib),
+         Vertex("c", BACKWARD, 1.0, reads=(1,), writes=(2,))),
+        (Storage("a", 8 * mib, 0), Storage("b", 8 * mib, 1), Storage("c", 8 * mib, 2)))
+    resolved = resolve(graph, ((0, 0), (1, 0), (2, 0)))
+    assert simulate_order(graph, resolved, None).peak_bytes == 272 * mib
+    assert set(allocated_peaks(graph, resolved, None)) == {272 * mib}

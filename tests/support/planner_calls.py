@@ -18,7 +18,7 @@ __all__ = ["POLICIES", "WORKSPACE_IS_ALLOCATED", "Fence", "Wait", "allocator", "
            "heap_peaks", "order_of", "timeline_of", "waits_of"]
 
 POLICIES = ORDERS
-WORKSPACE_IS_ALLOCATED = False
+WORKSPACE_IS_ALLOCATED = True
 """Whether `heap_peaks` counts what a vertex uses while it runs."""
 
 

@@ -5,7 +5,8 @@ a free chunk whole unless it is at least twice as large as the request or 128 Mi
 statistics count whole chunks. On the plans of the benchmark models that is 5 to 40 % more than
 the bytes asked for, so a budget checked against requested bytes would not be the peak. This
 module runs a schedule's requests through the same rules: size classes by powers of two, best fit
-within a class, regions that double, coalescing with free neighbours.
+within a class, regions that double, coalescing with free neighbours. A step's workspace is one
+request, made after its results and freed when it ends.
 """
 
 from __future__ import annotations
@@ -176,6 +177,8 @@ class _Replay:
                         address[i] = self.heap.allocate(self.size[i])
                 elif taken[i] in address:
                     address[i] = address.pop(taken[i])
+            if vertex.workspace >= self.smallest:
+                self.heap.release(self.heap.allocate(vertex.workspace))
             for i in freed:
                 if i in address:
                     donated = self.storage[i] in vertex.donates
