@@ -18,13 +18,13 @@ VERSIONS := 2.18 2.19 2.20 2.21
 MATRIX   := tests/tf/test_adapter.py tests/e2e/test_bit_identity.py tests/e2e/test_front_end.py \
             tests/e2e/test_keras_fit.py tests/e2e/test_xla.py
 
-.PHONY: help demo test test-matrix lint types docs bench nightly snapshot sanitize clean
+.PHONY: help demo test test-matrix lint types docs bench nightly snapshot mutants sanitize clean
 
 help:
 	@echo "make demo     train two networks with and without tfckpt, print a table, draw a plot"
 	@echo "make test     run the tests"
 	@echo
-	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | snapshot | sanitize | clean"
+	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | snapshot | mutants | sanitize | clean"
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
@@ -65,6 +65,10 @@ nightly: $(STAMP)
 # What tfckpt makes of every step of the zoo and of 200 random models, against what is recorded.
 snapshot: $(STAMP)
 	$(BIN)/python -m tests.zoo.snapshot
+
+# MUTANTS="--all --module plan/allocator" tries every one of a module; see tests/mutation.py.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutation $(MUTANTS)
 
 sanitize: $(STAMP)
 	$(BIN)/python -m grappler_ext.sanitize

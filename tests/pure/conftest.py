@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("reproducible", deadline=None, derandomize=True)
 settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
+settings.register_profile("mutants", deadline=None, derandomize=True, database=None,
+                          phases=(Phase.explicit, Phase.generate))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "reproducible"))

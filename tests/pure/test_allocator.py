@@ -323,6 +323,7 @@ def test_small_requests_are_not_counted():
     graph = chain([256 * KIB - 1, 256 * KIB, 256 * KIB - 1])
     assert heap_peaks(graph, scheduled(graph), None, 256 * KIB) == (256 * KIB,) * len(BLOCKS)
     assert heap_peaks(graph, scheduled(graph), None, 0) == (512 * KIB,) * len(BLOCKS)
+    assert heap_peaks(graph, scheduled(graph), None) == (256 * KIB,) * len(BLOCKS)
     # unless it is told otherwise, the planner counts as the CPU does
     assert baseline(graph).peak_bytes == 256 * KIB
     assert baseline(graph, smallest=0).peak_bytes == 512 * KIB

@@ -25,6 +25,8 @@ from tfckpt.cost.costgraph import (
     Storage,
     Vertex,
 )
+from tfckpt.plan.fences import fenced
+from tfckpt.plan.schedule import Moves
 
 
 def waited_for(await_updates):
@@ -189,6 +191,26 @@ def test_a_gradient_is_awaited_where_its_update_is_not():
 def test_what_a_conditional_step_waits_for_is_awaited_in_its_place():
     graph = graph_of("a b C:a D:b", after={"D": "C"}, conditional="D")
     assert found_in(graph, "abCDa") == [(4, "bC", "a")]
+
+
+def test_what_is_not_scheduled_is_not_awaited():
+    """A released join: what waited for it is a leaf without it."""
+    graph = graph_of("a B:a J D:a", after={"D": "JB"}, join="J")
+    assert found_in(graph, "aBDa") == [(3, "D", "a")]
+
+
+def test_a_plan_with_its_fences():
+    graph = graph_of("a B:a 1:B C:a")
+    schedule = tuple((v, 0) for v in range(4)) + ((0, 1),)
+    moves = Moves(deferred=(1,))
+    for await_updates in (True, False):
+        plan = fenced(graph, schedule, moves, await_updates=await_updates, solver="some")
+        assert plan.fences == fences_of(graph, schedule, await_updates=await_updates)
+        assert (plan.schedule, plan.moves, plan.waits) == (schedule, moves, ())
+        assert plan.order == tuple(range(5))
+        assert (plan.await_updates, plan.solver) == (await_updates, "some")
+    plain = fenced(graph, schedule, Moves(), await_updates=True, solver="")
+    assert fenced(graph, schedule) == plain
 
 
 def test_a_fence_reaches_back_to_the_one_before_it_only():

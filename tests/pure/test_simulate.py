@@ -141,6 +141,15 @@ def test_workspace_counts_while_the_step_runs():
     assert simulate(graph, plain_plan(graph).schedule).live_bytes == (6, 2)
 
 
+def test_nothing_is_held_where_nothing_costs():
+    empty = simulate(CostGraph((), ()), ())
+    assert (empty.peak_bytes, empty.peak_step, empty.live_bytes) == (0, 0, ())
+    free = build([{"writes": (0,)}, {"reads": (0,)}, {}], [0])
+    timeline = simulate(free, plain_plan(free).schedule)
+    assert (timeline.peak_bytes, timeline.peak_step) == (0, 0)
+    assert [live.storage for live in timeline.live_at_peak] == [0]
+
+
 def test_fetched_storages_stay_and_unread_ones_go():
     graph = build([{"writes": (0, 1)}, {}, {}], [3, 5], fetched=(1,))
     assert simulate(graph, plain_plan(graph).schedule).live_bytes == (8, 5, 5)

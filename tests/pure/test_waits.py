@@ -167,6 +167,17 @@ def test_the_head_of_a_chain_that_shares_a_buffer_waits():
     assert found_in(graph, "abcdmnoz") == (["m<d"], 1900, 1000)
 
 
+def test_the_head_waits_though_other_steps_are_planned_in_between():
+    rows = "a=1 b=500:a c=500:b d=1:c m=900 k=1:d n=900:m {}"
+    graph = graph_of(rows.format("z=1:dnk"), reuses="n")
+    assert found_in(graph, "abcdmknz") == (["m<d"], 1900, 1000)
+    # not where something else reads what is in between, or nothing takes its buffer over
+    read = graph_of(rows.format("y=1:m z=1:dnky"), reuses="n")
+    assert found_in(read, "abcdmknyz") == (["m<d", "n<k", "y<c"], 2301, 1000)
+    apart = graph_of(rows.format("z=1:dnk"))
+    assert found_in(apart, "abcdmknz") == (["m<d", "n<c", "n<k"], 2300, 1802)
+
+
 def test_what_it_reads_waits_where_that_ran_ahead_as_well():
     """m waits for d; beside that n, which is where the peak is, waits for the reader of b."""
     graph = graph_of("a=1 b=500:a c=500:b d=1:c m=900 n=800:m z=1:dn")

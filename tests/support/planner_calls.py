@@ -27,9 +27,9 @@ def allocator() -> BestFit:
     return BestFit()
 
 
-def heap_peaks(graph, schedule, order: Sequence[int] | None, smallest: int) -> tuple[int, ...]:
+def heap_peaks(graph, schedule, order: Sequence[int] | None, *smallest: int) -> tuple[int, ...]:
     """Peaks of a step in allocators that began differently, ascending."""
-    return allocated_peaks(graph, resolve(graph, schedule), order, smallest)
+    return allocated_peaks(graph, resolve(graph, schedule), order, *smallest)
 
 
 def timeline_of(graph, schedule, order: Sequence[int] | None = None) -> Timeline:
@@ -44,13 +44,13 @@ def order_of(graph, schedule, policy: str, *, released=(), waits=(), found=()) -
     return executor_order(graph, resolve(graph, schedule), released, waits, found, policy)
 
 
-def fences_of(graph, schedule, *, await_updates: bool = True) -> tuple[Fence, ...]:
+def fences_of(graph, schedule, **await_updates: bool) -> tuple[Fence, ...]:
     """The fences of a schedule."""
-    return fences(graph, resolve(graph, schedule), await_updates=await_updates)
+    return fences(graph, resolve(graph, schedule), **await_updates)
 
 
-def waits_of(graph, schedule, target: int, *, released=(), found=(), await_updates: bool = True
+def waits_of(graph, schedule, target: int, *, released=(), found=(), **await_updates: bool
              ) -> tuple[tuple[Wait, ...], Timeline, tuple[int, ...]]:
     """The single waits that bring executors down to a target, the worst timeline, its order."""
     return place_waits(graph, resolve(graph, schedule), released, found, target,
-                       await_updates=await_updates)
+                       **await_updates)
