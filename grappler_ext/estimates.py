@@ -33,8 +33,7 @@ from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
 from tfckpt.cost.time import seconds as op_seconds
 from tfckpt.errors import CaptureError, CostError
 from tfckpt.graph import Graph, TensorId
-from tfckpt.ops import record
-from tfckpt.ops.record import Source
+from tfckpt.ops import Source, record
 from tfckpt.pipeline import make_options
 
 _VARIABLES = (Source.HANDLE, Source.REFERENCE)

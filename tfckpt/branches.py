@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tfckpt.ops import record
-from tfckpt.ops.record import Branch
+from tfckpt.ops import Branch, record
 
 Taken = tuple[str, int]
 """The tensor that decides, and which output of the Switch is taken."""

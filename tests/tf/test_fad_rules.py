@@ -11,8 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from tfckpt.fad import evaluate as numbers
-from tfckpt.ops import record
-from tfckpt.ops.registry import registered
+from tfckpt.ops import record, registered
 from tfckpt.ops.tangents import At
 from tfckpt.ops.terms import NUMBER, TENSOR, TWO, Builder
 

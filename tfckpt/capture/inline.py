@@ -27,8 +27,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.body import Placed, read_body
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.ops import record
-from tfckpt.ops.record import Calls
+from tfckpt.ops import Calls, record
 
 _OURS = re.compile(r"(^|/)tfckpt/|-tfckpt[0-9_]")
 """Names that only `tfckpt.rewrite` gives."""

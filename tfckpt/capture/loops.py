@@ -20,8 +20,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.graph import FORWARD, Graph, Loop, Op
-from tfckpt.ops import record
-from tfckpt.ops.record import Access, ListUse
+from tfckpt.ops import Access, ListUse, record
 
 _NO_LIST = ListUse()
 

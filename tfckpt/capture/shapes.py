@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loop_shapes import tell_shapes_behind_loops
-from tfckpt.ops import record
+from tfckpt.ops import Source, record
 from tfckpt.ops.names import PLACEHOLDER, VAR_HANDLE
-from tfckpt.ops.record import Source
 
 _LARGE = 1 << 24
 """Bytes of a constant whose value no shape is computed from."""

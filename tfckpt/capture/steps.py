@@ -22,8 +22,7 @@ from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError, TfckptError
 from tfckpt.graph import BACKWARD, FORWARD, Graph, Op
-from tfckpt.ops import record
-from tfckpt.ops.record import Access, Source
+from tfckpt.ops import Access, Source, record
 
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
 

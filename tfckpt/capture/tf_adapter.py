@@ -34,9 +34,8 @@ from tensorflow.python.framework import (
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util, handle_data_util
 
-from tfckpt.ops import registry
+from tfckpt.ops import Access, registry
 from tfckpt.ops.names import ARG, CONST, ENSURE_SHAPE, RETVAL
-from tfckpt.ops.record import Access
 
 try:
     from tensorflow.python.eager.polymorphic_function.transform import FUNC_GRAPH_TRANSFORMS

@@ -18,8 +18,7 @@ from tfckpt.capture.repeated import repeat_loops
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
 from tfckpt.graph import Graph, Op, Tensor, check_graph
-from tfckpt.ops import record
-from tfckpt.ops.record import Source
+from tfckpt.ops import Source, record
 
 _LARGE_CONSTANT = 10 << 20
 """Bytes above which an op that makes less of a constant than it reads is not repeated.

@@ -12,8 +12,7 @@ from collections.abc import Collection
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.ops import record
-from tfckpt.ops.record import Access, Source
+from tfckpt.ops import Access, Source, record
 
 ANY = "*"
 """A variable that may be any."""

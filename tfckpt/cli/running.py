@@ -14,8 +14,7 @@ import tensorflow as tf
 from tfckpt.capture.files import SAVED_MODEL, Document
 from tfckpt.capture.steps import Step, imported
 from tfckpt.errors import VerificationError
-from tfckpt.ops import record
-from tfckpt.ops.record import Access, Source
+from tfckpt.ops import Access, Source, record
 from tfckpt.verify.memory import default_device, memory_info
 
 _INITIALISERS = ("init", "init_all_vars", "init/NoOp")

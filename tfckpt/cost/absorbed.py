@@ -15,8 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tfckpt.cost.merging import merges_into_its_reader, multiplies_by_one, only_reader
 from tfckpt.cost.time import is_expensive
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
-from tfckpt.ops import OpRecord, record
-from tfckpt.ops.record import SUM
+from tfckpt.ops import SUM, OpRecord, record
 
 
 def absorbed_ops(graph: Graph, anchors: Sequence[int], readers: list[list[int]],

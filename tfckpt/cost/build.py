@@ -17,8 +17,7 @@ from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.storage import roots, storage_bytes
 from tfckpt.cost.time import SMALL_CPU, Rates, is_expensive, seconds
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
-from tfckpt.ops import record
-from tfckpt.ops.record import Access, Source
+from tfckpt.ops import Access, Source, record
 
 SMALL_FRACTION = 2.0e-5
 """Tensors below this fraction of all bytes the forward pass writes are trivially small."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tfckpt.graph import Graph
-from tfckpt.ops import record
-from tfckpt.ops.record import BIAS, REARRANGED, SUM
+from tfckpt.ops import BIAS, REARRANGED, SUM, record
 
 
 def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bool:

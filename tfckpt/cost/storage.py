@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from tfckpt.errors import CostError
 from tfckpt.graph import Graph, Op, TensorId
-from tfckpt.ops import record
-from tfckpt.ops.record import Access
+from tfckpt.ops import Access, record
 
 RESIDENT: TensorId = (-1, -1)
 """Root of every tensor that is allocated before the step (constants, variables, fed inputs)."""

@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfckpt.graph import Graph, Op
-from tfckpt.ops import record
-from tfckpt.ops.record import Shape
+from tfckpt.ops import Shape, record
 
 
 @dataclasses.dataclass(frozen=True)

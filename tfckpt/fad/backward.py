@@ -22,8 +22,7 @@ from tfckpt.fad.evaluate import can_evaluate, evaluate
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.regions import FLOATS, Region
 from tfckpt.graph import BACKWARD, Graph, Op, TensorId
-from tfckpt.ops import record
-from tfckpt.ops.record import SUM, Array, Broadcast
+from tfckpt.ops import SUM, Array, Broadcast, record
 
 LARGEST_WALK = 4096
 """Ops followed for one region; a longer walk is cut off, which can only lose a match."""

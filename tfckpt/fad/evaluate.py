@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfckpt.ops import record
-from tfckpt.ops.record import Array
+from tfckpt.ops import Array, record
 from tfckpt.ops.terms import NUMBER, TENSOR, TWO, Program
 
 

@@ -6,8 +6,24 @@
 from __future__ import annotations
 
 from tfckpt.ops import arithmetic, contractions, control, functions, state, tensors
-from tfckpt.ops.record import OpRecord
-from tfckpt.ops.registry import record, register
+from tfckpt.ops.op_record import (
+    BIAS,
+    REARRANGED,
+    SUM,
+    Access,
+    Array,
+    Branch,
+    Broadcast,
+    Calls,
+    ListUse,
+    OpRecord,
+    Shape,
+    Source,
+)
+from tfckpt.ops.registry import families, record, register, register_families, registered
 
-__all__ = ["OpRecord", "record", "register"]
+__all__ = ["BIAS", "REARRANGED", "SUM", "Access", "Array", "Branch", "Broadcast", "Calls",
+           "ListUse", "OpRecord", "Shape", "Source", "families", "record", "register",
+           "register_families", "registered"]
 THEMES = (arithmetic, functions, contractions, tensors, state, control)
+"""The modules with records."""

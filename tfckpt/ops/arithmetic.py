@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from tfckpt.ops.record import BIAS, PRODUCT, SUM, UNARY, Array, OpRecord
+from tfckpt.ops.op_record import BIAS, PRODUCT, SUM, UNARY, Array, OpRecord
 from tfckpt.ops.registry import register
 from tfckpt.ops.tangents import At, branch, fused, same, zero
 from tfckpt.ops.terms import Term, cast, select

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
-from tfckpt.ops.record import BIAS, SUM, UNARY, Flops, OpRecord, Shape
+from tfckpt.ops.op_record import BIAS, SUM, UNARY, Flops, OpRecord, Shape
 from tfckpt.ops.registry import register
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from tfckpt.ops.record import Branch, Calls, ListUse, OpRecord
+from tfckpt.ops.op_record import Branch, Calls, ListUse, OpRecord
 from tfckpt.ops.registry import register, register_families
 
 _ONCE = functools.partial(OpRecord, repeatable=False)
@@ -28,7 +28,7 @@ register(
     _ONCE("ControlTrigger"), _ONCE("NoOp", does_nothing=True), _ONCE("_Retval", does_nothing=True),
 )
 
-# Lists.
+# Lists, and what a branch keeps.
 _LIST = functools.partial(OpRecord, holds_values=True)
 register(
     _LIST("EmptyTensorList", lists=ListUse(empty=True)),
@@ -39,6 +39,6 @@ register(
     _LIST("TensorListGetItem", lists=ListUse(shape=2)),
     _LIST("TensorListPopBack", lists=ListUse(shape=1, removes=True)),
     _LIST("TensorListStack", lists=ListUse(stacks=True)),
+    _LIST("OptionalFromValue"), _LIST("OptionalNone"),
 )
-register_families(_LIST("TensorList"), _LIST("EmptyTensorList"), _LIST("OptionalFromValue"),
-                  _LIST("OptionalNone"))
+register_families(_LIST("TensorList"))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfckpt.ops.record import SUM, UNARY, Array, OpRecord
+from tfckpt.ops.op_record import SUM, UNARY, Array, OpRecord
 from tfckpt.ops.registry import register
 from tfckpt.ops.tangents import At, fused
 from tfckpt.ops.terms import Term, select

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfckpt.ops.record import OpRecord
+from tfckpt.ops.op_record import OpRecord
 
 _records: dict[str, OpRecord] = {}
 _families: dict[str, OpRecord] = {}
@@ -34,12 +34,6 @@ def _add(table: dict[str, OpRecord], records: tuple[OpRecord, ...]) -> None:
         if new.type in table:
             raise ValueError(f"ops: {new.type!r} has a record already")
         table[new.type] = new
-    _found.clear()
-
-
-def unregister(op_type: str) -> None:
-    """Remove the record of an op type."""
-    del _records[op_type]
     _found.clear()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from tfckpt.ops.names import ELSEWHERE
-from tfckpt.ops.record import Access, OpRecord, Source
+from tfckpt.ops.op_record import Access, OpRecord, Source
 from tfckpt.ops.registry import register, register_families
 
 _ONCE = functools.partial(OpRecord, repeatable=False)
@@ -27,7 +27,7 @@ register(
 # Variables.
 register(
     OpRecord("VarHandleOp", source=Source.HANDLE, resident=True),
-    OpRecord("VarHandlesOp", source=Source.HANDLES),
+    OpRecord("_VarHandlesOp", source=Source.HANDLES),
     _THERE("ReadVariableOp", access=Access.VALUE),
     OpRecord("VariableShape", access=Access.READ), OpRecord("ResourceGather", access=Access.READ),
     OpRecord("ResourceGatherNd", access=Access.READ),
@@ -56,24 +56,25 @@ register(
     _ONCE("RecvTPUEmbeddingActivations"),
 )
 
+# Exchanges between devices and processes, writes, resources that are no variables: whole families.
 _WRITES = functools.partial(OpRecord, writes=True)
-_OTHER = functools.partial(OpRecord, no_variables=True)  # resources of another kind
+_OTHER = functools.partial(OpRecord, no_variables=True)
+_OTHER_ONCE = functools.partial(_ONCE, no_variables=True)
+register(
+    _ONCE("_Send"), _ONCE("_Recv"),
+    _WRITES("ResourceStridedSliceAssign"), _WRITES("ResourceCountUpTo"),
+    _OTHER("OneShotIterator"), _OTHER("MakeIterator"), _OTHER("DeleteIterator"),
+    _OTHER_ONCE("WriteSummary"),
+)
 register_families(
-    # exchanges between devices and processes
     _ONCE("Collective", collective=True), _ONCE("Nccl", collective=True), _ONCE("XlaSend"),
-    _ONCE("XlaRecv"), _ONCE("_Send"), _ONCE("_Recv"), _ONCE("Host"),
-    # writes of variables and of other state
+    _ONCE("XlaRecv"), _ONCE("Host"), _ONCE("TensorArray"), _ONCE("Write"),
     _WRITES("Assign"), _WRITES("Apply"), _WRITES("Scatter"), _WRITES("ResourceApply"),
-    _WRITES("ResourceSparseApply"), _WRITES("ResourceScatter"),
-    _WRITES("ResourceStridedSliceAssign"), _WRITES("ResourceAccumulator"),
-    _WRITES("ResourceCountUpTo"), _WRITES("LookupTableInsert", no_variables=True),
+    _WRITES("ResourceSparseApply"), _WRITES("ResourceScatter"), _WRITES("ResourceAccumulator"),
+    _WRITES("LookupTableInsert", no_variables=True),
     _WRITES("LookupTableImport", no_variables=True),
-    # datasets, tables, summaries
-    _ONCE("TensorArray"), _ONCE("OptionalGetValue"), _ONCE("Iterator", no_variables=True),
-    _OTHER("OneShotIterator"), _OTHER("AnonymousIterator"), _OTHER("MakeIterator"),
-    _OTHER("DeleteIterator"), _OTHER("LookupTable"), _OTHER("HashTable"),
-    _OTHER("MutableHashTable"), _OTHER("FlushSummary"), _ONCE("Summary", no_variables=True),
-    _ONCE("Write"), _ONCE("WriteScalar", no_variables=True),
-    _ONCE("WriteHistogram", no_variables=True), _ONCE("WriteImage", no_variables=True),
-    _ONCE("WriteSummary", no_variables=True),
+    _OTHER("AnonymousIterator"), _OTHER("LookupTable"), _OTHER("HashTable"),
+    _OTHER("MutableHashTable"), _OTHER("FlushSummary"),
+    _OTHER_ONCE("Iterator"), _OTHER_ONCE("Summary"), _OTHER_ONCE("WriteScalar"),
+    _OTHER_ONCE("WriteHistogram"), _OTHER_ONCE("WriteImage"),
 )

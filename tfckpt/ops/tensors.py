@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from tfckpt.ops.record import Broadcast, OpRecord
+from tfckpt.ops.op_record import Broadcast, OpRecord
 from tfckpt.ops.registry import register
 from tfckpt.ops.tangents import same, zero
 

@@ -9,8 +9,7 @@ from tfckpt.cost.merging import only_reader
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op, Tensor, TensorId
-from tfckpt.ops import record
-from tfckpt.ops.record import Access, Source
+from tfckpt.ops import Access, Source, record
 from tfckpt.plan.schedule import Plan, Resolved, Step, resolve
 from tfckpt.rewrite.names import copy_name, marks_of_copies
 

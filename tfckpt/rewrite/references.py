@@ -15,8 +15,7 @@ import dataclasses
 
 from tfckpt.edits import AddControl, Clone, Edits, op_of
 from tfckpt.graph import Graph
-from tfckpt.ops import record
-from tfckpt.ops.record import Source
+from tfckpt.ops import Source, record
 
 
 def has_references(graph: Graph) -> bool:

@@ -8,8 +8,7 @@ from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE
 from tfckpt.edits import Rewire
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Op, TensorId
-from tfckpt.ops import record
-from tfckpt.ops.record import Source
+from tfckpt.ops import Source, record
 from tfckpt.plan.schedule import Fence, Step
 from tfckpt.rewrite.draft import FLOATS, Draft
 from tfckpt.rewrite.guards import Guard
