@@ -23,9 +23,10 @@ from tfckpt.ops.names import ARG, ASSERT, CONST, IDENTITY, PLACEHOLDER, RETVAL, 
 from tfckpt.pipeline import Options, join, plan_parts, report_of
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
-from tfckpt.rewrite.references import has_references
+from tfckpt.rewrite.passes.reference_variables import has_references
 
 _FAILURE = "tfckpt/failure"
+_OPTIMISED = "Grappler has run already"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +67,9 @@ def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options
         result = plan_offline(Step(graph.name, graph, 0), options)
         return result.edits, result.report
     started = time.perf_counter()
-    parts = plan_parts(graph, options)
-    return join(graph, parts), report_of(graph.name, graph, parts, time.perf_counter() - started)
+    parts = plan_parts(graph, options, _OPTIMISED)
+    edits = join(graph, parts, options, _OPTIMISED)
+    return edits, report_of(graph.name, graph, parts, time.perf_counter() - started)
 
 
 def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:

@@ -42,7 +42,7 @@ from tfckpt.pipeline import (
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
-from tfckpt.rewrite.plain_order import in_plain_order
+from tfckpt.rewrite.plain_step import LiveStep
 
 _MARK = "_tfckpt_mark"
 
@@ -332,12 +332,13 @@ def _rewrite(func_graph, mark: Mark, inputs: Sequence[tf.Tensor], inlining: Inli
             _without_gradient.add(mark.name)
             logging.warning("tfckpt: %s computes no gradient; it is left as it is", mark.name)
         return None, False
-    parts = plan_parts(graph, mark.options)
+    plain = LiveStep(func_graph)
+    parts = plan_parts(graph, mark.options, plain)
     reason = ""
     try:
-        edits = join(graph, parts)
+        edits = join(graph, parts, mark.options, plain)
         if edits is not None:
-            apply_edits(func_graph, in_plain_order(edits, graph, func_graph))
+            apply_edits(func_graph, edits)
     except RewriteError as error:
         reason = str(error)
     if reason:

@@ -19,14 +19,13 @@ from tfckpt.capture.steps import Step
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.device_budgets import Budgets
-from tfckpt.edits import Edits, check_edits
+from tfckpt.edits import Edits
 from tfckpt.errors import PlanError, RewriteError
 from tfckpt.graph import Graph
 from tfckpt.pipeline import (
     NOTHING_TO_GAIN,
     Options,
     Part,
-    edits_of,
     plan_graph,
     report_of,
     single_device,
@@ -40,7 +39,9 @@ from tfckpt.rewrite.apply_graphdef import (
     function_with_inlined,
     with_inlined,
 )
-from tfckpt.rewrite.references import await_readers, has_references
+from tfckpt.rewrite.passes.manager import Context, PlannedPart
+from tfckpt.rewrite.passes.reference_variables import has_references
+from tfckpt.rewrite.realise import realise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ def plan_offline(step: Step, options: Options) -> Result:
     started = time.perf_counter()
     graph = step.graph
     cost = build_cost_graph(graph, options.target.rates)
-    # see `tfckpt.rewrite.references` on why fences then do not await updates
+    # see `tfckpt.rewrite.passes.reference_variables` on why fences then do not await updates
     single = single_device(graph) and not has_references(graph)
     budget = _budget(graph, options.budgets)
     decision = plan_graph(graph, cost, options, budget, single)
@@ -73,10 +74,8 @@ def plan_offline(step: Step, options: Options) -> Result:
     edits, reason = None, NOTHING_TO_GAIN
     if planned.peak_bytes < planned.baseline_bytes:
         try:
-            edits = await_readers(graph, edits_of(
-                graph, decision,
-                guard_weights=smallest_request(options.target) > 0))
-            check_edits(graph, edits)
+            edits = realise(Context(graph, (PlannedPart(decision),),
+                                    guard_weights=smallest_request(options.target) > 0)).edits
             reason = ""
         except RewriteError as error:
             edits, reason = None, str(error)

@@ -17,7 +17,7 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.time import SMALL_CPU, Rates
 from tfckpt.device_budgets import Budgets, parse_budgets
-from tfckpt.edits import Edits, check_edits, together
+from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import Graph
 from tfckpt.ops import record
@@ -32,13 +32,14 @@ from tfckpt.plan.planner import (
     plan_step,
 )
 from tfckpt.report import REFUSALS, DevicePeak, Report, make_report
-from tfckpt.rewrite.build import build_edits
-from tfckpt.rewrite.late_writes import writes_after_copies
 from tfckpt.rewrite.names import FENCE
+from tfckpt.rewrite.passes.manager import Context, PlainStep, PlannedPart
+from tfckpt.rewrite.realise import realise
 
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
 _EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
               "that waited for another replica could wait for ever")
+_WHOLE = "the whole step is asked, not a part of it"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Part:
       device: as ops spell it; "" where the step names none.
       budget: of the device.
       graph, cost: the part and its price.
-      edits: None where nothing is to be changed; `reason` says why.
+      edits: of the part by itself; None where nothing is to be changed: `reason` says why.
+      realised: what the edits realise.
     """
 
     device: str
@@ -113,10 +115,14 @@ class Part:
     decision: Decision
     edits: Edits | None
     reason: str = ""
+    realised: PlannedPart | None = None
 
 
-def plan_parts(graph: Graph, options: Options) -> list[Part]:
+def plan_parts(graph: Graph, options: Options, plain: PlainStep | str) -> list[Part]:
     """Plans every device's part, the fullest device first; replicas get the same plan.
+
+    Args:
+      plain: see `tfckpt.rewrite.passes.manager.Context`.
 
     Raises:
       CostError: the bytes of a tensor are unknown.
@@ -128,15 +134,21 @@ def plan_parts(graph: Graph, options: Options) -> list[Part]:
     options.budgets.check(split)
     for number, (device, part) in enumerate(split.items()):
         several = len(split) > 1
-        parts.append(_plan_part(part, options, options.budgets.of(device), parts,
+        context = _context(part, options, _WHOLE if several else plain)
+        parts.append(_plan_part(context, options, options.budgets.of(device), parts,
                                 device if several else "",
                                 f"_{number}" if several else "",
                                 _EXCHANGES if several and has_inner_collective(graph) else ""))
     return sorted(parts, key=lambda p: -p.decision.planned.peak_bytes)
 
 
-def _plan_part(graph: Graph, options: Options, budget: Budget, before: list[Part], device: str,
-               label: str, refused: str) -> Part:
+def _context(graph: Graph, options: Options, plain: PlainStep | str) -> Context:
+    return Context(graph, (), plain, options.xla_guard, smallest_request(options.target) > 0)
+
+
+def _plan_part(context: Context, options: Options, budget: Budget, before: list[Part],
+               device: str, label: str, refused: str) -> Part:
+    graph = context.graph
     cost = build_cost_graph(graph, options.target.rates)
     if refused:
         return Part(device, budget, graph, cost, _unplanned(graph, cost, options.target), None,
@@ -152,10 +164,9 @@ def _plan_part(graph: Graph, options: Options, budget: Budget, before: list[Part
                         or plan_graph(graph, cost, options, budget, single, device))
             if decision.planned.peak_bytes >= decision.planned.baseline_bytes:
                 return Part(device, budget, graph, cost, decision, None, NOTHING_TO_GAIN)
-            return Part(device, budget, graph, cost, decision,
-                        edits_of(graph, decision, device=device, label=label,
-                                 xla_guard=options.xla_guard,
-                                 guard_weights=smallest_request(options.target) > 0))
+            part = PlannedPart(decision, device, label)
+            edits = realise(dataclasses.replace(context, graph=graph, parts=(part,))).edits
+            return Part(device, budget, graph, cost, decision, edits, realised=part)
         except InfeasibleBudgetError:
             raise
         except (PlanError, RewriteError) as error:  # ours: options were checked before
@@ -200,29 +211,20 @@ def _unplanned(graph: Graph, cost: CostGraph, target: Target = HERE) -> Decision
                                          cost.total_time, plain, ()))
 
 
-def join(graph: Graph, parts: list[Part]) -> Edits | None:
-    """The edits of all parts as one value; None where no part has any.
+def join(graph: Graph, parts: list[Part], options: Options, plain: PlainStep | str
+         ) -> Edits | None:
+    """The edits of the whole step; None where no part has any.
 
     Raises:
       RewriteError: together they close a cycle.
     """
-    found = [part.edits for part in parts if part.edits is not None]
-    if len(found) > 1:
-        merged = together(found)
-        check_edits(graph, merged)
-        return merged
-    return found[0] if found else None
-
-
-def edits_of(graph: Graph, decision: Decision, *, device: str = "", label: str = "",
-             xla_guard: str = "data", guard_weights: bool = True) -> Edits:
-    """Checked edits: what forward AD changes, then what the plan does, as one value."""
-    edits = build_edits(decision.graph, decision.cost, decision.planned.plan,
-                        device=device, label=label, xla_guard=xla_guard,
-                        guard_weights=guard_weights)
-    edits = writes_after_copies(graph, decision.edits.then(edits))
-    check_edits(graph, edits)
-    return edits
+    if len(parts) == 1:
+        return parts[0].edits
+    found = tuple(part.realised for part in parts if part.realised is not None)
+    if not found:
+        return None
+    context = _context(graph, options, plain)
+    return realise(dataclasses.replace(context, parts=found)).edits
 
 
 def single_device(graph: Graph) -> bool:

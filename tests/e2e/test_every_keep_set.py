@@ -24,7 +24,8 @@ from tfckpt.plan.order import base_order
 from tfckpt.plan.schedule import Moves, Wait
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 from tfckpt.rewrite.build import build_edits
-from tfckpt.rewrite.plain_order import in_plain_order
+from tfckpt.rewrite.passes.operand_order import keep_operand_order
+from tfckpt.rewrite.plain_step import LiveStep
 
 ROWS, WIDTH = 32, 48
 MOST = 48
@@ -170,7 +171,7 @@ def test_no_keep_set_changes_a_bit(name, wait):
         if wait:
             plan = dataclasses.replace(plan, waits=waits_of_copies(cost, schedule))
         check_plan(cost, plan)
-        edits = in_plain_order(build_edits(graph, cost, plan), graph, live)
+        edits = keep_operand_order(build_edits(graph, cost, plan), graph, LiveStep(live))
         tried += bool(edits.added)
         found = run(apply_to_graph_def(definition, edits), live, values)
         names = sorted(cost.storages[i].name for i in keep)

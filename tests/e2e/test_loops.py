@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
-from tfckpt import pipeline
+from tests.support.passes import replace_pass
 from tfckpt.edits import AddControl
 
 WIDTH, BATCH, LENGTH = 64, 1024, 12
@@ -170,11 +170,11 @@ def test_a_write_behind_a_loop_waits_for_the_copy(monkeypatch):
     found, step = train(tfckpt.checkpoint)
     assert found == wanted and step.report.applied and step.report.recomputed_ops > 0
 
-    def before_copies(graph, edits):
+    def before_copies(context, edits):
         return dataclasses.replace(edits, controls=(*edits.controls, *(
             AddControl(clone.name, write) for clone in edits.clones
-            for write in next(op for op in graph.ops if op.name == clone.source
+            for write in next(op for op in context.graph.ops if op.name == clone.source
                               ).loop.later_writes)))
 
-    monkeypatch.setattr(pipeline, "writes_after_copies", before_copies)
+    replace_pass(monkeypatch, "state writes", before_copies)
     assert train(tfckpt.checkpoint)[0] != wanted  # or this would prove nothing

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfckpt.capture.devices import device_key
 from tfckpt.capture.purity import is_pure
 from tfckpt.capture.regions import regions
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
@@ -329,3 +330,14 @@ def test_while_loops_of_tf1_are_refused_or_read():
     assert np.array_equal(of_type(captured(
         lambda x: tf.while_loop(lambda i: i < 3, lambda i: i + 1, [tf.constant(0)])[0]),
         "StatelessWhile"), [OTHER])
+
+
+@pytest.mark.parametrize("device", [
+    "", "/cpu:0", "/GPU:1", "/device:GPU:1", "/device:TPU:*", "/job:localhost/device:CPU:2",
+    "/job:localhost/replica:0/task:0/device:CPU:1", "/job:worker/task:3/gpu:0", "/gpu:*",
+    "/job:chief/replica:0/task:0", "/job:worker/replica:0/task:1/device:CPU:0"])
+def test_devices_are_read_as_tensorflow_reads_them(device):
+    spec = tf.DeviceSpec.from_string(device)
+    place = "" if spec.job in (None, "localhost") else f"/job:{spec.job}/task:{spec.task or 0}"
+    assert device_key(device) == (
+        f"{place}/device:{spec.device_type or 'CPU'}:{spec.device_index or 0}")

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import process
+from tests.support.passes import replace_pass
 from tfckpt import pipeline
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import ANY, may_write
@@ -14,7 +15,7 @@ from tfckpt.edits import Clone, Edits, check_edits
 from tfckpt.errors import RewriteError
 from tfckpt.graph import BACKWARD, FORWARD
 from tfckpt.ops import record
-from tfckpt.rewrite.late_writes import writes_after_copies
+from tfckpt.rewrite.passes.state_writes import delay_writes
 
 ROWS, WIDTH, TRIPS = 8, 4, 6
 
@@ -195,9 +196,9 @@ def test_a_late_write_waits_for_the_copy():
     (write,) = loop.loop.later_writes
     inputs = tuple(f"{graph.ops[s].name}:{slot}" for s, slot in loop.inputs)
     edits = Edits((Clone("again", loop.name, inputs),))
-    (control,) = writes_after_copies(graph, edits).controls
+    (control,) = delay_writes(graph, edits).controls
     assert (control.op, control.control) == (write, "again")
-    check_edits(graph, writes_after_copies(graph, edits))
+    check_edits(graph, delay_writes(graph, edits))
 
 
 def test_what_may_write_a_variable():
@@ -248,7 +249,7 @@ def test_recurrent_layers_belong_to_the_forward_and_may_be_recomputed(layer):
 
 
 def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch):
-    def refuse(graph, edits):
+    def refuse(context, edits):
         if any(clone.source.startswith("while") for clone in edits.clones):
             raise RewriteError("rewrite: for this test")
         return edits
@@ -262,11 +263,13 @@ def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch)
         return h
 
     graph = _captured(body, after=after)
-    (part,) = pipeline.plan_parts(graph, pipeline.make_options())
+    (part,) = pipeline.plan_parts(graph, pipeline.make_options(), "for this test")
     assert any(clone.source == "while" for clone in part.edits.clones)
-    monkeypatch.setattr(pipeline, "writes_after_copies", refuse)
-    (part,) = pipeline.plan_parts(graph, pipeline.make_options())
+    replace_pass(monkeypatch, "state writes", refuse)
+    (part,) = pipeline.plan_parts(graph, pipeline.make_options(), "for this test")
     assert part.edits is None or not any("while" in c.source for c in part.edits.clones)
-    assert pipeline.report_of("step", graph, [part], 0.0).refused == tuple(
-        f"{loop}: the loop is not recomputed: rewrite: for this test"
-        for loop in ("while", "while_1", "while_2"))
+    refused = pipeline.report_of("step", graph, [part], 0.0).refused
+    assert len(refused) == 3
+    for loop, line in zip(("while", "while_1", "while_2"), refused, strict=True):
+        assert line.startswith(f"{loop}: the loop is not recomputed: rewrite: for this test (pass: "
+                               "state writes; before it: derivatives, copies")

@@ -7,7 +7,8 @@ import tfckpt
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.edits import AddControl, Edits
-from tfckpt.rewrite.plain_order import in_plain_order
+from tfckpt.rewrite.passes.operand_order import keep_operand_order
+from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.rewrite.sums import equal_ops
 
 VECTOR = tf.TensorSpec((8,), tf.float32, name="x")
@@ -28,7 +29,7 @@ def two_equal_terms(x):
 def test_equal_ops():
     graph = traced(lambda x: (tf.sin(x) + 1.0, tf.sin(x) + 1.0, tf.cos(x) + 2.0))
     found = capture(graph)
-    classes = equal_ops(found, graph)
+    classes = equal_ops(found, LiveStep(graph))
     named = {op.name: classes[i] for i, op in enumerate(found.ops)}
     assert named["Sin"] == named["Sin_1"] and named["add"] == named["add_1"]
     assert len({named["Sin"], named["Cos"], named["add"], named["add_2"]}) == 4
@@ -38,14 +39,14 @@ def test_random_ops_have_no_equal():
     graph = traced(lambda x: tf.random.uniform((8,), seed=1) + tf.random.uniform((8,), seed=1) + x)
     found = capture(graph)
     random = [i for i, op in enumerate(found.ops) if op.type == "RandomUniform"]
-    classes = equal_ops(found, graph)
+    classes = equal_ops(found, LiveStep(graph))
     assert len(random) == 2 and classes[random[0]] != classes[random[1]]
 
 
 def test_terms_have_the_order_that_grappler_gives_them():
     live = traced(two_equal_terms)
     (node,) = [n for n in tf_adapter.optimized(live).node if n.name == "total"]
-    edits = in_plain_order(Edits(), capture(live), live)
+    edits = keep_operand_order(Edits(), capture(live), LiveStep(live))
     reads = {op.name: op.inputs[0].removesuffix(":0") for op in edits.added}
     order = sorted(edits.rewires, key=lambda r: r.tensor)
     terms = [reads[r.tensor.removesuffix(":0")] for r in order]
@@ -62,7 +63,7 @@ def test_terms_have_the_order_that_grappler_gives_them():
 def test_other_sums_are_left_alone(body):
     live = traced(body)
     edits = Edits(controls=(AddControl("a", "b"),))
-    assert in_plain_order(edits, capture(live), live) is edits
+    assert keep_operand_order(edits, capture(live), LiveStep(live)) is edits
 
 
 def test_a_rewritten_step_adds_as_the_plain_one():

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import tensorflow as tf
-
 from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, Tensor
 from tfckpt.ops import record
 from tfckpt.ops.names import ELSEWHERE
@@ -20,9 +18,17 @@ from tfckpt.ops.names import ELSEWHERE
 
 def device_key(device: str) -> str:
     """A device's name, the same for the spellings of it that one graph may hold."""
-    spec = tf.DeviceSpec.from_string(device)
-    task = "" if spec.job in (None, "localhost") else f"/job:{spec.job}/task:{spec.task or 0}"
-    return f"{task}/device:{spec.device_type or 'CPU'}:{spec.device_index or 0}"
+    said = {"job": "localhost", "task": "0", "type": "CPU", "index": "0"}
+    for field in device.split("/"):
+        name, *values = field.split(":")
+        if name in said:
+            said[name] = values[0]
+        elif name == "device":
+            said["type"], said["index"] = values
+        elif name and name != "replica":  # "gpu:1", "/cpu:0"
+            said["type"], said["index"] = name.upper(), *(values or ["0"])
+    place = "" if said["job"] == "localhost" else f"/job:{said['job']}/task:{said['task']}"
+    return f"{place}/device:{said['type']}:{said['index'].replace('*', '0')}"
 
 
 def device_parts(graph: Graph) -> dict[str, Graph]:

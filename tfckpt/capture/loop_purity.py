@@ -2,7 +2,7 @@
 
 A loop is copied whole. It may read variables that its body captures (Keras' recurrent layers
 do): whoever copies it sees to it that nothing writes them in between, see
-`tfckpt.rewrite.late_writes`.
+`tfckpt.rewrite.passes.state_writes`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A loop may read variables (see `tfckpt.capture.loop_purity`). A copy of it in the backward finds
 them as the loop did if each op that may write one of them ran before the loop, or can wait for
-the copy. The latter are noted here and made to wait in `tfckpt.rewrite.late_writes`; where one
-must run before the backward reads what the loop computed, the loop is not recomputed.
+the copy. The latter are noted here and made to wait in `tfckpt.rewrite.passes.state_writes`; where
+one must run before the backward reads what the loop computed, the loop is not recomputed.
 """
 
 from __future__ import annotations

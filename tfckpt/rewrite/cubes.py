@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import tensorflow as tf
-
 from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op
 from tfckpt.ops import record
 from tfckpt.rewrite.names import base_name, identity
+from tfckpt.rewrite.passes.manager import Node
 
 _OWN = "ArithmeticOptimizer/"
 """What Grappler's name of a cube's own square begins with, in the scope of the cube."""
@@ -29,7 +28,7 @@ def cubes(graph: Graph) -> list[Op]:
 
 
 def multiply_in_plain_order(edits: Edits, graph: Graph,
-                            plain: Mapping[str, tf.compat.v1.NodeDef]) -> Edits:
+                            plain: Mapping[str, Node]) -> Edits:
     """The edits, with pass-throughs before the cubes whose order they might change.
 
     Args:
@@ -66,18 +65,18 @@ def _base(op: Op, name: str, read: str, first: bool) -> Create:
     return identity(base_name(name, first), read, (), op.outputs[0].dtype, op.device)
 
 
-def _base_comes_first(cube: Op, plain: Mapping[str, tf.compat.v1.NodeDef]) -> bool | None:
+def _base_comes_first(cube: Op, plain: Mapping[str, Node]) -> bool | None:
     """Whether x has a lesser name than x^2; None where there is no product of the two.
 
     Constants are multiplied in between: x^2 or x may be read by what reads the cube.
     """
     times, squared = record(cube.type).cube or ("", "")
     product = plain.get(cube.name)
-    if product is None or product.op != times:
+    if product is None or product.type != times:
         return None
-    readers = [node for node in plain.values() if node.op == times and cube.name in node.input]
-    read = {i: plain[i] for node in (product, *readers) for i in node.input if i in plain}
+    readers = [node for node in plain.values() if node.type == times and cube.name in node.inputs]
+    read = {i: plain[i] for node in (product, *readers) for i in node.inputs if i in plain}
     for square in read.values():
-        if square.op == squared and square.input[0] in read:
-            return bool(square.input[0] < square.name)
+        if square.type == squared and square.inputs[0] in read:
+            return square.inputs[0] < square.name
     return None

@@ -10,58 +10,51 @@ plain step, and the sum reads its terms through pass-throughs whose names have t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import tensorflow as tf
-
-from tfckpt.capture import tf_adapter
 from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph
 from tfckpt.ops import record
 from tfckpt.rewrite.names import identity, term_name
+from tfckpt.rewrite.passes.manager import Node, PlainStep
 
 _LARGEST_COMPARED = 1 << 16
 """Bytes of a constant that is compared with others."""
 _ROUNDED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 
 
-Optimised = Mapping[str, tf.compat.v1.NodeDef]
-"""What Grappler makes of a step, by name."""
-
-
-def add_in_plain_order(edits: Edits, graph: Graph, live: tf.Graph,
-                       plain: Callable[[], Optimised]) -> Edits:
+def add_in_plain_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
     """The edits, with pass-throughs before the sums whose order they might change.
 
     Args:
       graph: the captured step.
-      live: the graph it was captured from, not edited yet.
-      plain: what Grappler makes of it; called where a name is open.
+      plain: asked for the optimised step where a name is open.
     """
     sums = [i for i, op in enumerate(graph.ops)
             if record(op.type).adds and len(op.inputs) > 2 and op.outputs[0].dtype in _ROUNDED
             and op.name not in edits.dropped]
     if not sums:
         return edits
-    classes = equal_ops(graph, live)
+    classes = equal_ops(graph, plain)
     count: dict[int, int] = {}
     for c in classes:
         count[c] = count.get(c, 0) + 1
     open_sums = [i for i in sums if any(count[classes[s]] > 1 for s, _ in graph.ops[i].inputs)]
-    if not open_sums:
+    optimised = plain.optimised() if open_sums else None
+    if optimised is None:
         return edits
     number = {op.name: classes[i] for i, op in enumerate(graph.ops)}
     orders = {}
     for op in [graph.ops[i] for i in open_sums]:
-        node = plain().get(op.name)
-        if node is not None and record(node.op).adds:
+        node = optimised.get(op.name)
+        if node is not None and record(node.type).adds:
             order = _order([(classes[s], slot) for s, slot in op.inputs], node, number)
             if order is not None:
                 orders[op.name] = order
     return _through_terms(edits, graph, orders)
 
 
-def equal_ops(graph: Graph, live: tf.Graph) -> list[int]:
+def equal_ops(graph: Graph, plain: PlainStep) -> list[int]:
     """For each op a number that it shares with the ops of which TensorFlow may keep only one."""
     known: dict[tuple, int] = {}
     found: list[int] = []
@@ -71,27 +64,21 @@ def equal_ops(graph: Graph, live: tf.Graph) -> list[int]:
         known_op = record(op.type)
         if known_op.is_constant:
             if (op.outputs[0].bytes or 0) <= _LARGEST_COMPARED:
-                key = (op.type, op.device, _attributes(live, op.name))
+                key = (op.type, op.device, plain.attributes(op.name))
         elif known_op.folded_by_shape and op.inputs:
             source, slot = op.inputs[0]
             read = graph.ops[source].outputs[slot].shape
             if read is not None and None not in read:
                 key = (op.type, op.device, op.outputs[0].dtype, read, shape)
-        elif op.inputs and not tf_adapter.is_stateful(live.get_operation_by_name(op.name)):
+        elif op.inputs and not plain.is_stateful(op.name):
             inputs = [(found[source], slot) for source, slot in op.inputs]
-            key = (op.type, op.device, _attributes(live, op.name), tuple(inputs),
+            key = (op.type, op.device, plain.attributes(op.name), tuple(inputs),
                    tuple(sorted(found[c] for c in op.controls)))
         found.append(i if key is None else known.setdefault(key, i))
     return found
 
 
-def _attributes(live: tf.Graph, name: str) -> tuple[tuple[str, bytes], ...]:
-    attrs = tf_adapter.node_attrs(live.get_operation_by_name(name))
-    return tuple((key, attrs[key].SerializeToString()) for key in sorted(attrs)
-                 if key not in ("_output_shapes", "_class"))
-
-
-def _order(terms: Sequence[tuple[int, int]], node: tf.compat.v1.NodeDef,
+def _order(terms: Sequence[tuple[int, int]], node: Node,
            number: Mapping[str, int]) -> list[int] | None:
     """The indices of a sum's terms in the order in which a node reads them; None where unclear.
 
@@ -102,7 +89,7 @@ def _order(terms: Sequence[tuple[int, int]], node: tf.compat.v1.NodeDef,
     """
     left = dict(enumerate(terms))
     order: list[int | None] = []
-    for text in node.input:
+    for text in node.inputs:
         if text.startswith("^"):
             continue
         name, _, slot = text.partition(":")

@@ -16,6 +16,7 @@ import dataclasses
 from tfckpt.edits import AddControl, Clone, Edits, op_of
 from tfckpt.graph import Graph
 from tfckpt.ops import Source, record
+from tfckpt.rewrite.passes.manager import Pass, Property
 
 
 def has_references(graph: Graph) -> bool:
@@ -24,7 +25,7 @@ def has_references(graph: Graph) -> bool:
 
 
 def await_readers(graph: Graph, edits: Edits) -> Edits:
-    """The edits, with every write of a reference variable awaiting the new ops that read it.
+    """Return the edits, with every write of a reference variable awaiting its new readers.
 
     Complexity: linear in ops, edits and edges that are added.
     """
@@ -52,3 +53,8 @@ def await_readers(graph: Graph, edits: Edits) -> Edits:
              for source, _ in op.inputs[:1]
              for copy in readers.get(graph.ops[source].name, ())]
     return dataclasses.replace(edits, controls=(*edits.controls, *added))
+
+
+PASS = Pass("reference variables", lambda context, edits: await_readers(context.graph, edits),
+            requires=frozenset({Property.COPIES, Property.OPERANDS}),  # they add what reads
+            ensures=frozenset({Property.REFERENCES}))

@@ -14,10 +14,11 @@ from tfckpt.capture.devices import device_key
 from tfckpt.edits import AddControl, Edits, edited, op_of
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph
+from tfckpt.rewrite.passes.manager import Pass, Property
 
 
-def writes_after_copies(graph: Graph, edits: Edits) -> Edits:
-    """The edits, and control edges from copies of loops to later writes of what they read.
+def delay_writes(graph: Graph, edits: Edits) -> Edits:
+    """Return the edits, and control edges from copies of loops to later writes of what they read.
 
     The edges may close a cycle, which `check_edits` finds.
 
@@ -63,3 +64,7 @@ def _reached(following: dict[str, list[str]], start: str) -> set[str]:
                 found.add(name)
                 pending.append(name)
     return found
+
+
+PASS = Pass("state writes", lambda context, edits: delay_writes(context.graph, edits),
+            requires=frozenset({Property.COPIES}), ensures=frozenset({Property.LOOP_STATE}))

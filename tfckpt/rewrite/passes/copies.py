@@ -1,0 +1,25 @@
+"""What plans recompute: copies, and the fences, waits or guards that delay them.
+
+A plan was made for the step with derivatives taken, so they are written before.
+"""
+
+from __future__ import annotations
+
+from tfckpt.edits import Edits
+from tfckpt.rewrite.build import build_edits
+from tfckpt.rewrite.passes.manager import Context, Pass, Property
+
+
+def write_copies(context: Context, edits: Edits) -> Edits:
+    """Return the edits, and those that realise the plan of each part."""
+    for part in context.parts:
+        decision = part.decision
+        edits = edits.then(build_edits(
+            decision.graph, decision.cost, decision.planned.plan, device=part.device,
+            label=part.label,
+            xla_guard=context.xla_guard, guard_weights=context.guard_weights))
+    return edits
+
+
+PASS = Pass("copies", write_copies, requires=frozenset({Property.DERIVATIVES}),
+            ensures=frozenset({Property.COPIES}))

@@ -1,0 +1,14 @@
+"""What forward AD writes: kept derivatives, and the products that the backward makes of them."""
+
+from __future__ import annotations
+
+from tfckpt.edits import Edits, together
+from tfckpt.rewrite.passes.manager import Context, Pass, Property
+
+
+def write_derivatives(context: Context, edits: Edits) -> Edits:
+    """Return the edits, and those that forward AD recorded for each part."""
+    return edits.then(together(part.decision.edits for part in context.parts))
+
+
+PASS = Pass("derivatives", write_derivatives, ensures=frozenset({Property.DERIVATIVES}))

@@ -1,0 +1,36 @@
+"""What Grappler orders by name is ordered in a rewritten step as in the plain one."""
+
+from __future__ import annotations
+
+from tfckpt.edits import Edits
+from tfckpt.graph import Graph
+from tfckpt.rewrite.cubes import cubes, multiply_in_plain_order
+from tfckpt.rewrite.passes.manager import Context, Pass, PlainStep, Property
+from tfckpt.rewrite.sums import add_in_plain_order
+
+
+def keep_operand_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
+    """Return the edits, with pass-throughs where they might change the order of operands.
+
+    Args:
+      graph: the captured step.
+      plain: asked for the optimised step only where an order is open.
+    """
+    edits = add_in_plain_order(edits, graph, plain)
+    optimised = plain.optimised() if cubes(graph) else None
+    return edits if optimised is None else multiply_in_plain_order(edits, graph, optimised)
+
+
+def _run(context: Context, edits: Edits) -> Edits:
+    assert not isinstance(context.plain, str)  # or the pass is refused
+    return keep_operand_order(edits, context.graph, context.plain)
+
+
+def _refusal(context: Context) -> str:
+    if context.graph.in_xla:
+        return "XLA sorts no operands by name"
+    return context.plain if isinstance(context.plain, str) else ""
+
+
+PASS = Pass("operand order", _run, requires=frozenset({Property.COPIES}),
+            ensures=frozenset({Property.OPERANDS}), refusal=_refusal)

@@ -1,0 +1,40 @@
+"""The captured step as TensorFlow has it, to be asked what Grappler makes of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Mapping
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.rewrite.passes.manager import Node
+
+
+class LiveStep:
+    """A traced graph that is not edited yet (see `tfckpt.rewrite.passes.manager.PlainStep`)."""
+
+    def __init__(self, live: tf.Graph):
+        self.live = live
+
+    def attributes(self, op: str) -> Hashable:
+        """Return the attributes of an op, but for what says nothing of what it computes."""
+        attrs = tf_adapter.node_attrs(self.live.get_operation_by_name(op))
+        return tuple((key, attrs[key].SerializeToString()) for key in sorted(attrs)
+                     if key not in ("_output_shapes", "_class"))
+
+    def is_stateful(self, op: str) -> bool:
+        """Return whether an op is registered as stateful."""
+        return tf_adapter.is_stateful(self.live.get_operation_by_name(op))
+
+    def optimised(self) -> Mapping[str, Node] | None:
+        """Return what Grappler makes of the graph; it is asked once."""
+        return self._optimised
+
+    @functools.cached_property
+    def _optimised(self) -> Mapping[str, Node] | None:
+        try:
+            found = tf_adapter.optimized(self.live)
+        except (ValueError, tf.errors.OpError):  # it would leave the step as it is
+            return None
+        return {node.name: Node(node.name, node.op, tuple(node.input)) for node in found.node}

@@ -1,0 +1,29 @@
+"""From decisions to checked edits of the whole step: the passes, in their order."""
+
+from __future__ import annotations
+
+from tfckpt.rewrite.passes import (
+    copies,
+    derivatives,
+    operand_order,
+    reference_variables,
+    state_writes,
+)
+from tfckpt.rewrite.passes.manager import Context, Realised, run_passes
+
+PASSES = (derivatives.PASS, copies.PASS, operand_order.PASS, state_writes.PASS,
+          reference_variables.PASS)
+
+
+def realise(context: Context) -> Realised:
+    """Return the checked edits that realise what was decided for each part of a step.
+
+    Raises:
+      RewriteError, PlanError: what was decided cannot be realised; the message names the pass.
+    """
+    return run_passes(PASSES, context)
+
+
+def refusals(context: Context) -> dict[str, str]:
+    """Return for each pass why it does not apply in a context; "" where it does."""
+    return {each.name: each.refusal(context) for each in PASSES}
