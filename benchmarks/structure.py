@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("tfckpt", "grappler_ext")
 RECORDS = ROOT / "tfckpt" / "ops"
 _TARGET = frozenset({"in_xla", "smallest"})
-_PLANS, _EDITS = frozenset({"plan_parts", "plan_graph"}), frozenset({"join", "edits_of"})
+_PLANS, _EDITS = frozenset({"plan_parts", "plan_graph"}), frozenset({"join", "realise"})
 
 
 def modules() -> list[pathlib.Path]:

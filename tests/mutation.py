@@ -36,8 +36,11 @@ TESTS = {
     "tfckpt/plan/fences.py": ("tests/pure/test_fences.py", "tests/pure/test_waits.py"),
     "tfckpt/plan/waits.py": ("tests/pure/test_waits.py",),
     "tfckpt/edits.py": ("tests/pure/test_edits.py", "tests/pure/test_random_edits.py"),
-    "tfckpt/rewrite/sums.py": ("tests/tf/test_operand_order.py",),
-    "tfckpt/rewrite/cubes.py": ("tests/tf/test_operand_order.py",),
+    "tfckpt/rewrite/sums.py": ("tests/pure/test_passes.py", "tests/tf/test_operand_order.py"),
+    "tfckpt/rewrite/cubes.py": ("tests/pure/test_cube_order.py", "tests/pure/test_passes.py"),
+    "tfckpt/rewrite/passes/manager.py": ("tests/pure/test_passes.py",),
+    "tfckpt/rewrite/passes/state_writes.py": ("tests/pure/test_passes.py",),
+    "tfckpt/rewrite/passes/reference_variables.py": ("tests/pure/test_passes.py",),
     "tfckpt/rewrite/sums_in_place.py": ("tests/pure/test_summation_order.py",),
 }
 """For each module the tests that are to notice faults in it, quickest first."""
