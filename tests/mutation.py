@@ -57,7 +57,29 @@ NAMED = (
 """(what, module, text that occurs in it once, what it becomes): faults that went unnoticed once."""
 NAMED_TESTS = {"tfckpt/plan/planner.py": ("tests/pure/test_allocator.py",)}
 
-EQUIVALENT: dict[str, dict[str, str]] = {}
+_ANY_ORDER = "what is made of it does not depend on the order"
+_BEFORE = "what a step reads was made by an earlier one"
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "tfckpt/plan/executor.py": {
+        "_edges: sorted(awaited) -> sorted(awaited, reverse=True)": _ANY_ORDER,
+        "_edges: sorted(awaited) -> list(awaited)": _ANY_ORDER},
+    "tfckpt/plan/fences.py": {
+        "_leaves: v in original and (not by_data(graph, vertex, v)) -> v in original":
+            "what is read is covered anyway, and an original that a copy replaces stands before "
+            "the window",
+        "awaitable: sorted(set(found)) -> sorted(set(found), reverse=True)": _ANY_ORDER,
+        "awaitable: sorted(set(found)) -> list(set(found))": _ANY_ORDER,
+        "_entries: start <= resolved.maker[i] < p -> start <= resolved.maker[i] <= p": _BEFORE},
+    "tfckpt/plan/waits.py": {
+        ": ROUNDS = 24 -> ROUNDS = 25": "no step is known that needs so many rounds",
+        ": ROUNDS = 24 -> ROUNDS = 23": "no step is known that needs so many rounds",
+        ": ROUNDS = 24 -> ROUNDS = 48": "no step is known that needs so many rounds",
+        "place_waits: break -> pass": "further rounds find what this one found",
+        "_Placer.round: grew = False -> grew = True": "further rounds find what this one found",
+        "_Placer.__init__: -1 -> -2": "-2 is as little a position as -1",
+        "_Placer.__init__: -1 -> -0": "position 0 needs nothing and runs first",
+        "_Placer._add: made > turn -> made >= turn": "what has not run has made nothing"},
+}
 """By module, mutants that no test can notice, and why."""
 
 

@@ -148,6 +148,12 @@ def test_what_runs_ahead_waits_for_the_step_before_it():
     assert found_in(graph_of(EARLY), "abcdmz", 1890) == (["m<d"], 1900, 1000)
 
 
+@pytest.mark.xfail(strict=True, reason="only what is planned after the first step that has not run "
+                                       "is delayed: m stands directly after the step at the peak")
+def test_what_runs_ahead_of_the_step_at_the_peak_waits_for_it():
+    assert found_in(graph_of(EARLY), "abcmdz") == (["m<c"], 1900, 1401)
+
+
 @pytest.mark.parametrize("mark", ["fusible", "conditional", "join"])
 def test_nothing_waits_for_what_cannot_be_awaited(mark):
     """The step before it is waited for, which helps less, or not at all."""
@@ -190,10 +196,34 @@ def test_a_step_that_allocates_waits_for_a_reader_that_lags():
 
 
 def test_small_tensors_are_not_worth_a_wait():
-    """Below a fifth of a percent of the peak, unless nothing much larger is live."""
-    rows = "a=1 b=50000:a c=50000:b d=1:c m={} n=90 z=1:dmn"
-    assert found_in(graph_of(rows.format(199)), "abcdmnz", 99_999)[0] == []
-    assert found_in(graph_of(rows.format(9_000)), "abcdmnz")[0] == ["m<d"]
+    """What is smaller than a fifth of a percent of the peak."""
+    rows = "a=1 b=50000:a c=50000:b d=1:c m={} z=1:dm"
+    for size, waits in ((150, []), (200, []), (201, ["m<d"]), (250, ["m<d"]), (390, ["m<d"])):
+        assert found_in(graph_of(rows.format(size)), "abcdmz", 1)[0] == waits
+
+
+def test_unless_nothing_is_much_larger():
+    """What is smaller than a quarter of the largest: here there are 200 of 10 bytes each."""
+    def case(size, first=10, others=10):
+        many = range(200)
+        vertices = [Vertex(f"v{i}", FORWARD, 1.0, reads=(i - 1,) if i else (), writes=(i,))
+                    for i in many]
+        vertices += [Vertex("last", FORWARD, 1.0, reads=(*many,), writes=(200,)),
+                     Vertex("next", FORWARD, 1.0, reads=(200,), writes=(201,)),
+                     Vertex("early", FORWARD, 1.0, writes=(202,)),
+                     Vertex("end", FORWARD, 1.0, reads=(201, 202), writes=(203,))]
+        sizes = [first, *[others] * 200, 1, size, 1]
+        graph = CostGraph(tuple(vertices), tuple(
+            Storage(f"s{i}", bytes_, i) for i, bytes_ in enumerate(sizes)))
+        waits, _, _ = waits_of(graph, tuple((v, 0) for v in range(204)), 1)
+        return [(w.waiting[0], w.awaited[0]) for w in waits]
+
+    # of 10 a quarter is 2.5
+    assert case(2) == []
+    assert case(3) == [(202, 201)]
+    assert case(2, 8, 8) == [(202, 201)] and case(1, 8, 8) == []
+    # the largest, not the next one; then it is a fifth of a percent of 2,020 that counts
+    assert case(3, first=20) == [] and case(5, first=20) == [(202, 201)]
 
 
 def test_of_two_that_may_be_merged_the_first_waits():

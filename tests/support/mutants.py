@@ -61,20 +61,22 @@ def mutants(source: str) -> list[Mutant]:
     found, seen = [], set()
     for function, node, parent, field, index in list(_places(tree)):
         for new in _changes(node):
-            mutated = _with(tree, parent, field, index, new)
+            # a number alone says nothing
+            shown = parent if isinstance(node, ast.Constant) else None
+            before = ast.unparse(shown or node)
+            mutated, after = _with(tree, parent, field, index, new, shown or new)
             if mutated != plain and mutated not in seen:
                 seen.add(mutated)
-                found.append(Mutant(function, node.lineno, ast.unparse(node),
-                                    ast.unparse(new), mutated))
+                found.append(Mutant(function, node.lineno, before, after, mutated))
     return sorted(found, key=lambda m: m.line)
 
 
-def _with(tree, parent, field, index, new) -> str:
-    """The source with one node replaced; the tree is left as it was."""
+def _with(tree, parent, field, index, new, shown) -> tuple[str, str]:
+    """The source of the tree and of a part of it with one node replaced; both stay as they are."""
     old = getattr(parent, field)
     setattr(parent, field, new if index is None else [*old[:index], new, *old[index + 1:]])
     try:
-        return ast.unparse(ast.fix_missing_locations(tree))
+        return ast.unparse(ast.fix_missing_locations(tree)), ast.unparse(shown)
     finally:
         setattr(parent, field, old)
 
@@ -160,7 +162,8 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
     for i, keyword in enumerate(node.keywords):
         if keyword.arg == "key":
             yield _replaced(node, keywords=[*node.keywords[:i], *node.keywords[i + 1:]])
-    if len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
+    if len(node.args) > 1 and name not in ("min", "max") and not any(
+            isinstance(a, ast.Starred) for a in node.args[:2]):
         yield _replaced(node, args=[node.args[1], node.args[0], *node.args[2:]])
 
 
