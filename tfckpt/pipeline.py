@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -22,14 +23,14 @@ from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, RewriteEr
 from tfckpt.graph import Graph
 from tfckpt.ops import record
 from tfckpt.plan.allocator import CPU_SMALLEST
-from tfckpt.plan.forward_ad import Decision, decide
+from tfckpt.plan.forward_ad import Decision, decisions_of
 from tfckpt.plan.planner import (
     AUTO,
     Plain,
     Planned,
     baseline,
     check_names,
-    plan_step,
+    plans_of,
 )
 from tfckpt.report import REFUSALS, DevicePeak, Report, make_report
 from tfckpt.rewrite.names import FENCE
@@ -267,19 +268,20 @@ def plan_graph(graph: Graph, cost: CostGraph, options: Options, budget: Budget, 
     smallest, plain = price_plain(graph, cost, options.target)
     room = budget.dynamic(plain.peak_bytes, cost.resident_bytes)
 
-    def plan(graph_cost: CostGraph) -> Planned:
-        return plan_step(graph_cost, room, solver=options.solver, objective=options.objective,
-                         free_moves=options.free_moves, await_updates=single,
-                         in_xla=graph.in_xla, smallest=smallest, plain=plain)
+    def plans(graph_cost: CostGraph) -> Iterator[Planned]:
+        return plans_of(graph_cost, room, solver=options.solver, objective=options.objective,
+                        free_moves=options.free_moves, await_updates=single,
+                        in_xla=graph.in_xla, smallest=smallest, plain=plain)
 
     fad = options.fad if options.solver == AUTO or options.fad is True else False
     try:
         try:
-            return decide(graph, cost, plan, fad=fad, budget=room, objective=options.objective,
-                          plain_bytes=plain.peak_bytes, rates=options.target.rates)
+            return next(decisions_of(
+                graph, cost, plans, fad=fad, budget=room, objective=options.objective,
+                plain_bytes=plain.peak_bytes, rates=options.target.rates))
         except CostError as error:  # of forward AD: the graph itself was priced before
             warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
-            return Decision(graph, cost, plan(cost))
+            return Decision(graph, cost, next(plans(cost)))
     except InfeasibleBudgetError as error:
         raise budget.explain(error, plain.peak_bytes, cost.resident_bytes, device) from None
 

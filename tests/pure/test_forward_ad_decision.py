@@ -6,6 +6,7 @@ results by visiting schedules (`tests.support.best_schedule`, which imports noth
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -17,8 +18,9 @@ from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.fad.alternatives import find_alternatives
 from tfckpt.fad.transform import take
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
-from tfckpt.plan.forward_ad import decide
-from tfckpt.plan.planner import ROOM, SAFETY, WORTH, Planned, baseline, plan_step
+from tfckpt.plan.check import check_plan
+from tfckpt.plan.forward_ad import decisions_of
+from tfckpt.plan.planner import ROOM, SAFETY, WORTH, Planned, baseline, plans_of
 from tfckpt.plan.schedule import Plan
 
 pytestmark = pytest.mark.pure
@@ -80,7 +82,7 @@ def taken(decision):
 
 def exact_planner(budget, plain):
     """Plans as `plan_step` would that knew every schedule."""
-    def plan(cost):
+    def plans(cost):
         pairs = best_schedule.front(cost)
         fits = [pair for pair in pairs if budget is None or pair[0] <= budget]
         if not fits:
@@ -88,8 +90,8 @@ def exact_planner(budget, plain):
         peak, time = fits[-1] if budget is None else fits[0]
         once = sum(v.time for v in cost.vertices)
         schedule = () if time <= once * (1 + 1e-9) else ((0, 0), (0, 1))
-        return Planned(Plan(schedule), plain.timeline, peak, time, plain, ())
-    return plan
+        yield Planned(Plan(schedule), plain.timeline, peak, time, plain, ())
+    return plans
 
 
 @pytest.mark.parametrize("widths, shared", [
@@ -103,8 +105,8 @@ def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, sh
     found = set()
     for budget in sorted({peak for front in fronts.values() for peak, _ in front}):
         times = [t for t in (best_schedule.least_time(f, budget) for f in fronts.values()) if t]
-        decision = decide(graph, cost, exact_planner(budget, plain), budget=budget,
-                          plain_bytes=plain.peak_bytes)
+        decision = next(decisions_of(graph, cost, exact_planner(budget, plain), budget=budget,
+                                     plain_bytes=plain.peak_bytes))
         assert decision.planned.plan.alternatives == taken(decision)
         if not taken(decision) and not decision.planned.plan.recomputed:
             # it fits as it is: no derivative, since that keeps every bit
@@ -113,8 +115,8 @@ def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, sh
             assert decision.planned.time <= min(times) * 1.003  # equals are within 0.2 %
         found.add((bool(taken(decision)), bool(decision.planned.plan.recomputed)))
     assert len(found) > 1  # more than one kind of answer was right
-    decision = decide(graph, cost, exact_planner(None, plain), objective="memory",
-                      plain_bytes=plain.peak_bytes)
+    decision = next(decisions_of(graph, cost, exact_planner(None, plain), objective="memory",
+                                 plain_bytes=plain.peak_bytes))
     least = min(front[-1][0] for front in fronts.values())
     assert decision.planned.peak_bytes <= least + 0.003 * plain.peak_bytes
 
@@ -129,16 +131,17 @@ def test_no_subset_of_the_regions_gives_a_better_plan(widths, shared):
     plain = baseline(cost, smallest=None)
     subsets = choices(graph)
     for budget in (None, int(0.9 * plain.peak_bytes), int(0.75 * plain.peak_bytes)):
-        def plan(c, budget=budget):
-            return plan_step(c, budget, smallest=None, plain=plain)
+        def planner(c, budget=budget):
+            return plans_of(c, budget, smallest=None, plain=plain)
 
         plans = {}
         for names, priced in subsets.items():
             try:
-                plans[names] = plan(priced)
+                plans[names] = next(planner(priced))
             except InfeasibleBudgetError:
                 continue
-        decision = decide(graph, cost, plan, budget=budget, plain_bytes=plain.peak_bytes)
+        decision = next(decisions_of(graph, cost, planner, budget=budget,
+                                     plain_bytes=plain.peak_bytes))
         if budget is None:
             score = [p.peak_bytes / plain.peak_bytes + WORTH * p.time / plain.timeline.time
                      for p in (decision.planned, *plans.values())
@@ -160,10 +163,38 @@ def test_what_is_kept_changes_with_the_budget():
 
     def kind(fraction):
         budget = int(fraction * plain.peak_bytes)
-        decision = decide(graph, cost, lambda c: plan_step(
-            c, budget, smallest=None, plain=plain), budget=budget, plain_bytes=plain.peak_bytes)
+        decision = next(decisions_of(graph, cost, lambda c: plans_of(
+            c, budget, smallest=None, plain=plain), budget=budget, plain_bytes=plain.peak_bytes))
         return len(taken(decision)), bool(decision.planned.plan.recomputed)
 
     assert kind(1.0 / SAFETY + 0.01) == (0, False)
     assert kind(0.85) == (2, False)
     assert kind(0.7) == (1, True)
+
+
+@pytest.mark.parametrize("fad, fraction", [
+    (False, 0.85), (True, None), ("auto", None),
+    pytest.param("auto", 0.85, marks=pytest.mark.nightly)])
+def test_further_decisions_fit_and_differ(fad, fraction):
+    graph = chain((4, 4))
+    cost = build_cost_graph(graph)
+    plain = baseline(cost, smallest=None)
+    budget = None if fraction is None else int(fraction * plain.peak_bytes)
+
+    def decisions():
+        return decisions_of(
+            graph, cost, lambda c: plans_of(c, budget, solver="approx_dp", smallest=None,
+                                            plain=plain),
+            fad=fad, budget=budget, plain_bytes=plain.peak_bytes)
+
+    found = list(itertools.islice(decisions(), 12))
+    assert found == list(itertools.islice(decisions(), 12))
+    plans = [dataclasses.replace(d.planned.plan, solver="") for d in found]
+    assert len(set(plans)) == len(plans) >= (3 if fad == "auto" else 1)
+    for decision in found:
+        check_plan(decision.cost, decision.planned.plan)
+        assert decision.planned.plan.alternatives == taken(decision)
+        assert bool(decision.edits.added) == bool(taken(decision)) == (decision.graph is not graph)
+        assert budget is None or decision.planned.peak_bytes <= SAFETY * budget
+    if fad == "auto":  # the other graphs that were tried have their turn
+        assert len({taken(d) for d in found}) > 1

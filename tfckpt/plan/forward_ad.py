@@ -9,7 +9,7 @@ forward AD is taken where recomputation alone does as well, since that keeps eve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
@@ -33,7 +33,8 @@ CHANGES = 1_000
 NOTICED = 0.001
 """Of the plain peak, what one region must save before `auto` looks at it."""
 
-Planner = Callable[[CostGraph], Planned]
+Planner = Callable[[CostGraph], Iterator[Planned]]
+"""Yields plans of a cost graph of the step, against the plain step, best first."""
 Taken = tuple[int, ...]
 """Indices of the alternatives that are taken, ascending."""
 
@@ -77,17 +78,17 @@ class Decision:
     edits: Edits = Edits()
 
 
-def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
-           budget: int | None = None, objective: str = "time", plain_bytes: int = 0,
-           rates: Rates = SMALL_CPU) -> Decision:
-    """Plans a step with the derivatives that are worth keeping.
+def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object = AUTO,
+                 budget: int | None = None, objective: str = "time", plain_bytes: int = 0,
+                 rates: Rates = SMALL_CPU) -> Iterator[Decision]:
+    """Yield plans of a step with the derivatives that are worth keeping, best first.
 
     Args:
       graph: the captured step.
       cost: its cost graph.
-      plan: plans any cost graph of this step, against the plain step's baseline.
+      plans: what plans any cost graph of this step; see `plans_of`.
       fad: False keeps no derivative, True every one that saves bytes, "auto" weighs them.
-      budget, objective: what `plan` plans for; see `plan_step`.
+      budget, objective: what `plans` plans for.
       plain_bytes: dynamic peak of the plain step.
       rates: of the device; `cost` was priced with them.
 
@@ -98,9 +99,11 @@ def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
     half, quarter and eighth of them, fewer of these in large graphs; in small ones it then changes
     its mind about single regions. A budget that is met with nothing recomputed ends the search, as
     it leaves nothing to gain. Each of these plans may keep a derivative or compute it again.
+    The next decision is the best, by the same rule, of the next plans of all graphs planned.
     """
     if fad is False:
-        return Decision(graph, cost, plan(cost))
+        yield from _with(graph, cost, (), plans, rates)
+        return
     offers = find_alternatives(graph, roots(graph))
     least = 1 if fad is True else max(1, int(NOTICED * plain_bytes))
     reasons = {a.region.source: _too_little(a, least) for a in offers.alternatives
@@ -108,25 +111,29 @@ def decide(graph: Graph, cost: CostGraph, plan: Planner, *, fad: object = AUTO,
     useful, conflicts = _compatible(graph, [a for a in offers.alternatives if a.saves >= least])
     reasons.update(conflicts)
     if fad is True:
-        found = _with(graph, cost, useful, plan, rates)
-        return _told(graph, offers, found, useful, reasons, "")
-    if sum(a.saves for a in useful) < WORTHWHILE * plain_bytes:
+        for found in _with(graph, cost, useful, plans, rates):
+            yield _told(graph, offers, found, useful, reasons, "")
+    elif sum(a.saves for a in useful) < WORTHWHILE * plain_bytes:
         why = f"all such regions together save less than {WORTHWHILE:.0%} of the plain peak"
-        return _told(graph, offers, Decision(graph, cost, plan(cost)), (), reasons, why)
-    return _weighed(graph, cost, plan, rates, offers, useful, reasons, budget, objective)
+        for found in _with(graph, cost, (), plans, rates):
+            yield _told(graph, offers, found, (), reasons, why)
+    else:
+        yield from _weighed(graph, cost, plans, rates, offers, useful, reasons, budget, objective)
 
 
-def _weighed(graph: Graph, cost: CostGraph, plan: Planner, rates: Rates, offers: Offers,
+def _weighed(graph: Graph, cost: CostGraph, plans: Planner, rates: Rates, offers: Offers,
              useful: Sequence[Alternative], reasons: dict, budget: int | None,
-             objective: str) -> Decision:
-    """The best of the plans without, with all, and with part of the alternatives."""
-    tried: dict[Taken, Decision | None] = {}
+             objective: str) -> Iterator[Decision]:
+    """The plans without, with all, and with part of the alternatives, best first."""
+    tried: dict[Taken, Decision | None] = {}  # the next decision for each
+    others: dict[Taken, Iterator[Decision]] = {}
     refusals: list[InfeasibleBudgetError] = []
 
     def attempt(taken: Taken) -> None:
         if taken not in tried:
+            others[taken] = _with(graph, cost, [useful[i] for i in taken], plans, rates)
             try:
-                tried[taken] = _with(graph, cost, [useful[i] for i in taken], plan, rates)
+                tried[taken] = next(others[taken])
             except InfeasibleBudgetError as error:
                 tried[taken] = None
                 refusals.append(error)
@@ -147,12 +154,15 @@ def _weighed(graph: Graph, cost: CostGraph, plan: Planner, rates: Rates, offers:
             break
     if best is None:
         raise min(refusals, key=lambda error: error.smallest_bytes)
-    why = ("without it the plan is better" if best else
-           "recomputation alone gives as good a plan" if len(tried) > 1 else
-           "the budget is met without it")
-    decision = tried[best]
-    assert decision is not None
-    return _told(graph, offers, decision, [useful[i] for i in best], reasons, why)
+    while best is not None:
+        why = ("without it the plan is better" if best else
+               "recomputation alone gives as good a plan" if len(tried) > 1 else
+               "the budget is met without it")
+        decision = tried[best]
+        assert decision is not None
+        yield _told(graph, offers, decision, [useful[i] for i in best], reasons, why)
+        tried[best] = next(others[best], None)
+        best = _best(tried, budget, objective)
 
 
 def _nothing_again(decision: Decision | None) -> bool:
@@ -186,12 +196,14 @@ def _suffixes(count: int, vertices: int) -> list[Taken]:
 
 
 def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
-          plan: Planner, rates: Rates) -> Decision:
-    if not alternatives:
-        return Decision(graph, cost, plan(cost))
-    after, edits = take(graph, alternatives)
-    priced = build_cost_graph(after, rates)
-    return Decision(after, priced, plan(priced), edits=edits)
+          plans: Planner, rates: Rates) -> Iterator[Decision]:
+    """The decisions for some of the alternatives, best first."""
+    edits = Edits()
+    if alternatives:
+        graph, edits = take(graph, alternatives)
+        cost = build_cost_graph(graph, rates)
+    for planned in plans(cost):
+        yield Decision(graph, cost, planned, edits=edits)
 
 
 def _compatible(graph: Graph, alternatives: Sequence[Alternative]

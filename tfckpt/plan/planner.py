@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
@@ -114,7 +114,21 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
               await_updates: bool = True, in_xla: bool = False,
               smallest: int | None = CPU_SMALLEST,
               plain: Plain | None = None) -> Planned:
-    """Plans a step.
+    """Return the best plan of a step: the first of `plans_of`, which says what is asked for."""
+    return next(plans_of(graph, budget, solver=solver, objective=objective, free_moves=free_moves,
+                         await_updates=await_updates, in_xla=in_xla, smallest=smallest,
+                         plain=plain))
+
+
+def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
+             objective: str = "time", free_moves: bool = True, await_updates: bool = True,
+             in_xla: bool = False, smallest: int | None = CPU_SMALLEST,
+             plain: Plain | None = None) -> Iterator[Planned]:
+    """Yield different plans of a step, best first, each made when it is asked for.
+
+    Every plan is the best of those not yet given by the rule that chooses the first. With a budget
+    and objective "time" these are the fastest that fit, then those of the smallest peaks that fit.
+    At most some `FINALISTS` candidates are finished after the first plan was found.
 
     Args:
       graph: the joint cost graph.
@@ -131,10 +145,11 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
 
     Raises:
       PlanError: unknown solver or objective; a graph too large for "optimal".
-      InfeasibleBudgetError: no plan found fits; names the least peak found.
+      InfeasibleBudgetError: the first plan is asked for, and none found fits; names the smallest
+        peak found.
     """
     return _Planner(graph, solver, objective, free_moves, await_updates, in_xla, smallest,
-                    plain).run(budget)
+                    plain).plans(budget)
 
 
 def baseline(graph: CostGraph, *, in_xla: bool = False,
@@ -197,8 +212,8 @@ class _Planner:
         self.smallest = smallest
         self.finished: dict[Candidate, _Finished] = {}
 
-    def run(self, budget: int | None) -> Planned:
-        """Makes the pool and chooses from it."""
+    def plans(self, budget: int | None) -> Iterator[Planned]:
+        """Makes the pool and yields plans from it, best first."""
         patterns = search.templates(self.evaluator, self.free_moves, in_xla=self.in_xla)
         if self.solver == AUTO:
             pool = search.explore(self.evaluator, patterns, CHEAP, self.objective,
@@ -208,11 +223,16 @@ class _Planner:
         else:
             named = () if self.solver == "store_all" else (SOLVERS[self.solver],)
             pool = search.starts(self.evaluator, patterns, named, self.objective)
-        chosen = self._least(pool) if budget is None else self._fitting(pool, budget)
         front = self._points(search.non_dominated(pool))
-        others = self._points(search.best_of_each(pool))
-        return Planned(chosen.plan, chosen.timeline, chosen.peak, chosen.priced.time,
-                       self.plain, front, tuple(p for p in others if p not in front))
+        others = tuple(p for p in self._points(search.best_of_each(pool)) if p not in front)
+        given: set[tuple] = set()
+        for chosen in self._least(pool) if budget is None else self._fitting(pool, budget):
+            plan = chosen.plan
+            edits = plan.schedule, plan.moves.released, plan.waits  # what they depend on
+            if edits not in given:
+                given.add(edits)
+                yield Planned(plan, chosen.timeline, chosen.peak, chosen.priced.time,
+                              self.plain, front, others)
 
     def _points(self, pool: list[Priced]) -> tuple[search.Point, ...]:
         return tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
@@ -252,28 +272,40 @@ class _Planner:
         near = [p for p in front if p.peak <= most]
         return search.spread(near, search.few(self.graph, FINALISTS))
 
-    def _least(self, pool: list[Priced]) -> _Finished:
-        """The least peak, but for a little memory that buys much time."""
-        finished = [self._finish(p) for p in self._near(pool)]
-        least = min(f.peak for f in finished)
-        close = [f for f in finished if f.peak <= least + ROOM * self.plain.peak_bytes]
-        plain = self.plain.peak_bytes, self.plain.timeline.time
-        return min(close, key=lambda f: (
-            _cost(f.peak, f.priced.time, *plain, self.objective), f.peak))
+    def _least(self, pool: list[Priced]) -> Iterator[_Finished]:
+        """The smallest peak, but for a little memory that buys much time; then so among the rest.
 
-    def _fitting(self, pool: list[Priced], budget: int) -> _Finished:
-        """The fastest plan (with objective "memory" the least) whose allocated peak fits."""
+        Candidates from the whole front follow those that may have the smallest peak.
+        """
+        plain = self.plain.peak_bytes, self.plain.timeline.time
+        whole = search.spread(search.non_dominated(pool)[::-1], search.few(self.graph, FINALISTS))
+        for group in (self._near(pool), whole):
+            left = [self._finish(p) for p in group]
+            while left:
+                least = min(f.peak for f in left)
+                close = [f for f in left if f.peak <= least + ROOM * self.plain.peak_bytes]
+                best = min(close, key=lambda f: (
+                    _cost(f.peak, f.priced.time, *plain, self.objective), f.peak))
+                yield best
+                left = [f for f in left if f is not best]
+
+    def _fitting(self, pool: list[Priced], budget: int) -> Iterator[_Finished]:
+        """The fastest plans (with objective "memory" the smallest) whose allocated peaks fit."""
         usable = int(budget * SAFETY)
         near = self._near(pool)
+        found, left = False, search.few(self.graph, FINALISTS)
         if self.objective == "time":
-            hopeful = {p.candidate: p for p in [*search.non_dominated(pool), *near]}.values()
-            for priced in sorted(hopeful, key=lambda p: (p.time, p.peak)):
-                if priced.peak <= usable and self._finish(priced).peak <= usable:
-                    return self._finish(priced)
+            for priced in sorted(search.non_dominated(pool), key=lambda p: (p.time, p.peak)):
+                if priced.peak <= usable and left:
+                    if self._finish(priced).peak <= usable:
+                        yield self._finish(priced)
+                        found = True
+                    left -= found
         finished = [self._finish(p) for p in near]
-        fits = [f for f in finished if f.peak <= usable]
-        if fits:
-            return min(fits, key=lambda f: (f.peak, f.priced.time))
+        yield from sorted((f for f in finished if f.peak <= usable),
+                          key=lambda f: (f.peak, f.priced.time))
+        if found or any(f.peak <= usable for f in finished):
+            return
         needed = int(min(f.peak for f in finished) / SAFETY) + 2
         raise InfeasibleBudgetError(
             f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the least dynamic "

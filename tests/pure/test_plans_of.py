@@ -1,0 +1,91 @@
+"""`plans_of`: further plans, best first, for whoever refuses the first."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
+from tfckpt.cost.with_backward import from_edges, with_backward
+from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.plan.check import check_plan
+from tfckpt.plan.planner import FINALISTS, ROOM, SAFETY, baseline, plan_step, plans_of
+
+pytestmark = pytest.mark.pure
+
+
+def graphs():
+    sizes, times, edges = residual_network(3)
+    return [with_backward(from_edges([100_000 * s for s in sizes], times, edges)),
+            with_backward((None, *random_paper_graph(3, 14))), random_joint_graph(5, 24)]
+
+
+GRAPHS = graphs()
+CASES = [(None, "time"), (None, "memory"), (0.9, "time"), (0.75, "time"), (0.9, "memory")]
+
+
+def planned(graph, fraction, objective="time", solver="approx_dp", **options):
+    budget = fraction and int(fraction * baseline(graph, smallest=0).peak_bytes)
+    options = {"objective": objective, "solver": solver, "smallest": 0, **options}
+    return budget, options, plans_of(graph, budget, **options)
+
+
+@pytest.mark.parametrize("number", range(len(GRAPHS)))
+@pytest.mark.parametrize("fraction, objective", CASES)
+@pytest.mark.parametrize("solver", ["approx_dp", pytest.param("auto", marks=pytest.mark.nightly)])
+def test_further_plans(number, fraction, objective, solver):
+    graph = GRAPHS[number]
+    budget, options, plans = planned(graph, fraction, objective, solver)
+    try:
+        first = next(plans)
+    except InfeasibleBudgetError:
+        with pytest.raises(InfeasibleBudgetError):
+            plan_step(graph, budget, **options)
+        return
+    found = [first, *plans]
+    assert first == plan_step(graph, budget, **options)
+    assert found == [*plans_of(graph, budget, **options)]
+    assert 1 <= len(found) <= 6 * FINALISTS + 1
+    edits = [(p.plan.schedule, p.plan.moves.released, p.plan.waits) for p in found]
+    assert len(set(edits)) == len(edits)
+    for p in found:
+        check_plan(graph, p.plan)
+        assert dataclasses.replace(p, plan=first.plan, timeline=first.timeline, time=first.time,
+                                   peak_bytes=first.peak_bytes) == first
+        assert budget is None or p.peak_bytes <= SAFETY * budget
+
+
+@pytest.mark.parametrize("number", range(len(GRAPHS)))
+def test_they_come_in_the_order_of_what_they_are_chosen_by(number):
+    graph = GRAPHS[number]
+    plain = baseline(graph, smallest=0).peak_bytes
+    smallest = [p.peak_bytes for p in planned(graph, None, "memory")[2]]
+    assert smallest[0] <= min(smallest) + ROOM * plain
+    assert len(smallest) > 1
+    found = [(p.time, p.peak_bytes) for p in planned(graph, 1.1)[2]]
+    fastest = list(itertools.takewhile(lambda pair: pair[0] <= pair[1], zip(
+        found, found[1:], strict=False)))
+    rest = found[len(fastest) + 1:]  # the smallest of those that fit, by rising peak
+    assert fastest and [peak for _, peak in rest] == sorted(peak for _, peak in rest)
+
+
+def test_nothing_is_planned_before_it_is_asked_for_but_options_are_checked():
+    graph = GRAPHS[0]
+    none_fits = plans_of(graph, 1, solver="chen")
+    with pytest.raises(InfeasibleBudgetError):
+        next(none_fits)
+    with pytest.raises(PlanError, match="unknown solver"):
+        plans_of(graph, solver="least")
+
+
+@pytest.mark.parametrize("options", [{"solver": "store_all"}, {"solver": "chen"},
+                                     {"solver": "auto", "in_xla": True}, {"solver": "auto"}])
+def test_other_solvers_and_xla(options):
+    graph = GRAPHS[2]
+    first, *others = planned(graph, None, **options)[2]
+    assert first == plan_step(graph, smallest=0, **options)
+    assert others or options["solver"] != "auto"
+    for p in (first, *others):
+        check_plan(graph, p.plan)
