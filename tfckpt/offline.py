@@ -41,7 +41,10 @@ from tfckpt.rewrite.apply_graphdef import (
 )
 from tfckpt.rewrite.passes.manager import Context, PlannedPart
 from tfckpt.rewrite.passes.reference_variables import has_references
+from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.rewrite.realise import realise
+
+_NO_FUNCTION = "a session optimises a graph for what is fetched from it, which is not known"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +77,8 @@ def plan_offline(step: Step, options: Options) -> Result:
     edits, reason = None, NOTHING_TO_GAIN
     if planned.peak_bytes < planned.baseline_bytes:
         try:
-            edits = realise(Context(graph, (PlannedPart(decision),),
+            plain = _NO_FUNCTION if step.live is None else LiveStep(step.live)
+            edits = realise(Context(graph, (PlannedPart(decision),), plain,
                                     guard_weights=smallest_request(options.target) > 0)).edits
             reason = ""
         except RewriteError as error:

@@ -1,12 +1,18 @@
 """Sums of gradients in the order of the plain step, whichever equal op Grappler keeps."""
 
+import shutil
+
 import pytest
 import tensorflow as tf
 
 import tfckpt
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.files import read_path
+from tfckpt.capture.steps import training_steps
 from tfckpt.capture.tfgraph import capture
 from tfckpt.edits import AddControl, Edits
+from tfckpt.offline import plan_offline, rewrite
+from tfckpt.pipeline import make_options
 from tfckpt.rewrite.passes.operand_order import keep_operand_order
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.rewrite.sums import equal_ops
@@ -66,28 +72,45 @@ def test_other_sums_are_left_alone(body):
     assert keep_operand_order(edits, capture(live), LiveStep(live)) is edits
 
 
-def test_a_rewritten_step_adds_as_the_plain_one():
+class TwoLosses(tf.Module):
     """Four gradients of one output, three of which have an equal in another loss."""
-    weights = [tf.Variable(tf.random.stateless_normal((16, 16), (1, i)) * 0.3) for i in range(6)]
-    x = tf.random.stateless_normal((256, 16), (2, 2))
 
-    def forward():
-        h = x
-        for w in weights:
-            h = tf.tanh(h @ w)
-        return h
+    def __init__(self):
+        super().__init__()
+        self.weights = [tf.Variable(tf.random.stateless_normal((16, 16), (1, i)) * 0.3)
+                        for i in range(6)]
 
-    @tf.function
-    def step():
+    @tf.function(input_signature=[tf.TensorSpec((256, 16))])
+    def step(self, x):
         with tf.GradientTape() as tape, tf.GradientTape() as other:
-            h = forward()
+            h = x
+            for w in self.weights:
+                h = tf.tanh(h @ w)
             one = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.ones_like(h), h))
             two = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(tf.zeros_like(h), h))
-        return tape.gradient(one, weights), other.gradient(two, weights)
+        return tape.gradient(one, self.weights), other.gradient(two, self.weights)
 
-    wanted = step()
-    rewritten = tfckpt.checkpoint(step, budget="min")
-    found = rewritten()
-    assert rewritten.report.recomputed_ops
-    for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(wanted), strict=True):
-        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+def bits(gradients):
+    return [t.numpy().tobytes() for t in tf.nest.flatten(gradients)]
+
+
+X = tf.random.stateless_normal((256, 16), (2, 2))
+
+
+def test_a_rewritten_step_adds_as_the_plain_one():
+    plain = TwoLosses()
+    rewritten = tfckpt.checkpoint(plain.step, budget="min")
+    assert bits(rewritten(X)) == bits(plain.step(X)) and rewritten.report.recomputed_ops
+
+
+def test_a_step_in_a_file_does_so_too(tmp_path):
+    plain = TwoLosses()
+    tf.saved_model.save(plain, str(tmp_path / "plain"))
+    document = read_path(str(tmp_path / "plain"))
+    (result,) = [plan_offline(step, make_options()) for step in training_steps(document)]
+    assert result.edits.clones and any("_term" in op.name for op in result.edits.added)
+    shutil.copytree(tmp_path / "plain", tmp_path / "new")
+    (tmp_path / "new" / "saved_model.pb").write_bytes(rewrite(document, [result]).serialized())
+    new = tf.saved_model.load(str(tmp_path / "new"))
+    assert bits(new.step(X)) == bits(tf.saved_model.load(str(tmp_path / "plain")).step(X))

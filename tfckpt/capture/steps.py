@@ -38,6 +38,7 @@ class Step:
       function: name of its FunctionDef; empty for the graph itself.
       inlining: of the functions that the step called; None where there is none. Then the
         document's definition has to be made anew.
+      live: the function that `graph` was captured from; None for the graph itself.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Step:
     meta: int
     function: str = ""
     inlining: Inlining | None = None
+    live: tf_adapter.FuncGraph | None = None
 
 
 def training_steps(document: Document, *, batch_size: int | None = None,
@@ -139,7 +141,7 @@ def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
     if not trains(graph):
         return []
     return [Step(name, graph, meta, function.signature.name,
-                 inlining if inlining.results else None)]
+                 inlining if inlining.results else None, live)]
 
 
 def _main_step(document: Document, meta: int, definition, batch_size, fetches) -> list[Step]:
