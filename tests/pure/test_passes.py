@@ -13,8 +13,8 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.errors import PlanError, RewriteError
 from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Loop
-from tfckpt.plan.forward_ad import decide
-from tfckpt.plan.planner import plan_step
+from tfckpt.plan.forward_ad import decisions_of
+from tfckpt.plan.planner import plans_of
 from tfckpt.rewrite.passes.manager import (
     Context,
     Node,
@@ -110,7 +110,7 @@ def test_which_passes_apply_follows_from_the_context():
 
 def decided(graph: Graph, fad: object):
     cost = build_cost_graph(graph)
-    return decide(graph, cost, lambda c: plan_step(c, smallest=0), fad=fad)
+    return next(decisions_of(graph, cost, lambda c: plans_of(c, smallest=0), fad=fad))
 
 
 def test_copies_are_made_of_what_is_recomputed():
