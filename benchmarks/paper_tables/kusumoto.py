@@ -31,6 +31,7 @@ import time
 
 from absl import app, flags
 
+from benchmarks.paper_tables.canonical import canonical_schedule
 from benchmarks.paper_tables.chainer_replay import (
     canonical_steps,
     peak_bytes,
@@ -39,7 +40,6 @@ from benchmarks.paper_tables.chainer_replay import (
 )
 from benchmarks.paper_tables.kusumoto_graphs import NETWORKS, Network
 from tfckpt.cost.with_backward import ForwardGraph, with_backward
-from tfckpt.plan.canonical import canonical_schedule
 from tfckpt.plan.lower_sets import paper_overhead, reach_lower_sets, weight
 from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import simulate

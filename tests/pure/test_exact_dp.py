@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from benchmarks.paper_tables.canonical import canonical_schedule
 from tests.support import liveness, paper_model
 from tests.support.graphs import paper_graphs, random_paper_graph, residual_network
 from tfckpt.cost.with_backward import ForwardGraph, from_edges, with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.canonical import canonical_schedule
 from tfckpt.plan.lower_sets import boundary, check_lower_sets, paper_overhead, paper_peak, weight
 from tfckpt.plan.schedule import check_schedule
 from tfckpt.plan.simulate import simulate

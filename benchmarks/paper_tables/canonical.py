@@ -1,6 +1,7 @@
 """`canonical_schedule`: a sequence of lower sets as a schedule of the joint graph.
 
-Source: Kusumoto et al. 2019, section 3 (the canonical strategy), after liveness analysis.
+Source: Kusumoto et al. 2019, section 3 (the canonical strategy), after liveness analysis. The
+planner schedules the same keep sets in another order; see docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tfckpt.plan.schedule import Schedule
 
 def canonical_schedule(graph: CostGraph, forward: ForwardGraph,
                        lower_sets: Sequence[int]) -> Schedule:
-    """Schedules the joint graph so that segment V_i runs as the canonical strategy says.
+    """Return a schedule of the joint graph in which V_i runs as the canonical strategy says.
 
     The forward runs V_1, V_2 ..., the backward what reads V_k, V_{k-1} ..., each in the order of
     the graph where that leaves a choice. What is not on a boundary is recomputed just before
