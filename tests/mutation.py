@@ -78,7 +78,22 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "_Placer.round: grew = False -> grew = True": "further rounds find what this one found",
         "_Placer.__init__: -1 -> -2": "-2 is as little a position as -1",
         "_Placer.__init__: -1 -> -0": "position 0 needs nothing and runs first",
-        "_Placer._add: made > turn -> made >= turn": "what has not run has made nothing"},
+        "_Placer._add: made > turn -> made >= turn": "what has not run has made nothing",
+        "_Placer._head: self.resolved.maker[i] > turn -> self.resolved.maker[i] >= turn":
+            "what has not run has made nothing",
+        "_Placer._put: p < waiting -> p <= waiting": "it is called for earlier steps only",
+        "_Placer._put: p < waiting and self.graph.vertices[schedule[p][0]].region in self.regions "
+        "-> self.graph.vertices[schedule[p][0]].region in self.regions":
+            "it is called for earlier steps only",
+        "_Placer._delay: before > turn -> before >= turn": "what has not run has made nothing",
+        "_Placer._add: 0 <= self.last_read[i] < at -> 0 <= self.last_read[i] <= at":
+            "the step at the peak has run",
+        "_Placer._add: 0 <= self.last_read[i] < at -> 0 < self.last_read[i] < at":
+            "the first step reads nothing",
+        "_Placer._add: 0 <= self.last_read[i] < at -> 1 <= self.last_read[i] < at":
+            "the first step reads nothing",
+        "_Placer._add: len(self.waits) > count -> len(self.waits) >= count":
+            "further rounds find what this one found"},
 }
 """By module, mutants that no test can notice, and why."""
 

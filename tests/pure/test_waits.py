@@ -161,6 +161,23 @@ def test_nothing_waits_for_what_cannot_be_awaited(mark):
     assert found_in(graph_of(EARLY, **{mark: "cd"}), "abcdmz") == ([], 1900, 1900)
 
 
+@pytest.mark.parametrize("mark", ["fusible", "conditional"])
+def test_what_cannot_be_awaited_is_passed_over(mark):
+    """The step before it is waited for, k; not c, which d reads."""
+    graph = graph_of("a=1 b=500:a c=500:b k=1:c d=1:c m=900 z=1:dmk", **{mark: "d"})
+    assert found_in(graph, "abckdmz") == (["m<k"], 1900, 1402)
+
+
+def test_the_first_step_may_be_waited_for():
+    def case(fusible):
+        graph = graph_of("a=1000 b=0:a m=900 z=1:bm", fusible=fusible)
+        return found_in(dataclasses.replace(graph, vertices=tuple(
+            dataclasses.replace(v, time=float(v.name != "b")) for v in graph.vertices)), "abmz")
+
+    assert case("b") == (["m<a"], 1900, 1000)
+    assert case("ab") == ([], 1900, 1900)
+
+
 def test_updates_are_waited_for_unless_told_otherwise():
     graph = graph_of("a=1 b=500:a c=500:b 1=1:c m=900 z=1:m1")
     assert found_in(graph, "abc1mz") == (["m<1"], 1900, 1000)
