@@ -112,6 +112,18 @@ def test_kinds_of_edited_ops():
     assert edits.clones == edits.added[:2]
 
 
+def test_errors_name_what_is_wrong():
+    """The same of several every time, and of a cycle an op that cannot run."""
+    graph = graph_of([("x", "Placeholder", [], []), ("a", "Tanh", ["x:0"], []),
+                      ("b", "Mul", ["a:0", "x:0"], [])])
+    missing = Edits((Create("new", "Mul", ("q:0", "p:0", "r:0"), (), (), {}),))
+    with pytest.raises(RewriteError, match="'new' reads 'p', which"):
+        check_edits(graph, missing)
+    with pytest.raises(RewriteError, match="cycle through '[ab]'"):
+        check_edits(graph, Edits(rewires=(Rewire("a", 0, "b:0"),)))
+    assert not Clone("c", "a", ()).alone
+
+
 BRANCH = [("x", "Placeholder", [], []), ("p", "Placeholder", [], []),
           ("switch", "Switch", ["x:0", "p:0"], []), ("inside", "Tanh", ["switch:1"], []),
           ("other", "Exp", ["switch:0"], []), ("merge", "Merge", ["inside:0", "other:0"], []),

@@ -157,8 +157,8 @@ def test_fetched_storages_stay_and_unread_ones_go():
 
 def test_donated_storages_leave_the_dynamic_set():
     graph = build([{"writes": (0,)}, {"reads": (0,), "donates": (0,), "region": UPDATE},
-                   {"reads": (0,), "writes": (1,), "region": UPDATE}], [4, 1])
-    assert simulate(graph, plain_plan(graph).schedule).live_bytes == (4, 4, 1)
+                   {"reads": (0,), "writes": (1,), "region": UPDATE}, {}], [4, 1])
+    assert simulate(graph, plain_plan(graph).schedule).live_bytes == (4, 4, 1, 0)
 
 
 def test_reading_what_nothing_has_made():

@@ -126,6 +126,7 @@ def test_inputs_and_variables_are_not_written_into():
 @pytest.mark.parametrize("words", [
     "x=Placeholder a=Tanh:x b=Exp:x sum=AddN:a,b end=Tanh:sum g=AddN:end,a,b",
     "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x sum=Mul:a,b end=Tanh:sum g=AddN:end,a,b,c",
+    "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x pick=SelectV2:a,b,c end=Tanh:pick g=AddN:end,a,b",
     "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x end=Tanh:a g=AddN:end,a,b,c gg=AddN:g,a,b"])
 def test_two_terms_products_and_sums_of_the_backward_are_left_alone(words):
     assert held_in(graph_of(words), "a") == []
@@ -147,6 +148,12 @@ def test_a_tree_of_sums_is_one_sum(tree, held):
     leaves = "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x d=Cos:x"
     assert held_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=Mul:end,end"), "b") == held
     assert held_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=AddN:end,a,b"), "b") == ["a:0", "b:0"]
+
+
+def test_a_sum_that_others_read_as_well_is_a_term():
+    graph = graph_of("x=Placeholder a=Tanh:x b=Exp:x c=Sin:x d=Cos:x s=AddV2:a,b "
+                     "sum=AddN:s,c,d end=Tanh:sum o=Exp:s g=AddN:end,o")
+    assert held_in(graph, "c") == ["s:0"]
 
 
 def test_terms_are_named_without_the_pass_throughs_before_them():
