@@ -119,7 +119,7 @@ def test_a_family_is_known_by_how_its_op_types_begin_and_the_longest_counts():
     register_families(OpRecord("Foo", repeatable=False),
                       OpRecord("FooList", lists=ListUse(rows=True)))
     assert not record("FooBar").repeatable and record("FooBar").type == "FooBar"
-    assert record("FooListBar").repeatable and record("FooListBar").lists is not None
+    assert record("FooListBar").repeatable and record("FooListBar").lists.rows
     register(OpRecord("FooExact"))
     assert record("FooExact").repeatable
 

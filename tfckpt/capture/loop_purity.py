@@ -61,13 +61,10 @@ def reads_counted_list(op: tf.Operation) -> bool:
 def _is_counted(made: tf.Tensor) -> bool:
     """Whether the bytes of a list are known, but for a first entry (as `tf.scan` puts there)."""
     op = behind(made).op
-    lists = record(op.type).lists
-    if lists is None:
-        return record(op.type).is_loop
-    if lists.index is not None:
-        first = record(behind(op.inputs[0]).op.type).lists
-        return first is not None and first.begins
-    return lists.begins or lists.rows
+    known = record(op.type)
+    if known.lists.index is not None:
+        return record(behind(op.inputs[0]).op.type).lists.begins
+    return known.is_loop or known.lists.begins or known.lists.rows
 
 
 class _Refusal(Exception):

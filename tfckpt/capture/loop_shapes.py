@@ -69,14 +69,9 @@ def _pieces(definition: tf.compat.v1.GraphDef) -> list[list[Any]]:
                 continue
             done.add(node.name)
             pieces[-1].append(node)
-            if record(node.op).is_loop or _stacks(node):
+            if record(node.op).is_loop or record(node.op).lists.stacks:
                 pieces.append([])
     return [piece for piece in pieces if piece]
-
-
-def _stacks(node: Any) -> bool:
-    lists = record(node.op).lists
-    return lists is not None and lists.stacks
 
 
 def _op_of(name: str) -> str:
@@ -111,7 +106,7 @@ def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _
             for slot, shape in result_shapes(op, known).items():
                 known(op).outputs[slot].set_shape(shape)
                 node.attr["output_shapes"].list.shape[slot].CopyFrom(shape.as_proto())
-        elif _stacks(node):
+        elif record(node.op).lists.stacks:
             made = behind(op.inputs[0])
             shape = (entry_shape(made.op, made.value_index, known)
                      if record(made.op.type).is_loop else tf.TensorShape(None))

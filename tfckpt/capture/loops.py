@@ -20,9 +20,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.graph import FORWARD, Graph, Loop, Op
-from tfckpt.ops import Access, ListUse, record
-
-_NO_LIST = ListUse()
+from tfckpt.ops import Access, record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +122,7 @@ class _Loop:
         """The lists from which each iteration takes an entry, by input."""
         popped = [_behind(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
         return tuple(k for k, op in enumerate(popped)
-                     if op is not None and _list_use(op).removes
+                     if op is not None and record(op.type).lists.removes
                      and self._slots.get(_behind(op.inputs[0]).name) == k)
 
     def _is_fixed(self, memory: tf.Tensor) -> bool:
@@ -134,7 +132,7 @@ class _Loop:
     def _overwrites(self, slot: int) -> bool:
         """Whether every iteration writes the same entry of a list."""
         op = _behind(self.body.outputs[slot]).op
-        index = _list_use(op).index
+        index = record(op.type).lists.index
         return index is not None and self._is_fixed(self._memory(op.inputs[index]))
 
     def _shared(self, lists: Sequence[tuple[int, tf.Tensor]], sizes: Mapping[int, int]
@@ -145,7 +143,7 @@ class _Loop:
         for slot, entry in lists:
             memory = self._memory(entry)
             alike.setdefault(memory.name, []).append(slot)
-            use = _list_use(memory.op)
+            use = record(memory.op.type).lists
             if use.shape is not None and not use.removes and (
                     source := self._memory(memory.op.inputs[0]).name) in self._slots:
                 takes[slot] = (self._slots[source], *takes[slot])
@@ -162,7 +160,7 @@ class _Loop:
         """
         seen: set[str] = set()
         while True:
-            while (known := record(tensor.op.type)).aliases and known.lists is None:
+            while (known := record(tensor.op.type)).aliases and not known.lists.rows:
                 tensor = tensor.op.inputs[tensor.value_index]
             slot = self._slots.get(tensor.name)
             if slot is None or tensor.name in seen:
@@ -262,7 +260,7 @@ class _Loop:
             made = _behind(tensor) if tensor.dtype == tf.variant else tensor
             if record(made.op.type).is_loop and made.dtype == tf.variant:
                 shape = entry_shape(made.op, made.value_index, self.known)
-            elif _list_use(made.op).rows:
+            elif record(made.op.type).lists.rows:
                 shape = self.known(made.op).inputs[0].shape[1:]
             else:
                 continue
@@ -319,15 +317,10 @@ def _behind(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _list_use(op: tf.Operation) -> ListUse:
-    """What an op does with a list; nothing, for most."""
-    return record(op.type).lists or _NO_LIST
-
-
 def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
     """What an iteration puts into a list; None where it puts nothing there."""
     op = _behind(tensor).op
-    entry = _list_use(op).entry
+    entry = record(op.type).lists.entry
     return None if entry is None else op.inputs[entry]
 
 

@@ -234,17 +234,16 @@ def graph_called(call: tf.Operation, name: str,
 
 def _tell_entries(function: Any, argument: str, shape: tf.TensorShape) -> None:
     """Has a FunctionDef say what shape the entries of a list among its arguments have."""
-    uses = [(node, lists.shape) for node in function.node_def
-            if (lists := registry.record(node.op).lists) is not None and lists.shape is not None
-            and node.input[0] == argument]
-    if not uses:
+    reads = [(node, position) for node in function.node_def if node.input[:1] == [argument]
+             and (position := registry.record(node.op).lists.shape) is not None]
+    if not reads:
         return
     constant = function.node_def.add(name=f"{argument}_entry_shape", op=CONST)
     value = tf.make_tensor_proto(shape.as_list(), tf.int32)
     constant.attr["dtype"].type = value.dtype
     constant.attr["value"].tensor.CopyFrom(value)
-    for node, shape_input in uses:
-        node.input[shape_input] = f"{constant.name}:output:0"
+    for node, position in reads:
+        node.input[position] = f"{constant.name}:output:0"
 
 
 def _keep_shapes_read(function: Any, traced: Any) -> None:

@@ -65,8 +65,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     writes = [op.name in writing for op in operations]
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes,
-                     {i for i, op in enumerate(operations)
-                      if (made := record(op.type).lists) is not None and made.empty})
+                     {i for i, op in enumerate(operations) if record(op.type).lists.empty})
     needed = conditions(
         (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
         for op in operations) if has_branches(op.type for op in operations) else {}

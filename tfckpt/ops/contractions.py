@@ -60,14 +60,13 @@ _CONVOLUTION = functools.partial(_BIASED, rounds_with=frozenset({"Elu"}))
 _BATCHED = functools.partial(OpRecord, flops=_product)
 _FORWARD = _convolution(kernel=1, result=None)
 register(
-    _CONVOLUTION("Conv2D", flops=_FORWARD, attrs=("data_format",)),
-    _CONVOLUTION("Conv3D", flops=_FORWARD),
+    _CONVOLUTION("Conv2D", flops=_FORWARD), _CONVOLUTION("Conv3D", flops=_FORWARD),
     _CONVOLUTION("DepthwiseConv2dNative", flops=_convolution(1, None, depthwise=True)),
-    _BIASED("MatMul", flops=_product, attrs=("transpose_a", "transpose_b"),
+    _BIASED("MatMul", flops=_product, attrs=("transpose_a",),
             rounds_with=frozenset({"Tanh", "Elu", "Sigmoid"})),
     _BATCHED("BatchMatMul"),
-    _BATCHED("BatchMatMulV2", attrs=("adj_x", "adj_y"), merges_into=frozenset({BIAS, "Mul"})),
-    _BATCHED("BatchMatMulV3", attrs=("adj_x", "adj_y")),
+    _BATCHED("BatchMatMulV2", attrs=("adj_x",), merges_into=frozenset({BIAS, "Mul"})),
+    _BATCHED("BatchMatMulV3", attrs=("adj_x",)),
     OpRecord("Einsum", flops=_einsum, attrs=("equation",)),
     OpRecord("Pad", merges_into=frozenset({"Conv2D"})),
     OpRecord("BiasAdd", reuses_input=True, kinds=frozenset({BIAS}),

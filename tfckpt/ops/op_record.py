@@ -83,7 +83,7 @@ _FED = (Source.ARGUMENT, Source.DEFAULT, Source.ELEMENT, Source.ELSEWHERE)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ListUse:
-    """What an op does with a list of tensors (a variant). Inputs are given by position.
+    """What an op does with a list of tensors (a variant): nothing, most. Inputs are positions.
 
     Attributes:
       empty: it makes a list without entries.
@@ -181,7 +181,7 @@ class OpRecord:
     calls: Calls | None = None
     first_argument: int = 0  # the input that is the called functions' first argument
     branch: Branch | None = None
-    lists: ListUse | None = None
+    lists: ListUse = ListUse()
     typed: bool = True  # has the attribute T, the dtype of its first input
     made_with: tuple[tuple[str, object], ...] = ()  # further attributes of one that is made
 
