@@ -91,13 +91,16 @@ def test_where_no_product_of_x_and_its_square_is_found_it_is_left_alone(nodes):
 def test_copies_of_a_cube_keep_what_they_read():
     plain = plain_of(node("s/Pow", "Mul", "s/h", "t/Square"), node("s/h", "Tanh", "x"),
                      node("t/Square", "Square", "s/h"))
-    edits = Edits((Clone("s/h-1", "s/h", ("x:0",)), Clone("s/Pow-1", "s/Pow", ("s/h-1:0", "t:0"))),
+    fence = Create("tfckpt/fence_1", "NoOp", (), (), (), {})
+    edits = Edits((fence, Clone("s/h-1", "s/h", ("x:0",)),
+                   Clone("s/Pow-1", "s/Pow", ("s/h-1:0", "t:0"))),
                   (Rewire("s/end", 0, "s/Pow-1:0"), Rewire("s/Pow", 0, "seen:0")))
     found = multiply_in_plain_order(edits, cubic(), plain)
     assert [op.name for op in found.added] == [
-        "s/h-1", "s/0Pow-1-tfckpt_base", "s/Pow-1", "s/0Pow-tfckpt_base"]
-    assert passed_on(found) == {"s/0Pow-1-tfckpt_base": "s/h-1:0", "s/0Pow-tfckpt_base": "seen:0"}
-    assert found.clones == (edits.added[0], Clone("s/Pow-1", "s/Pow",
+        fence.name, "s/h-1", "s/0Pow-1-tfckpt_base", "s/Pow-1", "s/0Pow-tfckpt_base"]
+    passed = passed_on(dataclasses.replace(found, added=found.added[1:]))
+    assert passed == {"s/0Pow-1-tfckpt_base": "s/h-1:0", "s/0Pow-tfckpt_base": "seen:0"}
+    assert found.clones == (edits.added[1], Clone("s/Pow-1", "s/Pow",
                                                   ("s/0Pow-1-tfckpt_base:0", "t:0")))
     assert found.rewires == (Rewire("s/end", 0, "s/Pow-1:0"),
                              Rewire("s/Pow", 0, "s/0Pow-tfckpt_base:0"))

@@ -25,7 +25,7 @@ from tfckpt.rewrite.passes.manager import (
     run_passes,
 )
 from tfckpt.rewrite.passes.operand_order import keep_operand_order
-from tfckpt.rewrite.passes.reference_variables import await_readers
+from tfckpt.rewrite.passes.reference_variables import await_readers, has_references
 from tfckpt.rewrite.passes.state_writes import delay_writes
 from tfckpt.rewrite.realise import PASSES, realise, refusals
 
@@ -52,6 +52,7 @@ def test_passes_run_in_order_and_say_what_became_of_them():
 @pytest.mark.parametrize("passes, said", [
     ((SECOND, FIRST), "'second' requires that kept derivatives are computed.*before it: none"),
     ((FIRST, LAST, SECOND), "'last' requires that copies .*before it: first"),
+    ((dataclasses.replace(LAST, requires=frozenset(Property)),), "requires that copies "),  # sorted
 ])
 def test_an_order_in_which_a_requirement_is_not_ensured_is_refused(passes, said):
     with pytest.raises(RewriteError, match=said):
@@ -88,7 +89,10 @@ def test_an_error_names_its_pass_and_those_before(kind):
     passes = (FIRST, SECOND, dataclasses.replace(LAST, run=fail))
     with pytest.raises(kind) as caught:
         run_passes(passes, Context(PLAIN))
-    assert str(caught.value) == ("rewrite: for this test (pass: last; before it: first, second)")
+    assert str(caught.value) == "rewrite: for this test (pass: last; before it: first, second)"
+    refused = dataclasses.replace(FIRST, refusal=lambda _: "for this test")
+    with pytest.raises(kind, match=r"\(pass: second; before it: none\)"):
+        run_passes((refused, dataclasses.replace(SECOND, run=fail)), Context(PLAIN))
 
 
 def test_edits_are_checked_after_the_last_pass():
@@ -202,12 +206,18 @@ def test_a_write_of_a_reference_awaits_its_new_readers(read):
     assert_edits(REFERENCE, await_readers(REFERENCE, before), before, delta={}, modified={"write"})
 
 
-def test_a_new_pass_through_of_a_reference_is_followed():
-    before = Edits(added=(Create("pass", "Identity", ("read:0",), (), ("float32",), {}),
-                          Clone("again", "h", ("x:0", "pass:0"))),
+@pytest.mark.parametrize("passed", [
+    Create("pass", "Identity", ("read:0",), (), ("float32",), {}), Clone("pass", "read", ("v:0",))],
+    ids=["created", "copied"])
+def test_a_new_pass_through_of_a_reference_is_followed(passed):
+    before = Edits(added=(passed, Clone("again", "h", ("x:0", "pass:0"))),
                    rewires=(Rewire("g", 0, "again:0"),))
     edits = await_readers(REFERENCE, before)
     assert edits.controls == (AddControl("write", "again"),)
+
+
+def test_which_graphs_have_references():
+    assert has_references(REFERENCE) and not has_references(PLAIN)
 
 
 def test_new_readers_of_values_are_not_awaited():

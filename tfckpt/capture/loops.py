@@ -243,7 +243,9 @@ class _Loop:
     def _at_end(self, slot: int) -> int | None:
         """The value of a counter when the loop ends."""
         start, step, trips = self._outside(slot), self._step(slot), self.trips()
-        return None if None in (start, step, trips) else start + step * trips  # type: ignore
+        if start is None or step is None or trips is None:
+            return None
+        return start + step * trips
 
     @functools.cached_property
     def _inferred(self) -> tf_adapter.FuncGraph:
