@@ -101,6 +101,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "the first step reads nothing",
         "_Placer._add: len(self.waits) > count -> len(self.waits) >= count":
             "further rounds find what this one found"},
+    "tfckpt/plan/allocator.py": {
+        "BestFit.__init__: self._end = 0 -> self._end = -1": "addresses are only compared",
+        "BestFit.__init__: self._end = 0 -> self._end = 1": "addresses are only compared"},
+    "tfckpt/rewrite/cubes.py": {
+        "_base: op.outputs[0] -> op.outputs[-1]": "a cube has one output"},
     "tfckpt/edits.py": {
         "_in_order: op.name not in done and needs -> needs": "what is done needs nothing more"},
     "tfckpt/rewrite/sums_in_place.py": {
