@@ -36,7 +36,7 @@ FILE = pathlib.Path(__file__).with_name("snapshot.json")
 RANDOM = 200
 QUICK = 8
 OURS = "tfckpt"
-_NUMBERED = re.compile(r"_\d+\b")
+_NUMBERED = re.compile(r"_\d+(?=_|\b)")
 BUDGETS: tuple[object, ...] = ("min", "min", 0.8, 0.6, 0.45)
 
 
