@@ -72,19 +72,19 @@ def row(name: str) -> list[str]:
     import tensorflow as tf
 
     from benchmarks import measure
-    from grappler_ext.devices import CPU, Device, find_device
     from grappler_ext.estimates import costs_of, inlined_graph
     from tfckpt.capture.tfgraph import capture
     from tfckpt.cost.build import build_cost_graph
-    from tfckpt.cost.time import SMALL_CPU
-    from tfckpt.pipeline import price_plain
+    from tfckpt.devices import Device, find_device
+    from tfckpt.parts import price_plain
+    from tfckpt.target import CPU, SMALL_CPU, Target
 
     job = models()[name]()
     step = tf.function(job.train_step, autograph=False)
     traced = step.get_concrete_function(job.x, job.y)
     graph = capture(traced.graph)
     cost = build_cost_graph(graph)
-    ours = price_plain(graph, cost)[1].peak_bytes
+    ours = price_plain(cost, Target())[1].peak_bytes
     lanes = 32
     here = Device("CPU", 1 << 40, SMALL_CPU.bytes_per_second,
                   SMALL_CPU.flops_per_second / 2 / lanes, lanes, kind=CPU)

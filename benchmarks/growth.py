@@ -64,6 +64,7 @@ def measure(size: int) -> list[str]:
     from tfckpt.capture.tfgraph import capture
     from tfckpt.cost.build import build_cost_graph
     from tfckpt.plan.planner import baseline, plan_step
+    from tfckpt.target import GPU, Target
 
     step = tf.function(training_step(max(size // OPERATIONS_PER_BLOCK, 1)))
     traced = step.get_concrete_function(tf.zeros((BATCH, TOKENS, WIDTH))).graph
@@ -72,10 +73,10 @@ def measure(size: int) -> list[str]:
     clock.append(time.perf_counter())
     cost = build_cost_graph(graph)
     clock.append(time.perf_counter())
-    plain = baseline(cost, smallest=0)
+    plain = baseline(cost, Target(device=GPU))
     budget = parse_budget(FLAGS.budget if FLAGS.budget == "min" else float(FLAGS.budget))
-    planned = plan_step(cost, budget.dynamic(plain.peak_bytes, 0), solver=FLAGS.solver, smallest=0,
-                        plain=plain)
+    planned = plan_step(cost, budget.dynamic(plain.peak_bytes, 0), solver=FLAGS.solver,
+                        target=Target(device=GPU), plain=plain)
     clock.append(time.perf_counter())
     seconds = [f"{b - a:.1f}" for a, b in zip(clock, clock[1:], strict=False)]
     return [str(len(graph.ops)), str(len(cost.vertices)), *seconds,

@@ -40,22 +40,22 @@ def export(name: str, size: str, budget: object, folder: pathlib.Path,
     import tensorflow as tf
 
     from benchmarks import jobs
-    from grappler_ext.devices import find_device
     from tfckpt.api import CheckpointedStep
-    from tfckpt.pipeline import make_options
+    from tfckpt.carriers.here import target_of
+    from tfckpt.devices import find_device
+    from tfckpt.options import make_options
 
     sizes = {"full": {}, "small": jobs.SMALL, "tiny": jobs.TINY}[size].get(name, {})
     folder.mkdir(parents=True, exist_ok=True)
-    options = make_options(budget)
-    if device:
-        options = dataclasses.replace(options, target=find_device(device).target())
+    target = find_device(device).target() if device else target_of()
     inputs: list[list] = []
     for kind in KINDS:
         keras.backend.clear_session()
         job = jobs.JOBS[name](**sizes)
         step: Any = tf.function(job.train_step, jit_compile=True)
         if kind != "plain":
-            step = CheckpointedStep(step, dataclasses.replace(options, xla_guard=kind))
+            step = CheckpointedStep(step, make_options(
+                budget, target=dataclasses.replace(target, guard=kind)))
         inputs.append(arguments(step, (job.x, job.y)))
         module = step.experimental_get_compiler_ir(job.x, job.y)(stage="hlo_serialized")
         check_parameters(module, inputs[-1])

@@ -12,7 +12,6 @@ more than in the plain step.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -47,7 +46,8 @@ def compile_job(name: str, label: str) -> None:
 
     from benchmarks import jobs
     from tfckpt.api import CheckpointedStep
-    from tfckpt.pipeline import make_options
+    from tfckpt.options import make_options
+    from tfckpt.target import Target
     from tfckpt.verify import compiled
 
     plain: Any = None
@@ -56,7 +56,7 @@ def compile_job(name: str, label: str) -> None:
         job = jobs.JOBS[name](**(jobs.TINY if FLAGS.tiny else jobs.SMALL)[name])
         step: Any = tf.function(job.train_step, jit_compile=True)
         if guard is not None:
-            step = CheckpointedStep(step, dataclasses.replace(make_options(), xla_guard=guard))
+            step = CheckpointedStep(step, make_options(target=Target(guard=guard)))
         found = compiled(step, job.x, job.y)
         plain = plain or found
         print(rows.line([name, label, guard or "plain", f"{found.temp_bytes / 1e6:.1f}",

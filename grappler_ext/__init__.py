@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from grappler_ext.bridge import Bridge, Rewriter
     from grappler_ext.builtin import builtin_recomputation, recompute_hint
-    from grappler_ext.devices import PRESETS, Device
     from grappler_ext.estimates import Estimate, estimate
+    from tfckpt.devices import PRESETS, Device
     from tfckpt.report import Report
 
 __all__ = ["PRESETS", "Device", "Estimate", "builtin_recomputation", "disable", "enable", "enabled",
@@ -37,8 +37,8 @@ _in_force: tuple[Rewriter | None, bool] = (None, False)  # and whether it is XLA
 
 
 def enable(budget: object = "min", *, solver: str = "auto", objective: str = "time",
-           batch_size: int | None = None, free_moves: bool = True, strict: bool = False,
-           xla: bool = False) -> None:
+           batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False,
+           strict: bool = False, xla: bool = False) -> None:
     """Rewrites every training function that TensorFlow instantiates from now on.
 
     Functions that ran before are optimised, and so rewritten, again. Builds the native pass if
@@ -49,7 +49,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     began with: call this first, or in that thread too.
 
     Args:
-      budget, solver, objective, batch_size, free_moves: as for `tfckpt.checkpoint`; dimensions
+      budget, solver, objective, batch_size, free_moves, fad: as for `tfckpt.checkpoint`; dimensions
         that a function's signature leaves open are unknown here, and `batch_size` says what the
         leading one stands for.
       strict: whether a failure to rewrite fails the function's call. By default it is logged
@@ -63,10 +63,10 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
       grappler_ext.build.BuildError: the native pass cannot be built.
     """
     from grappler_ext.bridge import Bridge, Rewriter
-    from tfckpt.pipeline import make_options
+    from tfckpt.options import make_options
 
     global _bridge
-    made = Rewriter(make_options(budget, solver, objective, batch_size, free_moves), strict)
+    made = Rewriter(make_options(budget, solver, objective, batch_size, free_moves, fad), strict)
     _bridge = _bridge or Bridge()
     _put_in_force(_bridge.rewriters.get(made.key, made), xla)
 
@@ -90,8 +90,8 @@ def enabled(budget: object = "min", **options) -> Iterator[None]:
 def _put_in_force(rewriter: Rewriter | None, xla: bool) -> None:
     if _bridge is None:
         return
-    from tfckpt.api import on_compiled_graphs
     from tfckpt.capture import tf_adapter
+    from tfckpt.carriers.trace_hook import on_compiled_graphs
 
     global _rewriter, _in_force
     _rewriter, _in_force = rewriter or _rewriter, (rewriter, xla)
@@ -141,11 +141,12 @@ def skipped() -> tuple[int, float]:
 
 
 # Imported when asked for: most of it loads TensorFlow, which takes seconds.
-_LAZY = {"PRESETS": "devices", "Device": "devices", "Estimate": "estimates",
-         "estimate": "estimates", "builtin_recomputation": "builtin", "recompute_hint": "builtin"}
+_LAZY = {"PRESETS": "tfckpt.devices", "Device": "tfckpt.devices",
+         **dict.fromkeys(("Estimate", "estimate"), "grappler_ext.estimates"),
+         **dict.fromkeys(("builtin_recomputation", "recompute_hint"), "grappler_ext.builtin")}
 
 
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'grappler_ext' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"grappler_ext.{_LAZY[name]}"), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)

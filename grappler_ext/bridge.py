@@ -9,12 +9,13 @@ import tensorflow as tf
 from absl import logging
 
 from grappler_ext import build
-from grappler_ext.item import Names, failing, plan_item, rewrite_item
-from tfckpt.api import Mark, Records, rewrite_graph
+from grappler_ext.item import Item, Names, failing
 from tfckpt.capture.inline import readable
 from tfckpt.capture.shapes import uncaptured_inputs
+from tfckpt.carriers.trace_hook import Mark, Records, Traced
+from tfckpt.driver import run, switched_off
 from tfckpt.errors import TfckptError
-from tfckpt.pipeline import Options
+from tfckpt.options import Options
 from tfckpt.report import Report
 
 UNCHANGED, REWRITTEN, INTERRUPTED = 1, 2, 3
@@ -102,16 +103,14 @@ class Rewriter:
         except Exception as error:
             return self._fail(definition, readable(item.id), error)
 
-    def _rewrite(self, definition, item: Names) -> tuple[int, bytes]:
-        planned = plan_item(definition, item, self.options)
-        if planned is None:
+    def _rewrite(self, definition, names: Names) -> tuple[int, bytes]:
+        item = Item(definition, names)
+        report = None if switched_off() else run(item, self.options).report
+        if report is not None:
+            self.reports[report.name] = report
+        if item.rewritten is None:
             return UNCHANGED, b""
-        edits, report = planned
-        self.reports[report.name] = report
-        logging.info("%s", report)
-        if edits is None:
-            return UNCHANGED, b""
-        return REWRITTEN, rewrite_item(definition, edits).SerializeToString()
+        return REWRITTEN, item.rewritten.SerializeToString()
 
     def trace(self, func_graph) -> None:
         """Rewrites, in place, what TensorFlow has traced for XLA.
@@ -120,9 +119,11 @@ class Rewriter:
           TfckptError: with `strict`, where the graph cannot be rewritten.
         """
         name = func_graph.name
+        if switched_off():
+            return
         try:
-            report = rewrite_graph(func_graph, Mark(self.options, Records(), name),
-                                   uncaptured_inputs(func_graph))
+            report = Traced(func_graph, Mark(self.options, Records(), name),
+                            uncaptured_inputs(func_graph)).rewrite().report
         except Exception as error:
             if self.strict:
                 raise

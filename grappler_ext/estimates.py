@@ -15,7 +15,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from grappler_ext.devices import GPU, Device, find_device
 from tfckpt.api import CheckpointedStep
 from tfckpt.budget import format_bytes
 from tfckpt.capture import tf_adapter
@@ -31,10 +30,11 @@ from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
 from tfckpt.cost.time import seconds as op_seconds
+from tfckpt.devices import Device, find_device
 from tfckpt.errors import CaptureError, CostError
 from tfckpt.graph import Graph, TensorId
 from tfckpt.ops import Source, record
-from tfckpt.pipeline import make_options
+from tfckpt.options import make_options
 
 _VARIABLES = (Source.HANDLE, Source.REFERENCE)
 _GIVEN = (Source.ARGUMENT, Source.CONSTANT, Source.ELEMENT)
@@ -192,7 +192,7 @@ def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) ->
     wanted = [graph.ops[i].name for i in (*(i for i, _ in graph.fetches), *graph.sinks)]
     try:
         run = tf_adapter.run_virtually(
-            definition, list(dict.fromkeys(wanted)), gpu=device.kind == GPU,
+            definition, list(dict.fromkeys(wanted)), gpu=device.is_gpu,
             flops_per_second=device.flops_per_second, bytes_per_second=device.bandwidth)
     except (ValueError, tf.errors.OpError) as error:
         raise CostError(f"cost: Grappler cannot estimate {graph.name!r}: {error}") from error

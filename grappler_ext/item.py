@@ -8,22 +8,20 @@ imported with; edits are then applied to the item's own graph.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
+from typing import ClassVar
 
 import tensorflow as tf
 
 from tfckpt.capture.inline import readable
 from tfckpt.capture.order import in_program_order
-from tfckpt.capture.steps import Step, imported, known_shapes, training_part, trains
+from tfckpt.capture.steps import imported, known_shapes, training_part, trains
 from tfckpt.capture.tfgraph import capture
+from tfckpt.driver import INLINED, Captured
 from tfckpt.edits import Edits
-from tfckpt.offline import plan_offline
 from tfckpt.ops.names import ARG, ASSERT, CONST, IDENTITY, PLACEHOLDER, RETVAL, VAR_HANDLE
-from tfckpt.pipeline import Options, join, plan_parts, report_of
-from tfckpt.report import Report
+from tfckpt.options import Options
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
-from tfckpt.rewrite.passes.reference_variables import has_references
 
 _FAILURE = "tfckpt/failure"
 _OPTIMISED = "Grappler has run already"
@@ -47,29 +45,37 @@ class Names:
                    {key: value for key, _, value in given})
 
 
-def plan_item(definition: tf.compat.v1.GraphDef, names: Names, options: Options
-              ) -> tuple[Edits | None, Report] | None:
-    """Edits (None where nothing is to be changed) and report; None where the item trains nothing.
+class Item:
+    """A function that Grappler is optimising, rewritten before it runs.
 
-    Raises:
-      TfckptError: the graph cannot be read, priced or planned.
+    Attributes:
+      rewritten: the graph to run instead; None where it is as it was.
     """
-    live = imported(_importable(definition))
-    fetched = [name.partition(":") for name in names.fetch]
-    fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)] for op, _, slot in fetched
-               if live.get_operation_by_name(op).outputs]
-    shapes = known_shapes(live, options.batch_size, definition.library)
-    graph = in_program_order(training_part(
-        capture(live, fetches=fetches, name=readable(names.id), shapes=shapes)))
-    if not trains(graph):
-        return None
-    if has_references(graph):
-        result = plan_offline(Step(graph.name, graph, 0), options)
-        return result.edits, result.report
-    started = time.perf_counter()
-    parts = plan_parts(graph, options, _OPTIMISED)
-    edits = join(graph, parts, options, _OPTIMISED)
-    return edits, report_of(graph.name, graph, parts, time.perf_counter() - started)
+
+    kind: ClassVar[str] = "native pass"
+    leaves_out: ClassVar[Mapping[str, str]] = {
+        INLINED: "Grappler has inlined them"}
+    optimised: ClassVar[bool] = True
+
+    def __init__(self, definition: tf.compat.v1.GraphDef, names: Names):
+        self.definition, self.names = definition, names
+        self.rewritten: tf.compat.v1.GraphDef | None = None
+
+    def capture(self, options: Options) -> Captured | None:
+        """Return the step, in the order of a program; None where the item trains nothing."""
+        live = imported(_importable(self.definition))
+        fetched = [name.partition(":") for name in self.names.fetch]
+        fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)]
+                   for op, _, slot in fetched if live.get_operation_by_name(op).outputs]
+        shapes = known_shapes(live, options.batch_size, self.definition.library)
+        name = readable(self.names.id)
+        graph = in_program_order(training_part(
+            capture(live, fetches=fetches, name=name, shapes=shapes)))
+        return Captured(graph.name, graph, live) if trains(graph) else None
+
+    def apply(self, edits: Edits) -> None:
+        """Edit a copy of the item's graph."""
+        self.rewritten = rewrite_item(self.definition, edits)
 
 
 def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:

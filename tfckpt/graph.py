@@ -78,7 +78,6 @@ class Graph:
       ops: operations, topologically ordered over data and control edges.
       fetches: tensors that leave the step (they live until it ends).
       sinks: ops that must run although nothing reads them (control outputs, stateful ops).
-      in_xla: whether the step is compiled by XLA, where control edges mean nothing.
       inlined: a line for each function whose calls gave way to its body.
       refused: a line for each op that is not looked into, or not wholly, with the reason.
     """
@@ -87,7 +86,6 @@ class Graph:
     ops: tuple[Op, ...]
     fetches: tuple[TensorId, ...]
     sinks: tuple[int, ...]
-    in_xla: bool = False
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
 

@@ -15,11 +15,11 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfckpt.api import Mark, Records, set_batch_hint, wrap_body
 from tfckpt.budget import format_bytes
+from tfckpt.carriers.trace_hook import Mark, Records, set_batch_hint, wrap_body
 from tfckpt.errors import PlanError, TfckptError, VerificationError
+from tfckpt.options import make_options
 from tfckpt.pictures import step_figure
-from tfckpt.pipeline import make_options
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 from tfckpt.tensorboard import Board

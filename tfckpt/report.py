@@ -9,12 +9,15 @@ from collections.abc import Sequence
 
 from tfckpt.budget import format_bytes
 from tfckpt.cost.costgraph import CostGraph
+from tfckpt.edits import Edits
 from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.graph import BACKWARD, FORWARD, Graph
-from tfckpt.plan.forward_ad import Decision, ForwardAdRegion
+from tfckpt.parts import Proposal
+from tfckpt.plan.forward_ad import ForwardAdRegion
 from tfckpt.plan.planner import Planned
 from tfckpt.plan.schedule import Plan, resolve
 from tfckpt.plan.simulate import Timeline
+from tfckpt.rewrite.names import FENCE
 from tfckpt.trace import Ran, ran
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
@@ -149,6 +152,7 @@ class Report:
         derivative saves, whether it is kept, and why; empty with `fad=False`.
       inlined: nested functions whose bodies were planned and rewritten with the step.
       refused: calls that the rewriter does not look into, with the reason.
+      rejected: plans that were given up before the one that was taken, with the reason.
       devices: where the step runs on several, peaks and budget of each, the fullest first; all
         else here is of that one.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
@@ -178,6 +182,7 @@ class Report:
     fates: tuple[Fate, ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     forward_ad_regions: tuple[ForwardAdRegion, ...] = ()
     devices: tuple[DevicePeak, ...] = ()
     measured_baseline_bytes: int | None = None
@@ -216,6 +221,7 @@ class Report:
         rows += [(d.device.rpartition("device:")[2], str(d)) for d in self.devices]
         rows += [("inlined", text) for text in self.inlined]
         rows += [("refused", text) for text in self.refused]
+        rows += [("given up", text) for text in self.rejected]
         width = max(len(label) for label, _ in rows)
         lines = [f"tfckpt report for {self.name}"]
         return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
@@ -265,14 +271,39 @@ class Report:
         page.write(self, path)
 
 
-def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *, applied: bool,
-                reason: str, fence_count: int, seconds: float) -> Report:
-    """The report of a planned step (of the plain step where nothing was applied).
+def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edits | None,
+              rejected: tuple[str, ...], seconds: float) -> Report:
+    """Return the report of a step: that of its fullest device, with the peaks of the others.
 
     Args:
-      graph, cost: the plain step; the decision has its own, which may keep derivatives.
+      graph: the step as captured.
+      proposals: what was accepted for each device's part, the fullest device first.
+      edits: of the whole step; None where nothing was changed.
+      rejected: a line for each plan that was given up.
+      seconds: capture, planning and rewriting.
     """
-    planned = decision.planned
+    report = _report_of_part(name, graph, proposals[0], edits, seconds)
+    report.rejected = rejected
+    report.refused = tuple(dict.fromkeys(
+        (*report.refused, *(line for p in proposals for line in p.part.graph.refused))))[:REFUSALS]
+    if len(proposals) > 1:
+        report.devices = tuple(map(_device_peak, proposals))
+    return report
+
+
+def _device_peak(proposal: Proposal) -> DevicePeak:
+    planned, part = proposal.decision.planned, proposal.part
+    return DevicePeak(part.device, planned.baseline_bytes,
+                      planned.peak_bytes if proposal.changes else planned.baseline_bytes,
+                      proposal.reason, part.cost.resident_bytes, str(part.budget))
+
+
+def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | None,
+                    seconds: float) -> Report:
+    """Return the report of a planned part (of the plain part where nothing was applied)."""
+    part, decision, applied = proposal.part, proposal.decision, proposal.changes
+    cost, planned = part.cost, decision.planned
+    added = edits.added if edits is not None else ()
     ours = decision.cost if applied else cost
     regions = decision.regions if applied else tuple(
         dataclasses.replace(r, taken=False, why="the plan was not applied") if r.taken else r
@@ -289,11 +320,13 @@ def make_report(name: str, graph: Graph, cost: CostGraph, decision: Decision, *,
         recomputed_ops=(sum(len(ours.vertices[v].ops) or 1 for v, _ in plan.recomputed)
                         if applied else 0),
         kept_bytes=_kept(ours, (plan if applied else planned.plain.plan).schedule),
-        applied=applied, reason=reason, solver=plan.solver,
+        applied=applied, reason=proposal.reason, solver=plan.solver,
         # what XLA fuses into the update is its own doing
-        deferred_ops=len(plan.moves.deferred) if applied and not graph.in_xla else 0,
+        deferred_ops=len(plan.moves.deferred) if (
+            applied and part.target.orders_by_control) else 0,
         released_joins=len(plan.moves.released) if applied else 0,
-        fences=fence_count if applied else 0, pins=len(plan.waits) if applied else 0,
+        fences=sum(op.name.startswith(FENCE) for op in added) if applied else 0,
+        pins=len(plan.waits) if applied else 0,
         plan_seconds=seconds, op_count=len(graph.ops),
         front=_front(name, planned, total, applied),
         timeline_before=planned.baseline, timeline_after=after,

@@ -4,7 +4,7 @@
 
 Like is compared with like: every plan runs the originals in one order, its peak is what the
 simulator counts in requested bytes in the planned order, its time is that of the whole step.
-`plan_step(in_xla=True)` plans just so (no waits or allocator; `optimal`, too, has the moves that
+`plan_step` for XLA plans just so (no waits or allocator; `optimal`, too, has the moves that
 XLA makes by itself); of the budget that it is given it uses `SAFETY`, which is undone here. The gap
 is the time of the step over the optimum's, less one. The optimum is over the class that
 `tfckpt.plan.solvers.optimal` names; where its proof ran out of time, the gap is to its bound and
@@ -26,6 +26,7 @@ from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import SOLVERS
+from tfckpt.target import Target
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("graphs", list(GRAPHS), "Names in benchmarks.paper_tables.gap_graphs.GRAPHS.")
@@ -43,7 +44,7 @@ def planned_time(graph: CostGraph, solver: str, room: int) -> float | None:
     while int(budget * SAFETY) < room:
         budget += 1
     try:
-        planned = plan_step(graph, budget, solver=solver, in_xla=True)
+        planned = plan_step(graph, budget, solver=solver, target=Target().compiled())
     except PlanError:
         return None
     assert planned.timeline.peak_bytes <= int(budget * SAFETY)

@@ -22,7 +22,7 @@ import tfckpt
 from grappler_ext import bridge, build
 from tests.support import process, saved
 from tests.support.models import MODELS, arrays, stack
-from tfckpt.pipeline import make_options
+from tfckpt.options import make_options
 from tfckpt.verify.executed import executed
 from tfckpt.verify.memory import measure_peak
 
@@ -205,7 +205,7 @@ def test_what_was_in_force_is_so_again_after_a_with_statement():
     assert not optimizers()
 
 
-@pytest.mark.parametrize("where", ["plan_item", "Names"])  # the latter before anybody looks out
+@pytest.mark.parametrize("where", ["run", "Names"])  # the latter before anybody looks out
 def test_control_c_reaches_the_caller(where, monkeypatch, caplog):
     """At the end of the call, when TensorFlow is back in Python; the step runs as it was."""
     def interrupted(*args):
@@ -228,14 +228,14 @@ def test_control_c_reaches_the_caller(where, monkeypatch, caplog):
         signal.signal(signal.SIGINT, usual)
     assert any((v.numpy() != b).any() for v, b in zip(made.variables(), before, strict=True))
     assert escaped == [KeyboardInterrupt] * (where == "Names")
-    assert ("step is not rewritten: interrupted" in caplog.text) is (where == "plan_item")
+    assert ("step is not rewritten: interrupted" in caplog.text) is (where == "run")
 
 
 def test_an_error_of_no_kind_of_ours_is_named(monkeypatch, caplog):
     def wrong(*args):
         raise KeyError("weight")
 
-    monkeypatch.setattr(bridge, "plan_item", wrong)
+    monkeypatch.setattr(bridge, "run", wrong)
     made = MODELS["dense_gelu"](gradients=False)
     grappler_ext.enable()
     loss, _ = tf.function(made.step)(*made.batches[0])
@@ -246,15 +246,15 @@ def test_an_error_of_no_kind_of_ours_is_named(monkeypatch, caplog):
 def test_options_change_while_another_thread_plans(monkeypatch):
     """The call that is under way ends with the options with which it began."""
     inside, go = threading.Event(), threading.Event()
-    plan = bridge.plan_item
+    plan = bridge.run
 
-    def slow(definition, item, options):
+    def slow(item, options):
         if threading.current_thread() is not threading.main_thread():
             inside.set()
             assert go.wait(60)
-        return plan(definition, item, options)
+        return plan(item, options)
 
-    monkeypatch.setattr(bridge, "plan_item", slow)
+    monkeypatch.setattr(bridge, "run", slow)
     made = MODELS["dense_gelu"](gradients=False)
     grappler_ext.enable(budget=0.7)
     thread = threading.Thread(target=lambda: tf.function(made.step)(*made.batches[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -16,7 +15,8 @@ from tests.support import process, training
 from tests.support.models import MODELS
 from tfckpt.api import CheckpointedStep
 from tfckpt.errors import VerificationError
-from tfckpt.pipeline import make_options
+from tfckpt.options import make_options
+from tfckpt.target import Target
 from tfckpt.verify import compiled
 
 # stateful random ops draw other numbers in every compilation, so their step has no plain twin
@@ -115,7 +115,7 @@ def test_what_xla_merges_is_counted_as_merged(guard, kept):
     """Control edges mean nothing to XLA; it takes a barrier out before it merges the products."""
     plain_trial, plain = build("dense_relu")
     made, step = build("dense_relu")
-    step = CheckpointedStep(step, dataclasses.replace(make_options(), xla_guard=guard))
+    step = CheckpointedStep(step, make_options(target=Target(guard=guard)))
     found = compiled(step, *made.batches[0])
     assert (found.planned_count, found.copy_count, found.merged_count) == (9, kept, 9 - kept)
     assert found.merged["MatMul"] == found.planned["MatMul"] == 3

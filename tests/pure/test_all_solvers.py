@@ -14,6 +14,7 @@ from tfckpt.plan.planner import AUTO, plan_step
 from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.solvers import approx_dp, chen, lcg
 from tfckpt.plan.solvers.candidates import SOLVERS
+from tfckpt.target import GPU, Target
 
 pytestmark = pytest.mark.pure
 
@@ -28,7 +29,7 @@ def small_graph(seed: int) -> CostGraph:
 
 def planned(graph, budget, solver, **options):
     """As the compiler would run it: in the planned order, requested bytes."""
-    return plan_step(graph, budget, solver=solver, in_xla=True, smallest=0, **options)
+    return plan_step(graph, budget, solver=solver, target=Target(device=GPU).compiled(), **options)
 
 
 def assert_valid(seed: int) -> None:

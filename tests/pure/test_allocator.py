@@ -28,6 +28,7 @@ from tests.support.planner_calls import (
 from tests.support.reference_allocator import BLOCKS, ReferenceAllocator
 from tfckpt.cost.costgraph import FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.plan.planner import baseline, plan_step
+from tfckpt.target import GPU, Target
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -328,7 +329,7 @@ def test_small_requests_are_not_counted():
     assert heap_peaks(graph, scheduled(graph), None) == (256 * KIB,) * len(BLOCKS)
     # unless it is told otherwise, the planner counts as the CPU does
     assert baseline(graph).peak_bytes == 256 * KIB
-    assert baseline(graph, smallest=0).peak_bytes == 512 * KIB
+    assert baseline(graph, Target(device=GPU)).peak_bytes == 512 * KIB
     empty = chain([0, 0])
     assert heap_peaks(empty, scheduled(empty), None, 0) == (0,) * len(BLOCKS)
 
@@ -373,7 +374,8 @@ def spread_graph() -> tuple[CostGraph, tuple[int, ...]]:
 def test_the_planned_peak_is_that_of_the_worst_heap_and_the_plain_one_of_the_middle():
     graph, peaks = spread_graph()
     assert [peak // (256 * KIB) for peak in peaks] == [33, 33, 33, 41, 48, 49]
-    assert baseline(graph, smallest=0).peak_bytes == peaks[len(peaks) // 2]
-    planned = plan_step(graph, None, solver="store_all", free_moves=False, smallest=0)
+    assert baseline(graph, Target(device=GPU)).peak_bytes == peaks[len(peaks) // 2]
+    planned = plan_step(graph, None, solver="store_all", free_moves=False,
+                        target=Target(device=GPU))
     assert planned.peak_bytes == peaks[-1]
     assert timeline_of(graph, scheduled(graph)).peak_bytes == 33 * 256 * KIB

@@ -17,6 +17,7 @@ from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.search import RUNGS
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import SOLVERS
+from tfckpt.target import GPU, Target
 
 pytestmark = pytest.mark.pure
 
@@ -32,10 +33,10 @@ def some_graph(seed: int) -> CostGraph:
     return gap_graphs.residual(1 + size % 2, seed) if kind == 2 else gap_graphs.unet(2, seed)
 
 
-def planned(graph: CostGraph, budget: int, solver: str, in_xla: bool):
+def planned(graph: CostGraph, budget: int, solver: str, compiled: bool):
     """The plan, or None where there is none (or the solver refuses the graph)."""
     try:
-        return plan_step(graph, budget, solver=solver, in_xla=in_xla, smallest=0)
+        return plan_step(graph, budget, solver=solver, target=Target(device=GPU).compiled(compiled))
     except InfeasibleBudgetError:
         return None
     except PlanError:
@@ -43,17 +44,17 @@ def planned(graph: CostGraph, budget: int, solver: str, in_xla: bool):
         return None
 
 
-@pytest.mark.parametrize("in_xla", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("seed", range(12))
-def test_never_worse_than_a_solver_or_than_itself_with_less(seed, in_xla):
+def test_never_worse_than_a_solver_or_than_itself_with_less(seed, compiled):
     graph = some_graph(seed)
-    plain = baseline(graph, in_xla=in_xla, smallest=0).peak_bytes
+    plain = baseline(graph, Target(device=GPU).compiled(compiled)).peak_bytes
     before = None
     for fraction in FRACTIONS:
         budget = int(fraction * plain)
-        auto = planned(graph, budget, "auto", in_xla)
+        auto = planned(graph, budget, "auto", compiled)
         for solver in SOLVERS:
-            single = planned(graph, budget, solver, in_xla)
+            single = planned(graph, budget, solver, compiled)
             assert single is None or auto is not None and auto.time <= single.time, solver
         assert before is None or auto is not None and auto.time <= before.time
         if auto is not None:
@@ -80,7 +81,7 @@ def test_within_three_percent_of_the_optimum():
     pytest.importorskip("ortools")
     for graph in (gap_graphs.chain(12), gap_graphs.residual(2), gap_graphs.unet(2),
                   gap_graphs.attention(1), gap_graphs.inception(1)):
-        plain = baseline(graph, in_xla=True).peak_bytes
+        plain = baseline(graph, Target().compiled()).peak_bytes
         for fraction in (0.9, 0.7, 0.5):
             try:
                 best = optimal.solve(graph, int(fraction * plain))

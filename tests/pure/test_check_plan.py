@@ -16,6 +16,7 @@ from tfckpt.plan.executor import ORDERS, executor_order
 from tfckpt.plan.fences import fenced
 from tfckpt.plan.planner import plan_step
 from tfckpt.plan.schedule import Fence, Plan, Wait, plain_plan, resolve
+from tfckpt.target import GPU, Target
 
 pytestmark = pytest.mark.pure
 
@@ -119,10 +120,10 @@ def test_fences_as_placed_are_accepted_under_every_executor(seed, count, await_u
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("in_xla", [False, True])
-def test_what_the_planner_gives_is_accepted(seed, in_xla):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_the_planner_gives_is_accepted(seed, compiled):
     graph = random_joint_graph(seed, 20)
-    planned = plan_step(graph, solver="approx_dp", in_xla=in_xla, smallest=0,
+    planned = plan_step(graph, solver="approx_dp", target=Target(device=GPU).compiled(compiled),
                         await_updates=bool(seed % 2))
     for plan in (planned.plan, planned.plain.plan):
         check_plan(graph, plan)

@@ -19,6 +19,7 @@ from tfckpt.plan.forward import forward_view
 from tfckpt.plan.lower_sets import kept_storages
 from tfckpt.plan.reforwarding import segments
 from tfckpt.plan.planner import plan_step
+from tfckpt.target import Target
 from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp, exhaustive, lcg
 from tfckpt.plan.trunk import trunk
 
@@ -53,7 +54,8 @@ for seed in range(4):
     print(lcg.solve(from_edges(costs, [1] * len(costs), edges)))
     for free_moves in (True, False):
         print(plan_step(random_joint_graph(seed, 10), free_moves=free_moves))
-        print(plan_step(with_backward((None, *random_paper_graph(seed, 6))), in_xla=True))
+        print(plan_step(with_backward((None, *random_paper_graph(seed, 6))),
+                        target=Target().compiled()))
 """
 
 THOUSANDS = """

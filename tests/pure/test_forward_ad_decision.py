@@ -22,6 +22,7 @@ from tfckpt.plan.check import check_plan
 from tfckpt.plan.forward_ad import decisions_of
 from tfckpt.plan.planner import ROOM, SAFETY, WORTH, Planned, baseline, plans_of
 from tfckpt.plan.schedule import Plan
+from tfckpt.target import Target
 
 pytestmark = pytest.mark.pure
 UNIT = 1024
@@ -100,7 +101,7 @@ def exact_planner(budget, plain):
 def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, shared):
     graph = chain(widths, shared)
     cost = build_cost_graph(graph)
-    plain = baseline(cost, smallest=None)
+    plain = baseline(cost, Target(allocator=False))
     fronts = {name: best_schedule.front(c) for name, c in choices(graph).items()}
     found = set()
     for budget in sorted({peak for front in fronts.values() for peak, _ in front}):
@@ -128,11 +129,11 @@ def test_no_subset_of_the_regions_gives_a_better_plan(widths, shared):
     """The real planner on every subset, for the least peak and for budgets between."""
     graph = chain(widths, shared)
     cost = build_cost_graph(graph)
-    plain = baseline(cost, smallest=None)
+    plain = baseline(cost, Target(allocator=False))
     subsets = choices(graph)
     for budget in (None, int(0.9 * plain.peak_bytes), int(0.75 * plain.peak_bytes)):
         def planner(c, budget=budget):
-            return plans_of(c, budget, smallest=None, plain=plain)
+            return plans_of(c, budget, target=Target(allocator=False), plain=plain)
 
         plans = {}
         for names, priced in subsets.items():
@@ -159,12 +160,13 @@ def test_what_is_kept_changes_with_the_budget():
     """With room enough nothing; then both derivatives; then one, and the other layer recomputed."""
     graph = chain((4, 4))
     cost = build_cost_graph(graph)
-    plain = baseline(cost, smallest=None)
+    plain = baseline(cost, Target(allocator=False))
 
     def kind(fraction):
         budget = int(fraction * plain.peak_bytes)
         decision = next(decisions_of(graph, cost, lambda c: plans_of(
-            c, budget, smallest=None, plain=plain), budget=budget, plain_bytes=plain.peak_bytes))
+            c, budget, target=Target(allocator=False), plain=plain), budget=budget,
+            plain_bytes=plain.peak_bytes))
         return len(taken(decision)), bool(decision.planned.plan.recomputed)
 
     assert kind(1.0 / SAFETY + 0.01) == (0, False)
@@ -178,13 +180,13 @@ def test_what_is_kept_changes_with_the_budget():
 def test_further_decisions_fit_and_differ(fad, fraction):
     graph = chain((4, 4))
     cost = build_cost_graph(graph)
-    plain = baseline(cost, smallest=None)
+    plain = baseline(cost, Target(allocator=False))
     budget = None if fraction is None else int(fraction * plain.peak_bytes)
 
     def decisions():
         return decisions_of(
-            graph, cost, lambda c: plans_of(c, budget, solver="approx_dp", smallest=None,
-                                            plain=plain),
+            graph, cost, lambda c: plans_of(
+                c, budget, solver="approx_dp", target=Target(allocator=False), plain=plain),
             fad=fad, budget=budget, plain_bytes=plain.peak_bytes)
 
     found = list(itertools.islice(decisions(), 12))

@@ -20,6 +20,7 @@ from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.planner import plan_step
 from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.simulate import simulate
+from tfckpt.target import GPU, Target
 
 pytestmark = pytest.mark.pure
 
@@ -38,7 +39,7 @@ def test_a_chain_is_simulated_and_planned_without_recursion(length):
     graph = chain(length)
     with shallow():
         plain = simulate(graph, plain_plan(graph).schedule)
-        planned = plan_step(graph, smallest=0, in_xla=True)
+        planned = plan_step(graph, target=Target(device=GPU).compiled())
     # everything is kept, and the backward's first two gradients
     assert length <= plain.peak_bytes / UNIT <= length + 3
     check_schedule(graph, planned.plan.schedule)
@@ -49,7 +50,7 @@ def test_a_chain_is_simulated_and_planned_without_recursion(length):
 
 def test_optimal_refuses_what_would_take_too_long_and_names_another():
     with pytest.raises(PlanError, match="vertices.*auto"):
-        plan_step(chain(5_000), solver="optimal", smallest=0, in_xla=True)
+        plan_step(chain(5_000), solver="optimal", target=Target(device=GPU).compiled())
 
 
 @given(seeds, st.integers(2, 40), st.integers(2, 9))

@@ -20,6 +20,7 @@ from tfckpt.plan.planner import plan_step
 from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import optimal
+from tfckpt.target import Target
 
 pytestmark = pytest.mark.pure
 ROOT = pathlib.Path(__file__).parents[2]
@@ -131,7 +132,7 @@ def test_refusals():
     with pytest.raises(PlanError, match="objective"):
         optimal.solve(chain(3), 10, objective="speed")
     with pytest.raises(PlanError, match="use auto"):
-        plan_step(chain(100), 1000, solver="optimal", in_xla=True)
+        plan_step(chain(100), 1000, solver="optimal", target=Target().compiled())
     assert optimal.solve(CostGraph((), ())).schedule == ()
 
 

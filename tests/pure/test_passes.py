@@ -28,6 +28,7 @@ from tfckpt.rewrite.passes.operand_order import keep_operand_order
 from tfckpt.rewrite.passes.reference_variables import await_readers, has_references
 from tfckpt.rewrite.passes.state_writes import delay_writes
 from tfckpt.rewrite.realise import PASSES, realise, refusals
+from tfckpt.target import GPU, Target
 
 PLAIN = graph_of([("x", "Placeholder", (), FORWARD), ("a", "Tanh", ("x",), FORWARD),
                   ("b", "Exp", ("a",), BACKWARD)], fetches=["b"])
@@ -63,7 +64,7 @@ def test_no_other_order_of_the_copies_and_what_depends_on_them_is_accepted():
     accepted = []
     for order in itertools.permutations(PASSES):
         try:
-            run_passes(order, Context(PLAIN, plain="for this test"))
+            run_passes(order, Context(PLAIN))
             accepted.append([each.name for each in order])
         except RewriteError:
             pass
@@ -102,19 +103,24 @@ def test_edits_are_checked_after_the_last_pass():
 
 
 def test_which_passes_apply_follows_from_the_context():
-    compiled = dataclasses.replace(PLAIN, in_xla=True)
     asked = FakeStep()
     assert set(refusals(Context(PLAIN, plain=asked)).values()) == {""}
-    assert refusals(Context(PLAIN, plain="has run already"))["operand order"] == "has run already"
-    assert "XLA" in refusals(Context(compiled, plain=asked))["operand order"]
+    assert "not at hand" in refusals(Context(PLAIN))["operand order"]
+    optimised, compiled = Target(optimised=True), Target().compiled()
+    assert "has run already" in refusals(Context(PLAIN, plain=asked, target=optimised))[
+        "operand order"]
+    assert "XLA" in refusals(Context(PLAIN, plain=asked, target=compiled))["operand order"]
 
 
 # Derivatives and copies, of one part and of two.
 
 
+GPU_TARGET = Target(device=GPU)
+
+
 def decided(graph: Graph, fad: object):
     cost = build_cost_graph(graph)
-    return next(decisions_of(graph, cost, lambda c: plans_of(c, smallest=0), fad=fad))
+    return next(decisions_of(graph, cost, lambda c: plans_of(c, target=GPU_TARGET), fad=fad))
 
 
 def test_copies_are_made_of_what_is_recomputed():

@@ -17,12 +17,16 @@ from matplotlib.cbook import STEP_LOOKUP_MAP
 from tests.support import liveness
 from tests.support.graphs import residual_network
 from tfckpt import page, pictures
+from tfckpt.budget import Budget
 from tfckpt.cost.with_backward import from_edges, with_backward
+from tfckpt.edits import Edits
 from tfckpt.errors import TfckptError
 from tfckpt.graph import Graph
+from tfckpt.parts import Part, Proposal
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import plan_step
-from tfckpt.report import Front, FrontPoint, make_report
+from tfckpt.report import Front, FrontPoint, report_of
+from tfckpt.target import Target
 from tfckpt.trace import ran
 
 MB = 1_000_000
@@ -39,8 +43,9 @@ def planned():
 def report(planned):
     cost, plan = planned
     graph = Graph("g", (), (), ())
-    return make_report("a <step> & more", graph, cost, Decision(graph, cost, plan), applied=True,
-                       reason="", fence_count=0, seconds=0.0)
+    part = Part("", None, Budget(), Target(), graph, cost, plan.plain)
+    proposal = Proposal(part, Decision(graph, cost, plan))
+    return report_of("a <step> & more", graph, (proposal,), Edits(), (), 0.0)
 
 
 def test_the_steps_of_a_timeline_are_those_that_were_simulated(planned, report):
@@ -59,10 +64,10 @@ def test_the_steps_of_a_timeline_are_those_that_were_simulated(planned, report):
                      if s.region == "forward" and s.segment}
 
 
-@pytest.mark.parametrize("in_xla", [False, True])
-def test_plans_know_the_order_of_their_timelines(planned, in_xla):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_plans_know_the_order_of_their_timelines(planned, compiled):
     cost, _ = planned
-    found = plan_step(cost, in_xla=in_xla, solver="approx_dp")
+    found = plan_step(cost, target=Target().compiled(compiled), solver="approx_dp")
     for plan, timeline in ((found.plan, found.timeline), (found.plain.plan, found.plain.timeline)):
         assert tuple(liveness.live_bytes(cost, plan.schedule, plan.order)) == timeline.live_bytes
         assert [s.name for s in ran(cost, plan)] == [

@@ -12,6 +12,7 @@ from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.check import check_plan
 from tfckpt.plan.planner import FINALISTS, ROOM, SAFETY, baseline, plan_step, plans_of
+from tfckpt.target import GPU, Target
 
 pytestmark = pytest.mark.pure
 
@@ -23,12 +24,13 @@ def graphs():
 
 
 GRAPHS = graphs()
+GPU_TARGET = Target(device=GPU)
 CASES = [(None, "time"), (None, "memory"), (0.9, "time"), (0.75, "time"), (0.9, "memory")]
 
 
 def planned(graph, fraction, objective="time", solver="approx_dp", **options):
-    budget = fraction and int(fraction * baseline(graph, smallest=0).peak_bytes)
-    options = {"objective": objective, "solver": solver, "smallest": 0, **options}
+    budget = fraction and int(fraction * baseline(graph, GPU_TARGET).peak_bytes)
+    options = {"objective": objective, "solver": solver, "target": GPU_TARGET, **options}
     return budget, options, plans_of(graph, budget, **options)
 
 
@@ -60,7 +62,7 @@ def test_further_plans(number, fraction, objective, solver):
 @pytest.mark.parametrize("number", range(len(GRAPHS)))
 def test_they_come_in_the_order_of_what_they_are_chosen_by(number):
     graph = GRAPHS[number]
-    plain = baseline(graph, smallest=0).peak_bytes
+    plain = baseline(graph, GPU_TARGET).peak_bytes
     smallest = [p.peak_bytes for p in planned(graph, None, "memory")[2]]
     assert smallest[0] <= min(smallest) + ROOM * plain
     assert len(smallest) > 1
@@ -80,12 +82,13 @@ def test_nothing_is_planned_before_it_is_asked_for_but_options_are_checked():
         plans_of(graph, solver="least")
 
 
-@pytest.mark.parametrize("options", [{"solver": "store_all"}, {"solver": "chen"},
-                                     {"solver": "auto", "in_xla": True}, {"solver": "auto"}])
+@pytest.mark.parametrize("options", [
+    {"solver": "store_all"}, {"solver": "chen"}, {"solver": "auto"},
+    {"solver": "auto", "target": GPU_TARGET.compiled()}])
 def test_other_solvers_and_xla(options):
     graph = GRAPHS[2]
     first, *others = planned(graph, None, **options)[2]
-    assert first == plan_step(graph, smallest=0, **options)
+    assert first == plan_step(graph, **{"target": GPU_TARGET, **options})
     assert others or options["solver"] != "auto"
     for p in (first, *others):
         check_plan(graph, p.plan)

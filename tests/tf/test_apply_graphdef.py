@@ -13,18 +13,18 @@ import tensorflow as tf
 from tests.support import saved
 from tfckpt.capture.files import META_GRAPH, SAVED_MODEL, read_bytes, read_path
 from tfckpt.capture.steps import training_steps
+from tfckpt.carriers.files import plan_file_step, rewrite
 from tfckpt.cli import main
 from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.errors import CaptureError, CostError, RewriteError
-from tfckpt.offline import plan_offline, rewrite
-from tfckpt.pipeline import make_options
+from tfckpt.options import make_options
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def, edit_function_def
 
 
 def rewritten(document, budget="min", batch_size=None):
     """The rewritten document and the results, all of which must be applied."""
     steps = training_steps(document, batch_size=batch_size)
-    results = [plan_offline(step, make_options(budget=budget)) for step in steps]
+    results = [plan_file_step(step, make_options(budget=budget)) for step in steps]
     assert results and all(r.report.applied and r.edits.clones for r in results)
     return rewrite(document, results), results
 
@@ -172,7 +172,7 @@ def test_unknown_dimensions_are_refused_by_name(tmp_path):
     saved.save_trainer(tmp_path / "m", signatures=False)
     (step,) = training_steps(read_path(str(tmp_path / "m")))
     with pytest.raises(CostError, match="x:0.*batch_size"):
-        plan_offline(step, make_options())
+        plan_file_step(step, make_options())
 
 
 def test_what_does_not_train_is_refused(tmp_path):

@@ -27,7 +27,7 @@ ROOT = pathlib.Path(tfckpt.__file__).parents[1]
 
 
 @pytest.mark.parametrize("arguments, said", [
-    ([], "choose one of inspect, plan, rewrite, compare"),
+    ([], "choose one of inspect, plan, rewrite, replay, compare"),
     (["frobnicate"], "frobnicate"),
     (["plan"], "takes GRAPH, not 0 paths"),
     (["plan", "a", "b"], "takes GRAPH, not 2 paths"),

@@ -13,9 +13,9 @@ import tensorflow as tf
 from tests.support import saved
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
-from tfckpt.cost.time import Rates
-from tfckpt.offline import plan_offline
-from tfckpt.pipeline import Target, make_options
+from tfckpt.carriers.files import plan_file_step
+from tfckpt.options import make_options
+from tfckpt.target import GPU, Rates, Target
 
 WIDTH, PLACES, DEPTH = 8, 256, 6
 FIGURES = "memory={},bandwidth=300GB,clock=1GHz,cores=1000"
@@ -77,8 +77,8 @@ def planned(tool, *arguments) -> dict:
 def needed(path: str, batch: int) -> tuple[int, int]:
     """Bytes of the whole device, plain and rewritten, by planning for that batch alone."""
     step, = training_steps(read_path(path), batch_size=batch)
-    report = plan_offline(step, make_options(
-        "min", "chen", target=Target(Rates(2e12, 3e11), smallest=0))).report
+    report = plan_file_step(step, make_options(
+        "min", "chen", target=Target(Rates(2e12, 3e11), GPU))).report
     return (report.resident_bytes + report.baseline_peak_bytes,
             report.resident_bytes + report.planned_peak_bytes)
 

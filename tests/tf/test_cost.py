@@ -11,10 +11,10 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import check_cost_graph
 from tfckpt.cost.storage import RESIDENT, roots
-from tfckpt.cost.time import Rates
 from tfckpt.errors import CostError
 from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import simulate
+from tfckpt.target import Rates
 
 KIB = 1024
 

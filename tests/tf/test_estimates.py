@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import grappler_ext
 import tfckpt
-from grappler_ext.devices import PRESETS, Device, find_device
 from tests.support import saved
+from tfckpt.devices import PRESETS, Device, find_device
 from tfckpt.errors import CaptureError, CostError, PlanError
 
 ROWS, COLUMNS, DEPTH = 256, 1024, 5

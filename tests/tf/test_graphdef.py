@@ -13,6 +13,7 @@ from tfckpt.graph import BACKWARD
 from tfckpt.plan.planner import plan_step
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.rewrite.build import build_edits
+from tfckpt.target import GPU, Target
 
 
 def training_graph():
@@ -80,7 +81,7 @@ def test_a_long_chain_is_captured_planned_and_edited_without_recursion(length):
     with shallow(200):
         graph, imported = capture_graph_def(definition, ["gradients/g0:0"])
         cost = build_cost_graph(graph)
-        planned = plan_step(cost, smallest=0)
+        planned = plan_step(cost, target=Target(device=GPU))
         edits = build_edits(graph, cost, planned.plan)
         check_edits(graph, edits)
         apply(imported, edits)

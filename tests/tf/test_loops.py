@@ -12,8 +12,9 @@ from tests.support import process
 from tfckpt.capture.loops import kept_lists
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
-from tfckpt.cost.time import Rates, seconds
+from tfckpt.cost.time import seconds
 from tfckpt.ops import record
+from tfckpt.target import Rates, Target
 
 ROWS, WIDTH = 8, 4
 ENTRY = ROWS * WIDTH * 4
@@ -120,7 +121,7 @@ def test_lists_of_the_same_tensors_share_their_memory():
     lists = {slot: size for slot, size in kept.bytes.items() if size >= ENTRY}
     assert len(lists) == 2 and not kept.unknown  # tanh's result is the next iteration's argument
     assert len(set(lists) - set(kept.loop.shares)) == 1 and set(kept.loop.shares) < set(lists)
-    in_xla = kept_lists(_loops(_graph(forward))[0], lambda o: o, in_xla=True)
+    in_xla = kept_lists(_loops(_graph(forward))[0], lambda o: o, Target().compiled())
     assert not in_xla.loop.shares
 
 

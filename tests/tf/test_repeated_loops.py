@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support import process
+from tests.support.carriers import planned
 from tests.support.passes import replace_pass
-from tfckpt import pipeline
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import ANY, may_write
 from tfckpt.edits import Clone, Edits, check_edits
@@ -20,7 +20,7 @@ from tfckpt.rewrite.passes.state_writes import delay_writes
 ROWS, WIDTH, TRIPS = 8, 4, 6
 
 
-def _captured(body, *arguments, after=None, in_xla=False):
+def _captured(body, *arguments, after=None, compiled=None):
     """The graph of a step whose forward is a loop over `body`; `after` comes behind the loop."""
     process.fresh()
 
@@ -33,7 +33,7 @@ def _captured(body, *arguments, after=None, in_xla=False):
         return tape.gradient(loss, x)
 
     found = step.get_concrete_function(tf.TensorSpec((ROWS, WIDTH)), *arguments)
-    return capture(found.graph, in_xla=in_xla)
+    return capture(found.graph, compiled=compiled)
 
 
 def _loops(graph):
@@ -179,7 +179,7 @@ def test_a_variable_that_is_an_argument_too_may_be_any():
 
 
 def test_under_xla_loops_are_not_recomputed():
-    graph = _captured(lambda i, t: tf.tanh(t), in_xla=True)
+    graph = _captured(lambda i, t: tf.tanh(t), compiled=True)
     (loop,) = _loops(graph)
     assert not loop.pure and any("XLA" in text for text in graph.refused)
 
@@ -263,12 +263,12 @@ def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch)
         return h
 
     graph = _captured(body, after=after)
-    (part,) = pipeline.plan_parts(graph, pipeline.make_options(), "for this test")
-    assert any(clone.source == "while" for clone in part.edits.clones)
+    assert any(clone.source == "while" for clone in planned(graph).edits.clones)
     replace_pass(monkeypatch, "state writes", refuse)
-    (part,) = pipeline.plan_parts(graph, pipeline.make_options(), "for this test")
-    assert part.edits is None or not any("while" in c.source for c in part.edits.clones)
-    refused = pipeline.report_of("step", graph, [part], 0.0).refused
+    outcome = planned(graph)
+    assert outcome.edits is None or not any("while" in c.source for c in outcome.edits.clones)
+    assert outcome.report.rejected
+    refused = outcome.report.refused
     assert len(refused) == 3
     for loop, line in zip(("while", "while_1", "while_2"), refused, strict=True):
         assert line.startswith(f"{loop}: the loop is not recomputed: rewrite: for this test (pass: "

@@ -10,9 +10,9 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process, training
 from tests.support.models import MODELS
-from tfckpt import api
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
+from tfckpt.carriers import trace_hook
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.edits import Clone, Edits, Rewire, check_edits
 from tfckpt.plan.fences import fenced
@@ -39,7 +39,7 @@ def test_references_are_never_guarded():
             total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v", name="sum")
     graph = capture(live, fetches=[total])
     cost = build_cost_graph(graph)
-    draft = Draft(graph, cost, plain_plan(cost), "", "")
+    draft = Draft(graph, cost, plain_plan(cost))
     usable = {op.name: draft.guardable(op, range(len(op.inputs))) for op in graph.ops}
     assert usable["first"] == usable["second"] == [1] and usable["sum"] == []
 
@@ -111,7 +111,7 @@ def test_a_failure_midway_leaves_the_graph_as_it_was(monkeypatch, wanted, functi
             after = snapshot(graph)
             seen.append((before, {name: after[name] for name in before}))
 
-    monkeypatch.setattr(api, "apply", applied)
+    monkeypatch.setattr(trace_hook, "apply", applied)
     process.fresh()
     made = MODELS["dense_relu"]()
     step = tfckpt.checkpoint(tf.function(made.step))

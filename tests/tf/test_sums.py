@@ -10,9 +10,9 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.capture.tfgraph import capture
+from tfckpt.carriers.files import plan_file_step, rewrite
 from tfckpt.edits import AddControl, Edits
-from tfckpt.offline import plan_offline, rewrite
-from tfckpt.pipeline import make_options
+from tfckpt.options import make_options
 from tfckpt.rewrite.passes.operand_order import keep_operand_order
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.rewrite.sums import equal_ops
@@ -108,7 +108,7 @@ def test_a_step_in_a_file_does_so_too(tmp_path):
     plain = TwoLosses()
     tf.saved_model.save(plain, str(tmp_path / "plain"))
     document = read_path(str(tmp_path / "plain"))
-    (result,) = [plan_offline(step, make_options()) for step in training_steps(document)]
+    (result,) = [plan_file_step(step, make_options()) for step in training_steps(document)]
     assert result.edits.clones and any("_term" in op.name for op in result.edits.added)
     shutil.copytree(tmp_path / "plain", tmp_path / "new")
     (tmp_path / "new" / "saved_model.pb").write_bytes(rewrite(document, [result]).serialized())

@@ -14,6 +14,7 @@ import dataclasses
 from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, Tensor
 from tfckpt.ops import record
 from tfckpt.ops.names import ELSEWHERE
+from tfckpt.target import HERE, Target
 
 
 def device_key(device: str) -> str:
@@ -31,7 +32,7 @@ def device_key(device: str) -> str:
     return f"{place}/device:{said['type']}:{said['index'].replace('*', '0')}"
 
 
-def device_parts(graph: Graph) -> dict[str, Graph]:
+def device_parts(graph: Graph, target: Target = HERE) -> dict[str, Graph]:
     """The part of each device that computes gradients, by its name as ops spell it, if they do.
 
     A single entry, the graph itself, where all ops run on one device.
@@ -41,7 +42,7 @@ def device_parts(graph: Graph) -> dict[str, Graph]:
     for op, key in zip(graph.ops, placed, strict=True):
         if key and op.region == BACKWARD:
             names.setdefault(key, op.device or key)
-    if len({key for key in placed if key}) <= 1 or graph.in_xla:
+    if len({key for key in placed if key}) <= 1 or not target.spans_devices:
         return {next(iter(names.values()), ""): graph}
     readers = graph.consumers()
     return {names[key]: _part(graph, placed, readers, key) for key in names}

@@ -21,6 +21,7 @@ from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.graph import FORWARD, Graph, Loop, Op
 from tfckpt.ops import Access, record
+from tfckpt.target import HERE, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +40,16 @@ class Kept:
 
 
 def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
-               in_xla: bool = False) -> Kept:
+               target: Target = HERE) -> Kept:
     """The bytes of a loop's lists.
 
     Args:
       loop: a While or StatelessWhile.
       known: gives an op of the graph with as much known of its shapes as can be.
-      in_xla: whether XLA compiles the loop.
+      target: what runs the loop.
     """
     try:
-        return _Loop(loop, known, in_xla).kept()
+        return _Loop(loop, known, target).kept()
     except (KeyError, ValueError, TypeError, tf.errors.OpError) as error:  # a body unlike any known
         return Kept({}, f"{type(error).__name__}: {error}")
 
@@ -86,8 +87,8 @@ class _Loop:
     """A loop, its body and its condition."""
 
     def __init__(self, loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
-                 in_xla: bool = False):
-        self.op, self.known, self.in_xla = loop, known, in_xla
+                 target: Target = HERE):
+        self.op, self.known, self.target = loop, known, target
         self.cond = tf_adapter.called_graph(loop, "cond")
         self.body = tf_adapter.called_graph(loop, "body")
 
@@ -106,12 +107,12 @@ class _Loop:
             if size is None:
                 unknown = f"the size of {entry.name} in its body is not known"
             found[slot] = self._times(trips, slot, entry) * (size or 0)
-        shares, takes = ({}, {}) if self.in_xla else self._shared(lists, found)
+        shares, takes = self._shared(lists, found) if self.target.shares_list_entries else ({}, {})
         return Kept(found, unknown, Loop(trips, self._priced(), shares, takes))
 
     def _times(self, trips: int, slot: int, entry: tf.Tensor) -> int:
         """How many entries of a list have memory of their own."""
-        if self.in_xla:
+        if not self.target.shares_list_entries:
             return trips
         memory = self._memory(entry)
         if record(memory.op.type).access is Access.VALUE:
@@ -180,7 +181,7 @@ class _Loop:
         ops = []
         for op in operations:
             shapes = [self.shape(tensor) for tensor in op.outputs]
-            kept = (_Loop(op, self._in_body, self.in_xla).kept() if record(op.type).is_loop
+            kept = (_Loop(op, self._in_body, self.target).kept() if record(op.type).is_loop
                     else Kept({}))
             ops.append(Op(op.name, op.type,
                           tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
@@ -276,7 +277,7 @@ class _Loop:
             inner = _behind(entry)
             if not record(inner.op.type).is_loop:
                 return 0
-            kept = _Loop(inner.op, self._in_body, self.in_xla).kept()
+            kept = _Loop(inner.op, self._in_body, self.target).kept()
             if kept.unknown:
                 return None
             if kept.loop is not None and inner.value_index in kept.loop.shares:

@@ -19,13 +19,14 @@ from tfckpt.capture.shapes import uncaptured_inputs
 from tfckpt.capture.variables import ANY, may_write
 from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, ancestors
 from tfckpt.ops import record
+from tfckpt.target import Target
 
 _UNDER_XLA = ("XLA holds copies back at their inputs, and those of a loop may be lists, "
               "variables and numbers only")
 
 
 def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple[Op, ...],
-                 lists: dict[int, Kept], in_xla: bool) -> tuple[tuple[Op, ...], tuple[str, ...]]:
+                 lists: dict[int, Kept], target: Target) -> tuple[tuple[Op, ...], tuple[str, ...]]:
     """Marks loops that may be recomputed as pure, and says why others may not.
 
     Those get their `Loop.later_writes`.
@@ -47,7 +48,8 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
         if (loop is None or ops[i].region != FORWARD or kept.unknown
                 or not any(kept.bytes.values())):
             continue
-        again = Again(_UNDER_XLA) if in_xla else may_loop_again(operations[i], unsure)
+        again = (may_loop_again(operations[i], unsure) if target.repeats_loops else
+                 Again(_UNDER_XLA))
         if ops[i].conditional:
             again = Again("it runs in one branch only")
         waiting: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -38,7 +39,8 @@ class Step:
       function: name of its FunctionDef; empty for the graph itself.
       inlining: of the functions that the step called; None where there is none. Then the
         document's definition has to be made anew.
-      live: the function that `graph` was captured from; None for the graph itself.
+      live: TensorFlow's graph that the step was read from.
+      compiled: whether XLA compiles the step.
     """
 
     name: str
@@ -46,7 +48,8 @@ class Step:
     meta: int
     function: str = ""
     inlining: Inlining | None = None
-    live: tf_adapter.FuncGraph | None = None
+    live: Any = None
+    compiled: bool = False
 
 
 def training_steps(document: Document, *, batch_size: int | None = None,
@@ -134,14 +137,14 @@ def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
     live = tf_adapter.function_graph(function, definition)
     inlining = Inlining(live, definition.library.function)
     name = readable(function.signature.name)
+    compiled = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
     graph = capture(live, shapes=known_shapes(live, batch_size, definition.library),
-                    inlining=inlining, in_xla="_XlaMustCompile" in function.attr
-                    and function.attr["_XlaMustCompile"].b)
+                    inlining=inlining, compiled=compiled)
     graph = dataclasses.replace(graph, name=name)
     if not trains(graph):
         return []
     return [Step(name, graph, meta, function.signature.name,
-                 inlining if inlining.results else None, live)]
+                 inlining if inlining.results else None, live, compiled)]
 
 
 def _main_step(document: Document, meta: int, definition, batch_size, fetches) -> list[Step]:
@@ -154,8 +157,8 @@ def _main_step(document: Document, meta: int, definition, batch_size, fetches) -
              for op in inlining.ops(live.get_operation_by_name(name.partition(":")[0]))}
     graph = (_needed(graph, [op.name in named for op in graph.ops]) if fetches
              else training_part(graph))
-    return [Step(document.source, graph, meta, "", inlining if inlining.results else None)
-            ] if trains(graph) else []
+    return [Step(document.source, graph, meta, "", inlining if inlining.results else None,
+                 live)] if trains(graph) else []
 
 
 def known_shapes(live: tf.Graph, batch_size: int | None, library) -> tf.Graph | None:

@@ -460,10 +460,13 @@ def memory_optimizer(mode: str, scope: str) -> Iterator[None]:
         ctx.function_call_options = before
 
 
-def optimized(graph: FuncGraph) -> tf.compat.v1.GraphDef:
-    """What Grappler makes of a FuncGraph that is called by itself, with the options set now.
+def optimized(graph: tf.Graph, wanted: Sequence[str] = ()) -> tf.compat.v1.GraphDef:
+    """Return what Grappler makes of a graph that runs by itself, with the options set now.
 
     Nothing runs. Kernels are not fused as they will be, since no device is looked for.
+
+    Args:
+      wanted: the ops that a session would run, by name; a FuncGraph knows its own.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
@@ -472,21 +475,22 @@ def optimized(graph: FuncGraph) -> tf.compat.v1.GraphDef:
     from tensorflow.python.grappler import cluster, tf_optimizer
 
     definition = graph.as_graph_def()
-    number = {tensor.op.name: i for i, tensor in enumerate(graph.inputs)}
+    inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
+    number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
     for node in definition.node:
         if node.name in number:  # as in the graph that TensorFlow makes of a function
-            _as_argument(node, number[node.name], graph.inputs[number[node.name]])
+            _as_argument(node, number[node.name], inputs[number[node.name]])
         node.device = node.device or _HOST
-    wanted = [op.name for op in graph.control_outputs]
-    for i, tensor in enumerate(graph.outputs):
+    running = [op.name for op in control_outputs(graph)]
+    for i, tensor in enumerate(outputs):
         name = re.sub("[^a-z0-9_]", "_", tensor.op.name.lower())
         node = definition.node.add(name=f"{name}_RetVal", op=RETVAL, input=[tensor.name],
                                    device=_HOST)
         node.attr["T"].type = tensor.dtype.as_datatype_enum
         node.attr["index"].i = i
-        wanted.append(node.name)
+        running.append(node.name)
     meta = tf.compat.v1.MetaGraphDef(graph_def=definition)
-    meta.collection_def["train_op"].node_list.value.extend(wanted)
+    meta.collection_def["train_op"].node_list.value.extend(running or wanted)
     config = eager_context.context().config
     del config.graph_options.rewrite_options.custom_optimizers[:]
     device = device_properties_pb2.NamedDevice(

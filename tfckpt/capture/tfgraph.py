@@ -19,6 +19,7 @@ from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
 from tfckpt.graph import Graph, Op, Tensor, check_graph
 from tfckpt.ops import Source, record
+from tfckpt.target import Target
 
 _LARGE_CONSTANT = 10 << 20
 """Bytes above which an op that makes less of a constant than it reads is not repeated.
@@ -30,7 +31,7 @@ may be far more than the op's result takes.
 
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
             shapes: tf.Graph | None = None, name: str = "graph",
-            inlining: Inlining | None = None, in_xla: bool = False) -> Graph:
+            inlining: Inlining | None = None, compiled: bool | None = None) -> Graph:
     """Reads a TensorFlow graph as plain data.
 
     Args:
@@ -40,7 +41,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
         has unknown dimensions (see `concrete_shapes`).
       name: of a graph that has none of its own.
       inlining: what was done to the graph's nested calls before.
-      in_xla: whether XLA will compile the graph although it was not traced for that.
+      compiled: whether XLA will compile the graph; default whether it was traced for that.
 
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
@@ -57,8 +58,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     controls = [[index[c.name] for c in op.control_inputs] for op in operations]
     known = (lambda op: op) if shapes is None else (
         lambda op: shapes.get_operation_by_name(op.name))
-    in_xla = in_xla or tf_adapter.in_xla(graph)
-    lists = {i: kept_lists(op, known, in_xla) for i, op in enumerate(operations)
+    target = Target().compiled(tf_adapter.in_xla(graph) if compiled is None else compiled)
+    lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
     outputs = [results_of(known(op), lists[i].bytes if i in lists else {})
                for i, op in enumerate(operations)]
@@ -81,8 +82,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     )
     ids = tuple((index[t.op.name], t.value_index) for t in fetched)
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
-    ops, refused = repeat_loops(graph, operations, ops, lists, in_xla)
-    result = Graph(getattr(graph, "name", name), ops, ids, sinks, in_xla,
+    ops, refused = repeat_loops(graph, operations, ops, lists, target)
+    result = Graph(getattr(graph, "name", name), ops, ids, sinks,
                    inlining.functions if inlining is not None else (),
                    (inlining.refused if inlining is not None else ()) + refused)
     check_graph(result)

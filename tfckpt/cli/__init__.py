@@ -1,4 +1,4 @@
-"""The command line: `tfckpt inspect | plan | rewrite | compare`.
+"""The command line: `tfckpt inspect | plan | rewrite | replay | compare`.
 
 Results go to standard output, messages to standard error. Exit codes: 0 done, 1 could not,
 2 usage. TensorFlow is loaded only once the arguments are known to be good.

@@ -15,6 +15,7 @@ COMMANDS = {
     "inspect": ("GRAPH", "what it is: ops, regions, parameters, plain peak, tensors at the peak"),
     "plan": ("GRAPH", "the plans that no other beats in both peak and time, as a table"),
     "rewrite": ("GRAPH OUT", "writes a graph that needs less memory, and a report beside it"),
+    "replay": ("FOLDER", "plans a step that TFCKPT_DUMP=DIR wrote again: does the same come out?"),
     "compare": ("A B", "two graphs: ops, planned peaks and, where both run, what they measure"),
 }
 _GRAPH = """\
@@ -62,7 +63,13 @@ def parse(command: str, arguments: Sequence[str]) -> Request:
 
 
 def budget_value(text: str) -> object:
-    """A budget as `tfckpt.checkpoint` takes it: "0.5" is a fraction, all else stays text."""
+    """Return a budget as `tfckpt.checkpoint` takes it.
+
+    "0.5" is a fraction, "GPU:0=30GB,*=min" a mapping from devices; all else stays text.
+    """
+    if "=" in text:
+        entries = [entry.partition("=") for entry in text.split(",")]
+        return {device.strip(): budget_value(one) for device, _, one in entries}
     return float(text) if _FRACTION.match(text.strip()) else text
 
 
@@ -86,14 +93,17 @@ def _flags(command: str) -> flags.FlagValues:
     where: Any = {"flag_values": values}
     flags.DEFINE_bool("help", False, "Shows this help.", short_name="h", **where)
     flags.DEFINE_bool("debug", False, "Shows the traceback of an unexpected error.", **where)
-    flags.DEFINE_integer("batch_size", None, "What an unknown leading dimension stands for.",
-                         lower_bound=1, **where)
-    flags.DEFINE_list("fetch", [], "What a session runs of a GraphDef: tensors (loss:0) and ops "
-                      "(train). Default: the gradients and all that follows from them.", **where)
+    if command != "replay":
+        flags.DEFINE_integer("batch_size", None, "What an unknown leading dimension stands for.",
+                             lower_bound=1, **where)
+        flags.DEFINE_list("fetch", [], "What a session runs of a GraphDef: tensors (loss:0) and "
+                          "ops (train). Default: the gradients and all that follows from them.",
+                          **where)
     flags.DEFINE_list("op_library", [], "Shared libraries with custom ops to load first.", **where)
     if command in ("plan", "rewrite"):
         flags.DEFINE_string("budget", "min", 'Bytes of the device ("2GiB"), a fraction of the '
-                            'plain peak (0.5), or "min".', **where)
+                            'plain peak (0.5), or "min"; or one for each device '
+                            "(GPU:0=30GB,*=min).", **where)
         flags.DEFINE_enum("solver", AUTO, list(SOLVER_NAMES), "Which solver proposes plans.",
                           **where)
         flags.DEFINE_enum("objective", OBJECTIVES[0], list(OBJECTIVES), "The fastest plan that "
@@ -102,7 +112,7 @@ def _flags(command: str) -> flags.FlagValues:
         flags.DEFINE_enum("fad", "false", list(FAD), "Whether derivatives of element-wise "
                           "activations may be kept instead of the tensors that they are computed "
                           "from; gradients then agree to rounding.", **where)
-    if command != "rewrite":
+    if command not in ("rewrite", "replay"):
         flags.DEFINE_bool("json", False, "Prints JSON.", **where)
     if command == "inspect":
         flags.DEFINE_integer("top", 12, "How many tensors at the peak are listed.", lower_bound=0,

@@ -1,4 +1,4 @@
-"""The four commands, each from a parsed request to printed results."""
+"""The commands, each from a parsed request to printed results."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from absl import flags
 from tfckpt.budget import format_bytes
 from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
 from tfckpt.capture.steps import Step, training_steps
+from tfckpt.carriers.dumped import replay
+from tfckpt.carriers.files import Result, plan_file_step, priced_plain, rewrite
 from tfckpt.cli.arguments import Request
 from tfckpt.cli.device import Fit, known_device, plan_for
 from tfckpt.cli.output import (
@@ -24,12 +26,10 @@ from tfckpt.cli.output import (
     write_file,
 )
 from tfckpt.cli.running import largest_difference, run_step
-from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import CaptureError, PlanError, VerificationError
 from tfckpt.graph import REGIONS
-from tfckpt.offline import Result, plan_offline, rewrite
+from tfckpt.options import Options, make_options
 from tfckpt.pictures import drawn, front_figure, kind_of
-from tfckpt.pipeline import Options, make_options, price_plain
 from tfckpt.report import held_at_peak
 
 
@@ -46,7 +46,7 @@ def run(request: Request) -> int:
         except (tf.errors.OpError, OSError) as error:
             raise CaptureError(f"capture: {library!r} cannot be loaded as an op library: "
                                f"{error}") from error
-    return {"inspect": _inspect, "plan": _plan, "rewrite": _rewrite,
+    return {"inspect": _inspect, "plan": _plan, "rewrite": _rewrite, "replay": _replay,
             "compare": _compare}[request.command](request)
 
 
@@ -76,7 +76,7 @@ def _results(request: Request, document: Document) -> list[Result]:
     found = []
     for step in _steps(request, document):
         with progress(f"planning {step.name}"):
-            found.append(plan_offline(step, options))
+            found.append(plan_file_step(step, options))
     return found
 
 
@@ -109,9 +109,8 @@ def _inspect(request: Request) -> int:
 
 
 def _description(step: Step, top: int) -> dict:
-    graph = step.graph
-    cost = build_cost_graph(graph)
-    _, plain = price_plain(graph, cost)
+    graph, part = step.graph, priced_plain(step)
+    cost = part.cost
     types = collections.Counter(op.type for op in graph.ops)
     count = collections.Counter(op.region for op in graph.ops)
     return {
@@ -119,9 +118,9 @@ def _description(step: Step, top: int) -> dict:
         "types": dict(sorted(types.items(), key=lambda entry: (-entry[1], entry[0]))),
         "regions": {region: count[region] for region in REGIONS if count[region]},
         "variables": len(cost.variable_bytes), "variable_bytes": sum(cost.variable_bytes),
-        "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": plain.peak_bytes,
+        "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": part.plain.peak_bytes,
         "live_at_peak": [{"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
-                         for h in held_at_peak(cost, plain.timeline)[:top]],
+                         for h in held_at_peak(cost, part.plain.timeline)[:top]],
     }
 
 
@@ -226,6 +225,17 @@ def _rewrite(request: Request) -> int:
     return 0
 
 
+# replay
+
+
+def _replay(request: Request) -> int:
+    outcome, different = replay(request.paths[0])
+    print(outcome.report)
+    print(f"differs from the dump: {', '.join(different)}" if different else
+          "plans and edits are those of the dump")
+    return 1 if different else 0
+
+
 # compare
 
 
@@ -268,13 +278,11 @@ def _comparison(request: Request, documents: Sequence[Document],
     counts = [collections.Counter(op.type for op in step.graph.ops) for step in pair]
     kinds = sorted(kind for kind in counts[0].keys() | counts[1].keys()
                    if counts[0][kind] != counts[1][kind])
-    costs = [build_cost_graph(step.graph) for step in pair]
     entry: dict = {
         "name": pair[0].name,
         "ops": [len(step.graph.ops) for step in pair],
         "types": {kind: [c[kind] for c in counts] for kind in kinds},
-        "planned_peak_bytes": [price_plain(step.graph, cost)[1].peak_bytes
-                               for step, cost in zip(pair, costs, strict=True)],
+        "planned_peak_bytes": [priced_plain(step).plain.peak_bytes for step in pair],
     }
     if request.run:
         entry.update(_measured(request, documents, pair))

@@ -15,16 +15,15 @@ from absl import flags
 from tfckpt.budget import format_bytes
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step, step_definition, training_steps
+from tfckpt.carriers.files import Result, plan_file_step, priced_plain, rewrite
 from tfckpt.cli.output import progress, table
-from tfckpt.cost.build import build_cost_graph
 from tfckpt.device_budgets import Budgets
 from tfckpt.errors import PlanError
 from tfckpt.largest import ENDLESS, largest_batch
-from tfckpt.offline import Result, plan_offline, rewrite
-from tfckpt.pipeline import Options, price_plain
+from tfckpt.options import Options
 
 if TYPE_CHECKING:
-    from grappler_ext.devices import Device
+    from tfckpt.devices import Device
 
 FIXED = "the batch is fixed in the graph"
 _LEAST = Budgets()
@@ -93,7 +92,7 @@ def known_device(text: str) -> Device:
     Raises:
       flags.Error: there is none; lists the presets.
     """
-    from grappler_ext.devices import find_device
+    from tfckpt.devices import find_device
 
     try:
         return find_device(text)
@@ -107,14 +106,14 @@ def plan_for(document: Document, step: Step, options: Options, device: Device,
 
     Raises:
       CostError: a tensor's bytes are unknown, or Grappler refuses the graph.
-      InfeasibleBudgetError, PlanError: as `plan_offline`.
+      InfeasibleBudgetError, PlanError: as `plan_file_step`.
     """
     from grappler_ext.estimates import costs_of
 
     definition = step_definition(document, step, options.batch_size)
     plain = costs_of(definition, step.graph, device)
     options = dataclasses.replace(options, target=device.target(dict(plain.op_seconds)))
-    result = plan_offline(step, options)
+    result = plan_file_step(step, options)
     edited = rewrite(document, [result])
     again = _same_step(edited, step, options.batch_size, fetches, rewritten=True)
     after = costs_of(step_definition(edited, again, options.batch_size), again.graph, device)
@@ -167,8 +166,7 @@ class _Search:
         with progress(f"trying batch {batch}"):
             step = _same_step(self.document, self.step, batch, self.fetches)
             if rewritten:
-                peak = _planned_peak(plan_offline(step, options))
+                peak = _planned_peak(plan_file_step(step, options))
             else:
-                cost = build_cost_graph(step.graph, options.target.rates)
-                peak = price_plain(step.graph, cost, options.target)[1].peak_bytes
+                peak = priced_plain(step, options.target).plain.peak_bytes
         return resident_bytes(self.definition, step.graph) + peak

@@ -15,9 +15,10 @@ from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.storage import roots, storage_bytes
-from tfckpt.cost.time import SMALL_CPU, Rates, is_expensive, seconds
+from tfckpt.cost.time import is_expensive, seconds
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
 from tfckpt.ops import Access, Source, record
+from tfckpt.target import SMALL_CPU, Rates
 
 SMALL_FRACTION = 2.0e-5
 """Tensors below this fraction of all bytes the forward pass writes are trivially small."""

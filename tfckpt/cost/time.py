@@ -6,31 +6,9 @@ products count multiply-adds as two operations; every other op moves its inputs 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-
 from tfckpt.graph import Graph, Op
 from tfckpt.ops import Shape, record
-
-
-@dataclasses.dataclass(frozen=True)
-class Rates:
-    """How fast a device is.
-
-    Attributes:
-      flops_per_second: floating-point operations.
-      bytes_per_second: read and written.
-      overhead_seconds: what any op takes.
-      known: seconds by op name, of ops that somebody else has priced.
-    """
-
-    flops_per_second: float = 1.0e11
-    bytes_per_second: float = 1.0e10
-    overhead_seconds: float = 2.0e-6
-    known: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
-
-
-SMALL_CPU = Rates()
+from tfckpt.target import SMALL_CPU, Rates
 
 
 def is_expensive(op: Op) -> bool:

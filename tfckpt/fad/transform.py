@@ -26,6 +26,7 @@ from tfckpt.fad.liveness import Liveness
 from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
 from tfckpt.ops import names, record
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Node
+from tfckpt.target import HERE, Target
 
 MARK = "-tfckpt_fad"
 """In the name of every op that forward AD adds."""
@@ -59,7 +60,8 @@ class _Entry:
                       tuple(t.dtype for t in op.outputs), op.attrs, op.device)
 
 
-def take(graph: Graph, alternatives: Sequence[Alternative]) -> tuple[Graph, Edits]:
+def take(graph: Graph, alternatives: Sequence[Alternative], target: Target = HERE
+         ) -> tuple[Graph, Edits]:
     """Return the graph with these alternatives taken, and the edits that make it of the old one.
 
     O(edges log ops).
@@ -76,7 +78,7 @@ def take(graph: Graph, alternatives: Sequence[Alternative]) -> tuple[Graph, Edit
     for alternative in alternatives:
         writer = _Writer(graph, alternative)
         replaced[_name(graph, alternative.sink)] = writer.write()
-        if not graph.in_xla:
+        if target.orders_by_control:
             delayed.update(writer.delay())
         added.extend(writer.added)
         removed.update(alternative.removed)

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.plan.liveness import Moment, walk
 from tfckpt.plan.schedule import Resolved
+from tfckpt.target import CPU_SMALLEST
 
 ALIGNMENT = 256
 FIRST_REGION = 2 << 20
 MAX_SLACK = 128 << 20
-CPU_SMALLEST = 256 * 1024
-"""The CPU allocator passes smaller requests on to malloc and does not count them."""
 _GAP = 1 << 44  # regions are never adjacent
 BEFORE = (0, 2_000_000, 5_000_000, 11_000_000, 17_000_000, 43_000_000)
 """Bytes of a block that was allocated before the step."""

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.storage import roots
-from tfckpt.cost.time import SMALL_CPU, Rates
 from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
 from tfckpt.fad.transform import take
 from tfckpt.graph import Graph
 from tfckpt.plan.planner import AUTO, Planned, best_of
+from tfckpt.target import HERE, Target
 
 FAD = (AUTO, True, False)
 """What `fad` may be."""
@@ -80,7 +80,7 @@ class Decision:
 
 def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object = AUTO,
                  budget: int | None = None, objective: str = "time", plain_bytes: int = 0,
-                 rates: Rates = SMALL_CPU) -> Iterator[Decision]:
+                 target: Target = HERE) -> Iterator[Decision]:
     """Yield plans of a step with the derivatives that are worth keeping, best first.
 
     Args:
@@ -90,7 +90,7 @@ def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object =
       fad: False keeps no derivative, True every one that saves bytes, "auto" weighs them.
       budget, objective: what `plans` plans for.
       plain_bytes: dynamic peak of the plain step.
-      rates: of the device; `cost` was priced with them.
+      target: what the step is planned for; `cost` was priced with its rates.
 
     Raises:
       InfeasibleBudgetError: no plan fits; the smallest budget of those tried is named.
@@ -102,7 +102,7 @@ def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object =
     The next decision is the best, by the same rule, of the next plans of all graphs planned.
     """
     if fad is False:
-        yield from _with(graph, cost, (), plans, rates)
+        yield from _with(graph, cost, (), plans, target)
         return
     offers = find_alternatives(graph, roots(graph))
     least = 1 if fad is True else max(1, int(NOTICED * plain_bytes))
@@ -111,17 +111,17 @@ def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object =
     useful, conflicts = _compatible(graph, [a for a in offers.alternatives if a.saves >= least])
     reasons.update(conflicts)
     if fad is True:
-        for found in _with(graph, cost, useful, plans, rates):
+        for found in _with(graph, cost, useful, plans, target):
             yield _told(graph, offers, found, useful, reasons, "")
     elif sum(a.saves for a in useful) < WORTHWHILE * plain_bytes:
         why = f"all such regions together save less than {WORTHWHILE:.0%} of the plain peak"
-        for found in _with(graph, cost, (), plans, rates):
+        for found in _with(graph, cost, (), plans, target):
             yield _told(graph, offers, found, (), reasons, why)
     else:
-        yield from _weighed(graph, cost, plans, rates, offers, useful, reasons, budget, objective)
+        yield from _weighed(graph, cost, plans, target, offers, useful, reasons, budget, objective)
 
 
-def _weighed(graph: Graph, cost: CostGraph, plans: Planner, rates: Rates, offers: Offers,
+def _weighed(graph: Graph, cost: CostGraph, plans: Planner, target: Target, offers: Offers,
              useful: Sequence[Alternative], reasons: dict, budget: int | None,
              objective: str) -> Iterator[Decision]:
     """The plans without, with all, and with part of the alternatives, best first."""
@@ -131,7 +131,7 @@ def _weighed(graph: Graph, cost: CostGraph, plans: Planner, rates: Rates, offers
 
     def attempt(taken: Taken) -> None:
         if taken not in tried:
-            others[taken] = _with(graph, cost, [useful[i] for i in taken], plans, rates)
+            others[taken] = _with(graph, cost, [useful[i] for i in taken], plans, target)
             try:
                 tried[taken] = next(others[taken])
             except InfeasibleBudgetError as error:
@@ -196,12 +196,12 @@ def _suffixes(count: int, vertices: int) -> list[Taken]:
 
 
 def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
-          plans: Planner, rates: Rates) -> Iterator[Decision]:
+          plans: Planner, target: Target) -> Iterator[Decision]:
     """The decisions for some of the alternatives, best first."""
     edits = Edits()
     if alternatives:
-        graph, edits = take(graph, alternatives)
-        cost = build_cost_graph(graph, rates)
+        graph, edits = take(graph, alternatives, target)
+        cost = build_cost_graph(graph, target.rates)
     for planned in plans(cost):
         yield Decision(graph, cost, planned, edits=edits)
 

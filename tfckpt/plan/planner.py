@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan import search
-from tfckpt.plan.allocator import CPU_SMALLEST, allocated_peaks
+from tfckpt.plan.allocator import allocated_peaks
 from tfckpt.plan.check import check_plan
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.executor import ORDERS, executor_order
@@ -25,6 +25,7 @@ from tfckpt.plan.simulate import Timeline, simulate, simulate_order
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
 from tfckpt.plan.waits import place_waits
+from tfckpt.target import HERE, Target
 
 AUTO, OPTIMAL = "auto", "optimal"
 SOLVER_NAMES = (AUTO, *SOLVERS, OPTIMAL)
@@ -111,19 +112,16 @@ def check_names(solver: str, objective: str) -> None:
 
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
               objective: str = "time", free_moves: bool = True,
-              await_updates: bool = True, in_xla: bool = False,
-              smallest: int | None = CPU_SMALLEST,
+              await_updates: bool = True, target: Target = HERE,
               plain: Plain | None = None) -> Planned:
     """Return the best plan of a step: the first of `plans_of`, which says what is asked for."""
     return next(plans_of(graph, budget, solver=solver, objective=objective, free_moves=free_moves,
-                         await_updates=await_updates, in_xla=in_xla, smallest=smallest,
-                         plain=plain))
+                         await_updates=await_updates, target=target, plain=plain))
 
 
 def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
              objective: str = "time", free_moves: bool = True, await_updates: bool = True,
-             in_xla: bool = False, smallest: int | None = CPU_SMALLEST,
-             plain: Plain | None = None) -> Iterator[Planned]:
+             target: Target = HERE, plain: Plain | None = None) -> Iterator[Planned]:
     """Yield different plans of a step, best first, each made when it is asked for.
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
@@ -137,10 +135,8 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       objective: "time" takes the fastest plan that fits, "memory" the one with the least peak.
       free_moves: whether defer and release may be used.
       await_updates: see `tfckpt.plan.fences.fences`.
-      in_xla: control edges mean nothing to the compiler: no waits, and the moves are those that it
-        makes by itself.
-      smallest: the allocator does not count smaller requests (0 on a GPU); None leaves the
-        allocator out and counts requested bytes.
+      target: where control edges mean nothing there are no waits, and the moves are those that the
+        compiler makes by itself.
       plain: what `baseline` returned for this graph, if it was called already.
 
     Raises:
@@ -148,18 +144,17 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       InfeasibleBudgetError: the first plan is asked for, and none found fits; names the smallest
         peak found.
     """
-    return _Planner(graph, solver, objective, free_moves, await_updates, in_xla, smallest,
+    return _Planner(graph, solver, objective, free_moves, await_updates, target,
                     plain).plans(budget)
 
 
-def baseline(graph: CostGraph, *, in_xla: bool = False,
-             smallest: int | None = CPU_SMALLEST) -> Plain:
+def baseline(graph: CostGraph, target: Target = HERE) -> Plain:
     """Return the plain step under the middle one of the simulated executors.
 
     Nothing of ours orders the plain step, so it is not priced by its worst order: a fraction of
     that would be a larger part of what the step really needs.
     """
-    if in_xla:
+    if not target.orders_by_control:
         moves = moves_of_xla(graph)
         plan = fenced(graph, tuple((v, 0) for v in base_order(graph, moves)), moves)
         timeline = simulate(graph, plan.schedule)
@@ -172,9 +167,9 @@ def baseline(graph: CostGraph, *, in_xla: bool = False,
         found.append((simulate_order(graph, resolved, order), order))
     timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
     plan = dataclasses.replace(plan, order=tuple(order))
-    if smallest is None:
+    if target.smallest_counted is None:
         return Plain(plan, timeline, timeline.peak_bytes)
-    peaks = allocated_peaks(graph, resolved, order, smallest)
+    peaks = allocated_peaks(graph, resolved, order, target.smallest_counted)
     return Plain(plan, timeline, peaks[len(peaks) // 2])
 
 
@@ -202,19 +197,18 @@ def _cost(peak: int, time: float, plain_peak: int, plain_time: float, objective:
 
 class _Planner:
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
-                 await_updates: bool, in_xla: bool, smallest: int | None,
+                 await_updates: bool, target: Target,
                  plain: Plain | None = None):
         check_names(solver, objective)
         self.graph, self.solver, self.objective = graph, solver, objective
-        self.free_moves, self.await_updates, self.in_xla = free_moves, await_updates, in_xla
+        self.free_moves, self.await_updates, self.target = free_moves, await_updates, target
         self.evaluator = Evaluator(graph)
-        self.plain = plain or baseline(graph, in_xla=in_xla, smallest=smallest)
-        self.smallest = smallest
+        self.plain = plain or baseline(graph, target)
         self.finished: dict[Candidate, _Finished] = {}
 
     def plans(self, budget: int | None) -> Iterator[Planned]:
         """Makes the pool and yields plans from it, best first."""
-        patterns = search.templates(self.evaluator, self.free_moves, in_xla=self.in_xla)
+        patterns = search.templates(self.evaluator, self.free_moves, self.target)
         if self.solver == AUTO:
             pool = search.explore(self.evaluator, patterns, CHEAP, self.objective,
                                   self.plain.timeline.peak_bytes)
@@ -319,7 +313,7 @@ class _Planner:
             plan = fenced(graph, priced.schedule, candidate.moves,
                           await_updates=self.await_updates, solver=candidate.source or self.solver)
             peaks: tuple[int, ...] = (priced.peak,)
-            if not self.in_xla:
+            if self.target.orders_by_control:
                 resolved = resolve(graph, plan.schedule)
                 target = priced.peak if self.free_moves else 1 << 62
                 waits, executed, order = place_waits(
@@ -328,8 +322,9 @@ class _Planner:
                 plan = dataclasses.replace(plan, waits=waits)
                 if executed.peak_bytes >= timeline.peak_bytes:
                     timeline, plan = executed, dataclasses.replace(plan, order=order)
-                peaks = (timeline.peak_bytes,) if self.smallest is None else allocated_peaks(
-                    graph, resolved, order, self.smallest)
+                smallest = self.target.smallest_counted
+                peaks = (timeline.peak_bytes,) if smallest is None else allocated_peaks(
+                    graph, resolved, order, smallest)
             check_plan(graph, plan)
             self.finished[candidate] = _Finished(plan, timeline, peaks[-1], priced)
         return self.finished[candidate]

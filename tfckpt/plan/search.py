@@ -18,6 +18,7 @@ from tfckpt.plan.improve import descend, hasten
 from tfckpt.plan.order import base_order, deferrable, moves_of_xla, releasable
 from tfckpt.plan.refine import front
 from tfckpt.plan.schedule import Moves
+from tfckpt.target import HERE, Target
 
 EVALUATIONS, FEWEST, MOST = 300_000, 60, 1200
 """Candidates priced: the first divided by the graph's vertices, within the other two."""
@@ -92,13 +93,13 @@ def spread(front: Sequence[Priced], count: int) -> list[Priced]:
     return [front[i * (len(front) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
-def templates(evaluator: Evaluator, free_moves: bool, *, in_xla: bool = False) -> list[Candidate]:
+def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> list[Candidate]:
     """Everything kept, under each combination of free moves; the most moves last.
 
     Under XLA there is one, which nobody chooses.
     """
     plain = Candidate(evaluator.everything(), source="store_all")
-    if in_xla:
+    if not target.orders_by_control:
         return [dataclasses.replace(plain, moves=moves_of_xla(evaluator.graph))]
     if not free_moves:
         return [plain]

@@ -12,29 +12,28 @@ from tfckpt.rewrite.guards import XLA_GUARDS
 from tfckpt.rewrite.holds import ExecutorHolds, Holds
 from tfckpt.rewrite.names import SCOPE, copy_name
 from tfckpt.rewrite.xla_holds import XlaHolds
+from tfckpt.target import HERE, Target
 
 
-def build_edits(graph: Graph, cost: CostGraph, plan: Plan, *, device: str = "",
-                label: str = "", xla_guard: str = "data", guard_weights: bool = True) -> Edits:
+def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE, *,
+                device: str = "", label: str = "") -> Edits:
     """The edits that realise a plan.
 
     Args:
       graph: the captured step.
       cost: its cost graph, which the plan refers to.
+      target: what runs the step.
       plan: one that `tfckpt.plan.check.check_plan` accepts.
       device, label: of one of several devices whose parts are edited: where its fences stand, and
         what tells the names of its new ops from those of others.
-      xla_guard: what holds copies back under XLA: a name in `tfckpt.rewrite.guards.XLA_GUARDS`, or
-        "control" for control edges as elsewhere. Only "data" works everywhere.
-      guard_weights: under XLA, whether weights are held back too. It pays on a CPU, where their
-        layout is changed early; on a GPU what passes them on is one more copy of them.
 
     Raises:
       RewriteError: under XLA, no incoming gradient is left to guard a region with.
     """
-    draft = Draft(graph, cost, plan, device, label)
-    holds: Holds = (XlaHolds(draft, XLA_GUARDS[xla_guard], guard_weights)
-                    if graph.in_xla and xla_guard != "control" else ExecutorHolds(draft))
+    draft = Draft(graph, cost, plan, target, device, label)
+    # guarded weights pay where their layout is changed early; elsewhere they are one more copy
+    holds: Holds = (ExecutorHolds(draft) if target.delays_by_control else
+                    XlaHolds(draft, XLA_GUARDS[target.guard], target.transposes_weights_early))
     starts = {fence.position: fence for fence in plan.fences}
     where = {step: p for p, step in enumerate(plan.schedule)}
     awaited: dict[Step, list[Step]] = {}

@@ -12,6 +12,7 @@ from tfckpt.graph import Graph, Op, Tensor, TensorId
 from tfckpt.ops import Access, Source, record
 from tfckpt.plan.schedule import Plan, Resolved, Step, resolve
 from tfckpt.rewrite.names import copy_name, marks_of_copies
+from tfckpt.target import HERE, Target
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 _REFERENCES = (Source.REFERENCE, Source.TEMPORARY)
@@ -34,14 +35,14 @@ class Draft:
         of a loop each list that did.
     """
 
-    def __init__(self, graph: Graph, cost: CostGraph, plan: Plan, device: str = "",
-                 label: str = ""):
+    def __init__(self, graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE,
+                 device: str = "", label: str = ""):
         self.graph, self.cost, self.plan = graph, cost, plan
         self.device, self.label = device, label
         self.resolved: Resolved = resolve(cost, plan.schedule)
         self.root = roots(graph)
         self.readers = graph.consumers()
-        self.marks = marks_of_copies(graph.in_xla)
+        self.marks = marks_of_copies(target.clusters_ops)
         self.storage = {s.tensor: i for i, s in enumerate(cost.storages)}
         self.index = {op.name: i for i, op in enumerate(graph.ops)}
         self.added: list[Create | Clone] = []

@@ -9,9 +9,9 @@ SCOPE = "tfckpt"
 FENCE = f"{SCOPE}/fence_"
 
 
-def marks_of_copies(in_xla: bool) -> dict[str, object]:
+def marks_of_copies(clustered: bool) -> dict[str, object]:
     """Return the attributes of copies; outside of XLA they are kept out of its clusters too."""
-    return {COPY: True} if in_xla else {COPY: True, "_XlaCompile": False}
+    return {COPY: True, "_XlaCompile": False} if clustered else {COPY: True}
 
 
 def copy_name(name: str, copy: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -12,10 +12,14 @@ from tfckpt.rewrite.passes.manager import Node
 
 
 class LiveStep:
-    """A traced graph that is not edited yet (see `tfckpt.rewrite.passes.manager.PlainStep`)."""
+    """A traced graph that is not edited yet (see `tfckpt.rewrite.passes.manager.PlainStep`).
 
-    def __init__(self, live: tf.Graph):
-        self.live = live
+    Args:
+      wanted: the ops that run of a graph which is no function's, by name.
+    """
+
+    def __init__(self, live: tf.Graph, wanted: Sequence[str] = ()):
+        self.live, self.wanted = live, wanted
 
     def attributes(self, op: str) -> Hashable:
         """Return the attributes of an op, but for what says nothing of what it computes."""
@@ -34,7 +38,7 @@ class LiveStep:
     @functools.cached_property
     def _optimised(self) -> Mapping[str, Node] | None:
         try:
-            found = tf_adapter.optimized(self.live)
+            found = tf_adapter.optimized(self.live, self.wanted)
         except (ValueError, tf.errors.OpError):  # it would leave the step as it is
             return None
         return {node.name: Node(node.name, node.op, tuple(node.input)) for node in found.node}

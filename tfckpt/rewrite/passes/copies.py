@@ -15,9 +15,8 @@ def write_copies(context: Context, edits: Edits) -> Edits:
     for part in context.parts:
         decision = part.decision
         edits = edits.then(build_edits(
-            decision.graph, decision.cost, decision.planned.plan, device=part.device,
-            label=part.label,
-            xla_guard=context.xla_guard, guard_weights=context.guard_weights))
+            decision.graph, decision.cost, decision.planned.plan, part.target,
+            device=part.device, label=part.label))
     return edits
 
 

@@ -16,6 +16,7 @@ from tfckpt.edits import Edits, check_edits
 from tfckpt.errors import PlanError, RewriteError
 from tfckpt.graph import Graph
 from tfckpt.plan.forward_ad import Decision
+from tfckpt.target import HERE, Target
 
 
 class Property(enum.StrEnum):
@@ -58,11 +59,13 @@ class PlannedPart:
       decision: graph, cost, plan and the edits of forward AD.
       device, label: of one of several parts: where its fences stand, and what tells the names of
         its new ops from those of others.
+      target: what runs the part.
     """
 
     decision: Decision
     device: str = ""
     label: str = ""
+    target: Target = HERE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,15 +75,15 @@ class Context:
     Attributes:
       graph: the whole step as captured, whose edits are made.
       parts: of each device of which anything is changed.
-      plain: the captured step, to be asked what Grappler makes of it, or why it cannot be.
-      xla_guard, guard_weights: see `tfckpt.rewrite.build.build_edits`.
+      plain: the captured step, to be asked what Grappler makes of it; None where it is not at
+        hand.
+      target: what runs the step.
     """
 
     graph: Graph
     parts: Sequence[PlannedPart] = ()
-    plain: PlainStep | str = "the plain step is not at hand"
-    xla_guard: str = "data"
-    guard_weights: bool = True
+    plain: PlainStep | None = None
+    target: Target = HERE
 
 
 def _always(_: Context) -> str:

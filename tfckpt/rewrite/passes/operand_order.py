@@ -22,14 +22,16 @@ def keep_operand_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
 
 
 def _run(context: Context, edits: Edits) -> Edits:
-    assert not isinstance(context.plain, str)  # or the pass is refused
+    assert context.plain is not None  # or the pass is refused
     return keep_operand_order(edits, context.graph, context.plain)
 
 
 def _refusal(context: Context) -> str:
-    if context.graph.in_xla:
+    if context.target.optimised:
+        return "Grappler has run already"
+    if not context.target.reorders_operands:
         return "XLA sorts no operands by name"
-    return context.plain if isinstance(context.plain, str) else ""
+    return "" if context.plain is not None else "the plain step is not at hand"
 
 
 PASS = Pass("operand order", _run, requires=frozenset({Property.COPIES}),

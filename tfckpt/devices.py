@@ -6,12 +6,8 @@ import dataclasses
 import re
 
 from tfckpt.budget import parse_budget
-from tfckpt.cost.time import Rates
 from tfckpt.errors import PlanError
-from tfckpt.pipeline import Target
-from tfckpt.plan.allocator import CPU_SMALLEST
-
-GPU, CPU = "GPU", "CPU"
+from tfckpt.target import GPU, Rates, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +40,11 @@ class Device:
         return 2 * self.cores * self.clock
 
     @property
+    def is_gpu(self) -> bool:
+        """Return whether the device is a GPU."""
+        return self.kind == GPU
+
+    @property
     def usable_bytes(self) -> int:
         """What variables, inputs and a step's tensors may take together."""
         return self.memory_bytes - self.reserved_bytes
@@ -55,7 +56,7 @@ class Device:
           seconds: by op name, what is known of this step.
         """
         return Target(Rates(self.flops_per_second, self.bandwidth, known=seconds or {}),
-                      0 if self.kind == GPU else CPU_SMALLEST)
+                      self.kind)
 
 
 _MIB = 1 << 20
@@ -100,6 +101,21 @@ PRESETS: tuple[Device, ...] = (
     _gpu("H200-141GB", 141, 4800, 1980, 16896, _HOPPER,
          "NVIDIA H200 datasheet (SXM); clock, cores: H100 architecture whitepaper (the same chip)"),
 )
+
+GPU_OF_UNKNOWN_KIND = next(preset for preset in PRESETS if preset.name == "A10")
+"""Whose rates stand for a GPU that none of the presets describes."""
+
+
+def preset_named(said: str) -> Device | None:
+    """Return the preset that a driver's name for a device describes; None where none does.
+
+    "NVIDIA H100 80GB HBM3" is H100-80GB. Of several that fit, that with the longest name counts.
+    """
+    words = re.split(r"[\s_-]+", said.upper())
+    fitting = [preset for preset in PRESETS
+               if all(word in words for word in preset.name.upper().split("-"))]
+    return max(fitting, key=lambda preset: len(preset.name), default=None)
+
 
 _KEYS = ("memory", "bandwidth", "clock", "cores")
 _CLOCK = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(MHz|GHz)$", re.IGNORECASE)

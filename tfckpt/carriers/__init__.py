@@ -1,0 +1,1 @@
+"""Carriers: how a step comes in and how its edits go back. `tfckpt.driver` does the rest."""

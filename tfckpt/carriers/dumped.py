@@ -1,0 +1,69 @@
+"""A step from a dump (`TFCKPT_DUMP=dir`), planned again as it was: for bug reports."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import ClassVar
+
+import tensorflow as tf
+
+from tfckpt import dump
+from tfckpt.driver import INLINED, Captured, Outcome, run
+from tfckpt.edits import Edits
+from tfckpt.errors import CaptureError
+from tfckpt.options import Options
+
+
+class Dumped:
+    """A step that another process captured; its edits go nowhere.
+
+    Raises:
+      CaptureError: the folder is no dump.
+    """
+
+    kind: ClassVar[str] = "dump"
+    leaves_out: ClassVar[Mapping[str, str]] = {
+        INLINED: "they were when the step was captured"}
+
+    def __init__(self, folder: str):
+        self.folder = pathlib.Path(folder)
+        self.about = json.loads(self.read("step.json"))
+        self.optimised = self.about["optimised"]
+
+    def read(self, file: str) -> bytes:
+        """Return what a file of the dump holds.
+
+        Raises:
+          CaptureError: it is not there.
+        """
+        try:
+            return (self.folder / file).read_bytes()
+        except OSError as error:
+            raise CaptureError(f"capture: {str(self.folder)!r} is no dump of tfckpt: it has no "
+                               f"{file} ({error.strerror})") from error
+
+    def capture(self, options: Options) -> Captured:
+        """Return the step as it was captured."""
+        live = tf.Graph()
+        with live.as_default():
+            tf.graph_util.import_graph_def(
+                tf.compat.v1.GraphDef.FromString(self.read("graph.pb")), name="")
+        graph = dump.from_json(self.read("graph.json"), "graph.json")
+        return Captured(self.about["name"], graph, live, self.about["compiled"])
+
+    def apply(self, edits: Edits) -> None:
+        """Do nothing."""
+
+
+def replay(folder: str) -> tuple[Outcome, list[str]]:
+    """Plan a dumped step again; return what came out and what differs from the dump.
+
+    Raises:
+      CaptureError: it is no dump, or one of another version.
+    """
+    step = Dumped(folder)
+    outcome = run(step, dump.from_json(step.read("options.json"), "options.json"))
+    again = {"plans.json": dump.to_json(outcome.plans), "edits.json": dump.to_json(outcome.edits)}
+    return outcome, [name for name, data in again.items() if data != step.read(name)]

@@ -1,0 +1,107 @@
+"""Steps in files: what the command line is made of.
+
+    document = read_path("model")                          # a SavedModel, GraphDef, MetaGraphDef
+    results = [plan_file_step(step, make_options(budget=0.5))
+               for step in training_steps(document, batch_size=32)]
+    smaller = rewrite(document, results)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from tfckpt.budget import Budget
+from tfckpt.capture.files import Document
+from tfckpt.capture.steps import Step
+from tfckpt.carriers.here import place
+from tfckpt.driver import OFF, Captured, run, switched_off
+from tfckpt.edits import Edits
+from tfckpt.options import Options
+from tfckpt.parts import Part, priced
+from tfckpt.report import Report
+from tfckpt.rewrite.apply_graphdef import (
+    edit_function_def,
+    edit_graph_def,
+    function_with_inlined,
+    with_inlined,
+)
+from tfckpt.target import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was planned for a step: edits (None where nothing is to be changed) and report."""
+
+    step: Step
+    edits: Edits | None
+    report: Report
+
+
+class InFile:
+    """A step of a document; its edits are kept until the document is written."""
+
+    kind: ClassVar[str] = "files"
+    leaves_out: ClassVar[Mapping[str, str]] = {}
+    optimised: ClassVar[bool] = False
+
+    def __init__(self, step: Step):
+        self.step = step
+
+    def capture(self, options: Options) -> Captured:
+        """Return the step, which was read with the document."""
+        return Captured(self.step.name, self.step.graph, self.step.live, self.step.compiled)
+
+    def apply(self, edits: Edits) -> None:
+        """Do nothing yet: see `rewrite`."""
+
+
+def plan_file_step(step: Step, options: Options) -> Result:
+    """Price and plan a step, and make the edits that realise the plan.
+
+    Raises:
+      CostError: a tensor's bytes are unknown.
+      InfeasibleBudgetError: states the smallest feasible budget in the unit it was given in.
+      PlanError: no plan could be made.
+    """
+    outcome = run(InFile(step), options, OFF if switched_off() else "")
+    assert outcome.report is not None  # a step of a document trains
+    return Result(step, outcome.edits, outcome.report)
+
+
+def priced_plain(step: Step, target: Target | None = None) -> Part:
+    """Return a step as it stands, priced as a whole.
+
+    Args:
+      target: default the devices of this process.
+
+    Raises:
+      CostError: a tensor's bytes are unknown.
+    """
+    return priced("", None, Budget(), place(target, step.compiled, False)(""), step.graph)
+
+
+def rewrite(document: Document, results: Sequence[Result]) -> Document:
+    """Return the document with every planned step rewritten; the one given is left as it is.
+
+    Raises:
+      RewriteError: an edit does not fit the document.
+    """
+    edited = document.copy()
+    for result in results:
+        if result.edits is None:
+            continue
+        definition = edited.graph_defs()[result.step.meta]
+        if not result.step.function:
+            if result.step.inlining is not None:
+                with_inlined(definition, result.step.inlining)
+            edit_graph_def(definition, result.edits)
+            continue
+        library = definition.library.function
+        for function in library:
+            if function.signature.name == result.step.function:
+                if result.step.inlining is not None:
+                    function_with_inlined(function, result.step.inlining, library)
+                edit_function_def(function, result.edits, library)
+    return edited

@@ -1,0 +1,259 @@
+"""A step that is being traced: TensorFlow's trace hook hands its graph over, edited in place.
+
+The decorator marks the graph a step is traced into; the hook rewrites marked graphs. Nothing is
+traced twice, no nested function is made, and no other graph is touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.inline import Inlining, is_rewritten
+from tfckpt.capture.regions import is_gradient_scope
+from tfckpt.capture.shapes import (
+    argument_shapes,
+    concrete_shapes,
+    has_unknown_shapes,
+    uncaptured_inputs,
+)
+from tfckpt.capture.tfgraph import capture, gradient_inside
+from tfckpt.carriers.import_route import announce, import_step, refusal
+from tfckpt.driver import INLINED, Captured, Outcome, run, switched_off
+from tfckpt.edits import Edits
+from tfckpt.options import Options
+from tfckpt.report import Report
+from tfckpt.rewrite.apply_funcgraph import apply
+
+_MARK = "_tfckpt_mark"
+
+
+class Records:
+    """The reports of one decorated step: the latest, and one for each traced signature."""
+
+    def __init__(self) -> None:
+        self.report: Report | None = None
+        self.reports: dict[str, Report] = {}
+        self.graph: Callable[[], tf.Graph | None] = lambda: None
+
+    def add(self, signature: str, report: Report, graph: tf.Graph) -> None:
+        """Note the report of a trace, and its graph for as long as TensorFlow keeps that."""
+        self.graph = weakref.ref(graph)
+        self.report = report
+        key, number = signature, 1
+        while key in self.reports:  # traces that differ by something else, such as captured objects
+            number += 1
+            key = f"{signature} #{number}"
+        self.reports[key] = report
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """What the trace hook needs to know about a graph.
+
+    Attributes:
+      arguments: Python values among the arguments: a trace is made for each.
+    """
+
+    options: Options
+    records: Records
+    name: str
+    jit_compile: bool = False
+    arguments: tuple[str, ...] = ()
+
+
+_calls = threading.local()
+_compiled_graphs: Callable[[Any], None] | None = None
+
+
+class Traced:
+    """A FuncGraph whose trace is complete, rewritten in place.
+
+    Args:
+      inputs: the tensors in the graph that stand for those of the call.
+    """
+
+    kind: ClassVar[str] = "trace hook"
+    leaves_out: ClassVar[Mapping[str, str]] = {}
+    optimised: ClassVar[bool] = False
+
+    def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor]):
+        self.func_graph, self.mark, self.inputs = func_graph, mark, inputs
+        self._inlining: Inlining | None = None
+
+    def capture(self, options: Options) -> Captured:
+        """Return the step, nested functions inlined."""
+        self._inlining = self._inline()
+        graph, shapes = self.func_graph, None
+        if has_unknown_shapes(graph):
+            batch = options.batch_size or getattr(_calls, "batch", None)
+            arguments: object = getattr(_calls, "arguments", None) or ((), {})
+            shapes = concrete_shapes(graph, batch, argument_shapes(self.inputs, arguments))
+        compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
+        return Captured(self.mark.name, capture(graph, shapes=shapes, inlining=self._inlining,
+                                                compiled=compiled),
+                        graph, compiled, gradient_inside=lambda: gradient_inside(graph))
+
+    def _inline(self) -> Inlining | None:
+        return Inlining(self.func_graph)
+
+    def apply(self, edits: Edits) -> None:
+        """Edit the graph in place, all or nothing."""
+        apply(self.func_graph, edits)
+
+    def rewrite(self) -> Outcome:
+        """Run the driver on the step; nested functions stay calls where nothing is changed.
+
+        Raises:
+          CostError, InfeasibleBudgetError: the graph is untouched.
+        """
+        outcome = Outcome()
+        try:
+            outcome = run(self, self.mark.options)
+            if outcome.unwanted:
+                warnings.warn(f"tfckpt: {self.mark.name} trains unchanged: {outcome.unwanted}",
+                              stacklevel=2)
+            return outcome
+        finally:
+            if outcome.edits is None and self._inlining is not None:
+                self._inlining.undo()
+
+    def signature(self, graph: Any) -> str:
+        """Return the traced signature as text."""
+        parts = [f"{t.dtype.name}{t.shape.as_list() if t.shape.rank is not None else '[?]'}"
+                 for t in self.inputs]
+        compiled = " compiled" if self.mark.jit_compile or tf_adapter.in_xla(graph) else ""
+        return f"{graph.name}({', '.join([*parts, *self.mark.arguments])}){compiled}"
+
+
+class TracedApart(Traced):
+    """A step that was traced by itself, to be imported into the graph that calls it.
+
+    Args:
+      realise: takes the graph and edits, and imports it with them.
+    """
+
+    kind: ClassVar[str] = "import route"
+    leaves_out: ClassVar[Mapping[str, str]] = {
+        INLINED: "a call in the imported definition stays one"}
+    optimised: ClassVar[bool] = False
+
+    def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor],
+                 realise: Callable[[Any, Edits], None]):
+        super().__init__(func_graph, mark, inputs)
+        self._realise = realise
+
+    def _inline(self) -> None:
+        return None
+
+    def apply(self, edits: Edits) -> None:
+        """Import the step with its edits."""
+        self._realise(self.func_graph, edits)
+
+
+def wrap_body(body: Callable, mark: Mark) -> Callable:
+    """Return the Python function of a step, such that what it is traced into is rewritten."""
+    problem = tf_adapter.hook_problem()
+    if problem:
+        announce(problem)
+
+    @functools.wraps(body)
+    def wrapped(*args, **kwargs):
+        graph = tf_adapter.tracing_graph()
+        if switched_off():
+            return body(*args, **kwargs)
+        if graph is None:
+            _warn_eager(mark.name)
+            return body(*args, **kwargs)
+        this = dataclasses.replace(mark, arguments=_python_values(args, kwargs))
+        if problem and refusal():
+            warnings.warn(f"tfckpt: {mark.name} trains unchanged: {problem}, and {refusal()}",
+                          stacklevel=2)
+        elif problem:
+            return import_step(body, args, kwargs, functools.partial(_rewrite_apart, graph, this),
+                               tf_adapter.autograph_converts())
+        else:
+            tf_adapter.install_trace_hook(_on_trace)
+            setattr(graph, _MARK, this)
+        return body(*args, **kwargs)
+
+    return wrapped
+
+
+def on_compiled_graphs(callback: Callable[[Any], None] | None) -> None:
+    """Have a callable called with each FuncGraph that XLA will compile and nobody marked.
+
+    Only with those that compute a gradient themselves and have not been rewritten; before their
+    FunctionDef is made. None ends it.
+    """
+    global _compiled_graphs
+    _compiled_graphs = callback
+    if callback is not None:
+        tf_adapter.install_trace_hook(_on_trace)
+
+
+def set_batch_hint(size: int | None) -> int | None:
+    """Set what an unknown leading dimension stands for in traces of this thread."""
+    previous = getattr(_calls, "batch", None)
+    _calls.batch = size
+    return previous
+
+
+def called_with(function: Callable, *args, **kwargs):
+    """Call what may trace, such that the trace knows with which arguments."""
+    previous = getattr(_calls, "arguments", None)
+    if tf.executing_eagerly():
+        _calls.arguments = (args, kwargs)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _calls.arguments = previous
+
+
+def _python_values(args, kwargs) -> tuple[str, ...]:
+    """Return plain Python values in a call's arguments, as text."""
+    return tuple(repr(leaf) for leaf in tf.nest.flatten((args, kwargs))
+                 if isinstance(leaf, bool | int | float | str | bytes))
+
+
+def _warn_eager(name: str) -> None:
+    warnings.warn(
+        f"tfckpt: {name} runs eagerly, so there is no graph to rewrite and no memory is saved; "
+        "wrap it in tf.function (under Keras: run_eagerly=False)", stacklevel=4)
+
+
+def _on_trace(func_graph) -> None:
+    mark = getattr(func_graph, _MARK, None)
+    if mark is None:
+        if _compiled_graphs is not None and _trains_compiled(func_graph):
+            _compiled_graphs(func_graph)
+        return
+    delattr(func_graph, _MARK)  # a graph is rewritten once
+    traced = Traced(func_graph, mark, uncaptured_inputs(func_graph))
+    report = traced.rewrite().report
+    if report is not None:
+        mark.records.add(traced.signature(func_graph), report, func_graph)
+
+
+def _trains_compiled(func_graph) -> bool:
+    """Return whether an unmarked graph is compiled by XLA, has a gradient, and is as traced."""
+    if not tf_adapter.in_xla(func_graph):
+        return False
+    names = [op.name for op in func_graph.get_operations()]
+    return any(map(is_gradient_scope, names)) and not any(map(is_rewritten, names))
+
+
+def _rewrite_apart(outer, mark: Mark, func_graph, inputs, realise: Callable) -> None:
+    """Rewrite a step that was traced by itself, in the graph that it is imported into."""
+    traced = TracedApart(func_graph, mark, inputs, realise)
+    report = traced.rewrite().report
+    if report is not None:
+        mark.records.add(traced.signature(outer), report, outer)

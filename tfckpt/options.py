@@ -1,0 +1,50 @@
+"""`Options`: what a person asks for, checked once and the same for every front end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfckpt.device_budgets import Budgets, parse_budgets
+from tfckpt.errors import PlanError
+from tfckpt.plan.planner import AUTO, check_names
+from tfckpt.target import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Checked options of a step.
+
+    Attributes:
+      budgets: that of each device.
+      solver, objective, batch_size, free_moves, fad: as `tfckpt.checkpoint` takes them.
+      target: what the step is planned for; None for the devices of this process.
+    """
+
+    budgets: Budgets = Budgets()
+    solver: str = AUTO
+    objective: str = "time"
+    batch_size: int | None = None
+    free_moves: bool = True
+    fad: str | bool = False
+    target: Target | None = None
+
+
+NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad")
+"""The options that every front end offers."""
+
+
+def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
+                 batch_size: int | None = None, free_moves: bool = True,
+                 fad: str | bool = False, target: Target | None = None) -> Options:
+    """Check options before anything is traced.
+
+    Raises:
+      PlanError: an option is malformed; the message says what may be written.
+    """
+    check_names(solver, objective)
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)
+                                   or batch_size <= 0):
+        raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
+    if not isinstance(fad, bool) and fad != AUTO:
+        raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
+    return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, target)

@@ -1,0 +1,95 @@
+"""The part of a step that each device runs, priced, and what might be done to it, as values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfckpt.budget import Budget
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.graph import Graph
+from tfckpt.plan.forward_ad import Decision
+from tfckpt.plan.planner import Plain, Planned, baseline
+from tfckpt.rewrite.passes.manager import PlannedPart
+from tfckpt.target import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The part of a step that one device runs, priced.
+
+    Attributes:
+      device: as ops spell it; "" where the step names none.
+      number: of the part among those of several devices; None where there is one.
+      budget: of the device.
+      target: what runs the part.
+      graph, cost: the part and its price.
+      plain: the plain part as planned.
+    """
+
+    device: str
+    number: int | None
+    budget: Budget
+    target: Target
+    graph: Graph
+    cost: CostGraph
+    plain: Plain
+
+    @property
+    def label(self) -> str:
+        """Return what tells the names of the part's new ops from those of others."""
+        return "" if self.number is None else f"_{self.number}"
+
+    def over(self, graph: Graph) -> Part:
+        """Return the part with another graph, priced anew."""
+        return priced(self.device, self.number, self.budget, self.target, graph)
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """What might be done to a part: a plan, or nothing, which `reason` explains."""
+
+    part: Part
+    decision: Decision
+    reason: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Return whether the part would be rewritten."""
+        return not self.reason
+
+    @property
+    def planned_part(self) -> PlannedPart:
+        """Return what the rewrite passes read of it."""
+        part = self.part
+        return PlannedPart(self.decision, part.device, part.label, part.target)
+
+
+def priced(device: str, number: int | None, budget: Budget, target: Target, graph: Graph) -> Part:
+    """Price a part.
+
+    Raises:
+      CostError: the bytes of a tensor are unknown.
+    """
+    cost = build_cost_graph(graph, target.rates)
+    target, plain = price_plain(cost, target)
+    return Part(device, number, budget, target, graph, cost, plain)
+
+
+def price_plain(cost: CostGraph, target: Target) -> tuple[Target, Plain]:
+    """Return the plain step's plan and peak, and the target with the bytes that are counted.
+
+    Where the allocator would count hardly any request, requested bytes are counted.
+    """
+    plain = baseline(cost, target)
+    if target.allocator and 2 * plain.peak_bytes < plain.timeline.peak_bytes:
+        target = dataclasses.replace(target, allocator=False)
+        plain = baseline(cost, target)
+    return target, plain
+
+
+def unchanged(part: Part, reason: str) -> Proposal:
+    """Return the proposal to leave a part as it is."""
+    plain = part.plain
+    return Proposal(part, Decision(part.graph, part.cost, Planned(
+        plain.plan, plain.timeline, plain.peak_bytes, part.cost.total_time, plain, ())), reason)

@@ -1,0 +1,218 @@
+"""What could be done to a step: for each device's part its plans, best first, made when asked for.
+
+A part has several sources of plans: fences that await updates or not (a step that trains twice may
+read what an update wrote: no fence can then wait for updates), and its loops recomputed or not. The
+best plan of each source is proposed first, then the next best ones in turns. Replicas of one part
+get the same plans.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+
+from tfckpt.capture.devices import device_parts, has_inner_collective
+from tfckpt.capture.repeated import without_loops
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
+from tfckpt.graph import Graph
+from tfckpt.ops import record
+from tfckpt.options import Options
+from tfckpt.parts import Part, Proposal, priced, unchanged
+from tfckpt.plan.forward_ad import Decision, decisions_of
+from tfckpt.plan.planner import AUTO, Planned, plans_of
+from tfckpt.rewrite.passes.reference_variables import has_references
+from tfckpt.target import Target
+
+MOST = 8
+"""Proposals for one part: the search is bounded by their number, never by the clock."""
+NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
+EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
+             "that waited for another replica could wait for ever")
+
+
+def parts_of(graph: Graph, options: Options, target_of: Callable[[str], Target]) -> list[Part]:
+    """Return the part of each device, priced.
+
+    Raises:
+      CostError: the bytes of a tensor are unknown.
+      PlanError: a device has no budget, or one that is not there has.
+    """
+    split = device_parts(graph, target_of(""))
+    options.budgets.check(split)
+    several = len(split) > 1
+    return [priced(device if several else "", number if several else None,
+                   options.budgets.of(device), target_of(device), part)
+            for number, (device, part) in enumerate(split.items())]
+
+
+def may_await_updates(graph: Graph) -> bool:
+    """Return whether a fence may wait for updates.
+
+    Only on one device, without collectives, and without reference variables: an update of such a
+    variable awaits the copies that read it (`tfckpt.rewrite.passes.reference_variables`).
+    """
+    devices = {op.device for op in graph.ops if op.device}
+    return len(devices) <= 1 and not has_references(graph) and not any(
+        record(op.type).collective for op in graph.ops)
+
+
+class Search:
+    """The proposals for one part, in turn.
+
+    Attributes:
+      proposal: the present one; never None: the last is to change nothing.
+      rejected: why the earlier ones were given up, a line each.
+    """
+
+    def __init__(self, part: Part, options: Options, refused: str = "",
+                 leader: Search | None = None):
+        self.part, self.options = part, options
+        self._whole = part
+        self.rejected: list[str] = []
+        self.leader = leader
+        self._reason = refused
+        self._known: dict[bool, tuple[Iterator[Decision], list[Decision]]] = {}
+        self._proposals = iter(()) if refused else itertools.islice(self._all(), MOST)
+        self._step()
+
+    def reject(self, reason: str) -> None:
+        """Give the present proposal up and move on to the next."""
+        planned = self.proposal.decision.planned
+        self.rejected.append(f"{planned.plan.solver}, {planned.peak_bytes:,} bytes: {reason}")
+        self._reason = reason
+        self._step()
+
+    def give_up(self, reason: str) -> None:
+        """Leave the part as it is, whatever else could be proposed."""
+        self._proposals = iter(())
+        self.reject(reason)
+
+    def _step(self) -> None:
+        found = next(self._proposals, None)
+        self.proposal = found or unchanged(self.part, self._reason)
+
+    def _all(self) -> Iterator[Proposal]:
+        later: list[tuple[Part, Iterator[Decision]]] = []
+        for part in self._graphs():
+            singles = (True, False) if part.number is None and may_await_updates(
+                part.graph) else (False,)
+            for single in singles:
+                source = self._decisions(part, single)
+                first = self._next(source)
+                if first is not None:
+                    later.append((part, source))
+                    yield self._proposal(part, first)
+        while later:
+            part, source = later.pop(0)
+            decision = self._next(source)
+            if decision is not None:
+                later.append((part, source))
+                yield self._proposal(part, decision)
+
+    def _graphs(self) -> Iterator[Part]:
+        """The part, then the part with its loops as they are."""
+        yield self.part
+        kept = without_loops(self.part.graph, self._reason)
+        if kept is not None:
+            self.part = self.part.over(kept)
+            yield self.part
+
+    def _proposal(self, part: Part, decision: Decision) -> Proposal:
+        gains = decision.planned.peak_bytes < decision.planned.baseline_bytes
+        return Proposal(part, decision, "" if gains else NOTHING_TO_GAIN)
+
+    def _next(self, source: Iterator[Decision]) -> Decision | None:
+        """The next decision of a source; None at its end, or where planning failed."""
+        try:
+            return next(source, None)
+        except InfeasibleBudgetError:
+            if not self.rejected:
+                raise
+            return None
+        except PlanError as error:
+            self._reason = str(error)
+            self.rejected.append(f"planning: {error}")
+            return None
+
+    def _decisions(self, part: Part, single: bool) -> Iterator[Decision]:
+        if part is not self._whole:
+            return decisions(part, self.options, single)
+        if self.leader is None:
+            return self.decided(single)
+        return (dataclasses.replace(d, graph=part.graph, cost=part.cost)
+                for d in self.leader.decided(single))
+
+    def decided(self, single: bool) -> Iterator[Decision]:
+        """Yield the part's decisions from the best on, remembering them for replicas."""
+        source, known = self._known.setdefault(
+            single, (decisions(self._whole, self.options, single), []))
+        for number in itertools.count():
+            if number == len(known):
+                decision = next(source, None)
+                if decision is None:
+                    return
+                known.append(decision)
+            yield known[number]
+
+
+def searches(graph: Graph, options: Options, target_of: Callable[[str], Target],
+             refused: str = "") -> list[Search]:
+    """Return the search of each device's part; replicas follow the first of their kind.
+
+    Args:
+      refused: why nothing is to be changed.
+
+    Raises:
+      CostError, PlanError: as `parts_of`.
+      InfeasibleBudgetError: a device's part does not fit its budget.
+    """
+    parts = parts_of(graph, options, target_of)
+    if len(parts) > 1 and has_inner_collective(graph):
+        refused = refused or EXCHANGES
+    found: list[Search] = []
+    for part in parts:
+        leader = None if options.fad is not False else next(
+            (s for s in found if s.leader is None and s.part.budget == part.budget
+             and s.part.target == part.target
+             and _nameless(s.part.cost) == _nameless(part.cost)), None)
+        found.append(Search(part, options, refused, leader))
+    return found
+
+
+def _nameless(cost: CostGraph) -> tuple:
+    return (tuple(dataclasses.replace(v, name="", ops=(), device="") for v in cost.vertices),
+            tuple(dataclasses.replace(s, name="", tensor=(-1, -1)) for s in cost.storages))
+
+
+def decisions(part: Part, options: Options, single: bool) -> Iterator[Decision]:
+    """Yield the plans of a part, best first.
+
+    Args:
+      single: whether fences may wait for updates.
+
+    Raises:
+      InfeasibleBudgetError: in the unit of the budget that was asked for.
+      PlanError: no plan could be made.
+    """
+    plain, cost = part.plain, part.cost
+    room = part.budget.dynamic(plain.peak_bytes, cost.resident_bytes)
+
+    def plans(of: CostGraph) -> Iterator[Planned]:
+        return plans_of(of, room, solver=options.solver, objective=options.objective,
+                        free_moves=options.free_moves, await_updates=single,
+                        target=part.target, plain=plain)
+
+    fad = options.fad if options.solver == AUTO or options.fad is True else False
+    try:
+        yield from decisions_of(part.graph, cost, plans, fad=fad, budget=room,
+                                objective=options.objective, plain_bytes=plain.peak_bytes,
+                                target=part.target)
+    except CostError as error:  # of forward AD: the graph itself was priced before
+        warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
+        yield from decisions_of(part.graph, cost, plans)
+    except InfeasibleBudgetError as error:
+        raise part.budget.explain(error, plain.peak_bytes, cost.resident_bytes,
+                                  part.device) from None

@@ -1,0 +1,112 @@
+"""`Target`: what a step is planned and rewritten for, as one value that is passed along.
+
+Every fact about a device or a compiler that a stage may ask for stands here; nobody else asks
+whether there is a GPU, or whether XLA compiles a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+CPU, GPU = "CPU", "GPU"
+EXECUTOR, XLA = "executor", "xla"
+
+CPU_SMALLEST = 256 * 1024
+"""Bytes: the CPU allocator passes smaller requests on to malloc and does not count them."""
+_COUNTED = {CPU: CPU_SMALLEST, GPU: 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """How fast a device is.
+
+    Attributes:
+      flops_per_second: floating-point operations.
+      bytes_per_second: read and written.
+      overhead_seconds: what any op takes.
+      known: seconds by op name, of ops that somebody else has priced.
+    """
+
+    flops_per_second: float = 1.0e11
+    bytes_per_second: float = 1.0e10
+    overhead_seconds: float = 2.0e-6
+    known: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
+
+
+SMALL_CPU = Rates()
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A device, and what runs the step on it.
+
+    Attributes:
+      rates: speed of the device.
+      device: `CPU` or `GPU`.
+      runner: `EXECUTOR` (TensorFlow's own) or `XLA`.
+      allocator: whether peaks are what the device's allocator counts, or requested bytes.
+      optimised: whether Grappler has seen the graph already and will not change it again.
+      guard: under XLA, what delays copies (`tfckpt.rewrite.guards.XLA_GUARDS`), or "control" for
+        control edges as elsewhere; only "data" works everywhere.
+    """
+
+    rates: Rates = SMALL_CPU
+    device: str = CPU
+    runner: str = EXECUTOR
+    allocator: bool = True
+    optimised: bool = False
+    guard: str = "data"
+
+    def compiled(self, by_xla: bool = True) -> Target:
+        """Return the same device with XLA as the runner, or without."""
+        return dataclasses.replace(self, runner=XLA if by_xla else EXECUTOR)
+
+    @property
+    def orders_by_control(self) -> bool:
+        """Return whether control edges order a step: XLA ignores them, and moves ops by itself."""
+        return self.runner == EXECUTOR
+
+    @property
+    def delays_by_control(self) -> bool:
+        """Return whether the rewriter delays copies by control edges rather than by data."""
+        return self.orders_by_control or self.guard == "control"
+
+    @property
+    def shares_list_entries(self) -> bool:
+        """Return whether a list holds its entries without copying them, as the executor's do."""
+        return self.runner == EXECUTOR
+
+    @property
+    def repeats_loops(self) -> bool:
+        """Return whether a loop may be recomputed: XLA has no guard for lists and variables."""
+        return self.runner == EXECUTOR
+
+    @property
+    def reorders_operands(self) -> bool:
+        """Return whether Grappler will still choose an order for what sums and products read."""
+        return self.runner == EXECUTOR and not self.optimised
+
+    @property
+    def spans_devices(self) -> bool:
+        """Return whether a step may run on several devices: XLA compiles for one."""
+        return self.runner == EXECUTOR
+
+    @property
+    def clusters_ops(self) -> bool:
+        """Return whether TensorFlow may put ops of the graph into clusters for XLA."""
+        return self.runner == EXECUTOR
+
+    @property
+    def transposes_weights_early(self) -> bool:
+        """Return whether XLA keeps another layout of weights from the start, as on a CPU."""
+        return self.device == CPU
+
+    @property
+    def smallest_counted(self) -> int | None:
+        """Return the bytes of the smallest request that is counted; None without an allocator."""
+        return _COUNTED[self.device] if self.allocator else None
+
+
+HERE = Target()
+"""What is planned for where nobody says: the executor on a small CPU."""
