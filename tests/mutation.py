@@ -61,6 +61,7 @@ _ANY_ORDER = "what is made of it does not depend on the order"
 _BEFORE = "what a step reads was made by an earlier one"
 _FASTER = "it only saves time: without it the same is found"
 _A_MARK = "any number that is no turn will do"
+_READ = "f'{graph.ops[source].name}:{slot}'"
 EQUIVALENT: dict[str, dict[str, str]] = {
     "tfckpt/plan/liveness.py": {
         **{f": -{old} -> -{new}": _A_MARK for old, new in ((1, 0), (1, 2), (2, 1), (2, 3), (2, 4))},
@@ -102,10 +103,20 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "_Placer._add: len(self.waits) > count -> len(self.waits) >= count":
             "further rounds find what this one found"},
     "tfckpt/plan/allocator.py": {
+        ": 1 << 44 -> 2 << 44": "addresses are only compared",
+        ": 1 << 44 -> 1 << 43": "addresses are only compared",
+        ": 1 << 44 -> 1 << 45": "addresses are only compared",
+        "BestFit.__init__: range(48) -> range(47)": "no machine has 64 PiB",
+        "BestFit.__init__: range(48) -> range(49)": "no machine has 64 PiB",
+        "BestFit.__init__: range(48) -> range(96)": "no machine has 64 PiB",
         "BestFit.__init__: self._end = 0 -> self._end = -1": "addresses are only compared",
         "BestFit.__init__: self._end = 0 -> self._end = 1": "addresses are only compared"},
     "tfckpt/rewrite/cubes.py": {
-        "_base: op.outputs[0] -> op.outputs[-1]": "a cube has one output"},
+        "_base: op.outputs[0] -> op.outputs[-1]": "a cube has one output",
+        "_base_comes_first: square.inputs[0] < square.name -> square.inputs[0] <= square.name":
+            "a square reads something of another name",
+        **{f"multiply_in_plain_order: Rewire(name, 0, {_READ}) -> Rewire({other}, {_READ})":
+           "its tensor alone is used" for other in ("0, name", "name, 1", "name, -1")}},
     "tfckpt/edits.py": {
         "_in_order: op.name not in done and needs -> needs": "what is done needs nothing more"},
     "tfckpt/rewrite/sums_in_place.py": {

@@ -89,7 +89,7 @@ def test_a_region_is_split_where_it_is_twice_the_request(requested, chunk):
 @pytest.mark.parametrize(("requested", "chunk"), [
     (384 * MIB, 384 * MIB),  # of a region of 512 MiB exactly 128 MiB are left: split
     (384 * MIB + 1, 512 * MIB),
-    (385 * MIB, 512 * MIB), (383 * MIB, 383 * MIB)])
+    (385 * MIB, 512 * MIB), (383 * MIB, 383 * MIB), (5 << 40, 5 << 40)])
 def test_or_where_128_mib_would_be_wasted(requested, chunk):
     assert Both().allocate(requested) == chunk
 

@@ -78,6 +78,15 @@ def test_where_it_is_unclear_what_became_of_a_sum_it_is_left_alone(made):
     assert edits == Edits()
 
 
+def test_what_nobody_knows_is_not_taken_for_the_first_op():
+    def body(x):
+        twin, early = tf.sin(x, name="a/Sin"), tf.sin(x, name="b/Sin")
+        return tf.add_n([x, early, tf.exp(x, name="q/Exp")], name="total"), twin
+
+    assert ordered(Edits(), node("total", "AddN", "new", "newer", "a/Sin"), body)[0] == Edits()
+    assert ordered(Edits(), node("total", "AddN", "new", "q/Exp", "a/Sin"), body)[0] != Edits()
+
+
 def two_terms(x):
     twin, early = tf.sin(x, name="a/Sin"), tf.sin(x, name="b/Sin")
     return tf.add_n([tf.cos(x, name="m/Cos"), early], name="total"), twin
@@ -164,3 +173,6 @@ def test_large_constants_and_open_shapes_have_no_equal():
     # 64 KiB are compared, 4 bytes more are not
     assert found["Const"] == found["Const_2"] and found["Const_1"] != found["Const_3"]
     assert found["zeros_like"] != found["zeros_like_1"]
+    unknown = classes_of(lambda x: (tf.zeros_like(x), tf.zeros_like(tf.sin(x))),
+                         tf.TensorSpec(None, tf.float32, name="x"))
+    assert unknown["zeros_like"] != unknown["zeros_like_1"]
