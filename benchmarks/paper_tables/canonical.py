@@ -9,10 +9,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+from benchmarks.paper_tables.lower_set_model import check_lower_sets
 from tfckpt.cost.costgraph import FORWARD, CostGraph
-from tfckpt.cost.with_backward import ForwardGraph
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.keep import keep_schedule
-from tfckpt.plan.lower_sets import check_lower_sets, kept_storages, nodes_of
+from tfckpt.plan.lower_sets import kept_storages, nodes_of
 from tfckpt.plan.schedule import Schedule
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from benchmarks.paper_tables.joint_graphs import with_backward
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.cost.with_backward import with_backward
 
 
 class _Net:

@@ -38,9 +38,11 @@ from benchmarks.paper_tables.chainer_replay import (
     plain_steps,
     with_liveness,
 )
+from benchmarks.paper_tables.joint_graphs import with_backward
 from benchmarks.paper_tables.kusumoto_graphs import NETWORKS, Network
-from tfckpt.cost.with_backward import ForwardGraph, with_backward
-from tfckpt.plan.lower_sets import paper_overhead, reach_lower_sets, weight
+from benchmarks.paper_tables.lower_set_model import paper_overhead, segmentations
+from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.plan.lower_sets import reach_lower_sets, weight
 from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import approx_dp, chen, exact_dp
@@ -147,7 +149,7 @@ def measure(network: Network, step: float) -> Row:
         live=(*(peak_bytes(network, with_liveness(steps)) for steps in strategies), vanilla),
         plain=(*(peak_bytes(network, steps) for steps in strategies), vanilla),
         simulated=tuple(peak + network.fixed_bytes for peak in (
-            *map(simulated, sequences), min(map(simulated, chen.segmentations(forward))),
+            *map(simulated, sequences), min(map(simulated, segmentations(forward))),
             simulate(joint, plain_plan(joint).schedule).peak_bytes)),
         overhead=tuple(paper_overhead(forward, found) / sum(forward.time) for found in sequences),
         budgets=tuple(budgets), smallest=tuple(smallest), seconds=tuple(seconds),

@@ -15,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from tfckpt.cost.with_backward import ForwardGraph, from_edges
+from benchmarks.paper_tables.joint_graphs import from_edges
+from tfckpt.plan.forward_graph import ForwardGraph
 
 __all__ = ["NETWORKS", "Network"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.paper_tables.network import Network
-from tfckpt.cost.with_backward import ForwardGraph
+from tfckpt.plan.forward_graph import ForwardGraph
 
 Cell = Callable[[Network, int, int, int, bool], int]
 """(network, result before the last, last result, channels, reduce) -> result."""

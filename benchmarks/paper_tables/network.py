@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 
-from tfckpt.cost.with_backward import ForwardGraph, from_edges
+from benchmarks.paper_tables.joint_graphs import from_edges
+from tfckpt.plan.forward_graph import ForwardGraph
 
 Size = int | tuple[int, int]
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.paper_tables import nas_graphs, reforwarding_graphs
-from tfckpt.cost.with_backward import ForwardGraph
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.reforwarding import Checkpoints
 from tfckpt.plan.solvers import acg, chen, lcg
 

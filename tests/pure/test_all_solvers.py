@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support import liveness
 from tests.support.graphs import random_joint_graph, random_paper_graph
 from tests.support.validity import assert_executable
 from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex
-from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.planner import AUTO, plan_step
 from tfckpt.plan.schedule import plain_plan

@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.paper_tables import gap_graphs
 from benchmarks.paper_tables.gaps import planned_time
+from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support import best_schedule, liveness
 from tests.support.graphs import random_joint_graph, random_paper_graph
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.planner import baseline, plan_step
 from tfckpt.plan.refine import front

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support.graphs import random_joint_graph, random_schedule
 from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex, check_cost_graph
-from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import CostError, PlanError
 from tfckpt.plan.schedule import Plan, check_schedule, plain_plan
 

@@ -13,14 +13,15 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 SCRIPT = """
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
-from tfckpt.cost.with_backward import from_edges, with_backward
+from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tfckpt.plan.division_tree import division_tree
 from tfckpt.plan.forward import forward_view
 from tfckpt.plan.lower_sets import kept_storages
 from tfckpt.plan.reforwarding import segments
 from tfckpt.plan.planner import plan_step
 from tfckpt.target import Target
-from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp, exhaustive, lcg
+from tests.support import exhaustive
+from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp, lcg
 from tfckpt.plan.trunk import trunk
 
 graphs = [random_paper_graph(seed, 9) for seed in range(6)] + [residual_network(30)]
@@ -60,7 +61,7 @@ for seed in range(4):
 
 THOUSANDS = """
 from tests.support.graphs import random_paper_graph
-from tfckpt.cost.with_backward import from_edges
+from benchmarks.paper_tables.joint_graphs import from_edges
 from tfckpt.plan.division_tree import division_tree
 from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp
 for seed in range(2_000):

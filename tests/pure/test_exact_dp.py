@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given, settings
 
 from benchmarks.paper_tables.canonical import canonical_schedule
-from tests.support import liveness, paper_model
+from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
+from benchmarks.paper_tables.lower_set_model import (
+    check_lower_sets,
+    paper_overhead,
+    paper_peak,
+    segmentations,
+)
+from tests.support import exhaustive, liveness, paper_model
 from tests.support.graphs import paper_graphs, random_paper_graph, residual_network
-from tfckpt.cost.with_backward import ForwardGraph, from_edges, with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.lower_sets import boundary, check_lower_sets, paper_overhead, paper_peak, weight
+from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.plan.lower_sets import boundary, weight
 from tfckpt.plan.schedule import check_schedule
 from tfckpt.plan.simulate import simulate
-from tfckpt.plan.solvers import approx_dp, chen, exact_dp, exhaustive
+from tfckpt.plan.solvers import approx_dp, chen, exact_dp
 from tfckpt.plan.solvers.exact_bounds import arrival
 from tfckpt.plan.solvers.lattice import lattice
 
@@ -41,7 +48,7 @@ def assert_best_of_all(graph):
     least, pruned = exhaustive.smallest_budget(forward), approx_dp.smallest_budget(forward)
     one = paper_peak(forward, (forward.everything,))
     assert exact_dp.smallest_budget(forward) == least <= pruned
-    segments = list(chen.segmentations(forward))
+    segments = list(segmentations(forward))
     for budget in sorted({least, least + 1, pruned, (least + one) // 2, one}):
         over = {}
         for objective in OBJECTIVES:
@@ -178,7 +185,7 @@ def test_canonical_schedules_are_valid_and_priced_right(graph):
     joint = with_backward(forward)
     least = exact_dp.smallest_budget(forward)
     sequences = [exact_dp.lower_sets(forward, least, objective=o) for o in OBJECTIVES]
-    sequences += [approx_dp.lower_sets(forward, 2 * sum(graph[0])), *chen.segmentations(forward)]
+    sequences += [approx_dp.lower_sets(forward, 2 * sum(graph[0])), *segmentations(forward)]
     for masks in sequences:
         schedule = canonical_schedule(joint, forward, masks)
         check_schedule(joint, schedule)
@@ -201,7 +208,7 @@ def test_canonical_order_runs_segment_by_segment():
 
 def test_chen_tries_every_segment_budget_from_nothing_to_everything():
     forward = from_edges([1] * 6, [1] * 6, [(i, i + 1) for i in range(5)])
-    found = list(chen.segmentations(forward))
+    found = list(segmentations(forward))
     assert found[0] == (0b1, 0b11, 0b111, 0b1111, 0b11111, 0b111111)
     assert found[-1] == (0b111111,)
     assert found == list(dict.fromkeys(chen.lower_sets(forward, b) for b in range(7)))
@@ -223,4 +230,4 @@ def test_a_graph_without_nodes_needs_nothing():
     empty = ForwardGraph((), (), (), (), (), (), ())
     assert exact_dp.smallest_budget(empty) == 0
     assert exact_dp.lower_sets(empty, 0) == ()
-    assert list(chen.segmentations(empty)) == []
+    assert list(segmentations(empty)) == []

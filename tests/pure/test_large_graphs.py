@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support.graphs import random_joint_graph, seeds
 from tests.support.stack import shallow
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
-from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import PlanError
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator

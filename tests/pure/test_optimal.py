@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
+from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support import best_schedule, liveness
 from tests.support.graphs import random_joint_graph, random_paper_graph
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.planner import plan_step
 from tfckpt.plan.schedule import check_schedule, plain_plan
@@ -151,7 +151,7 @@ def test_without_ortools_the_extra_is_named(monkeypatch):
 
 SCRIPT = """
 from tests.support.graphs import random_joint_graph, random_paper_graph
-from tfckpt.cost.with_backward import with_backward
+from benchmarks.paper_tables.joint_graphs import with_backward
 from tfckpt.plan.solvers import optimal
 for seed in range(6):
     print(optimal.solve(random_joint_graph(seed, 14), objective="memory"))

@@ -14,9 +14,9 @@ from benchmarks.paper_tables.chainer_replay import (
     plain_steps,
     with_liveness,
 )
+from benchmarks.paper_tables.joint_graphs import from_edges
 from benchmarks.paper_tables.kusumoto_graphs import NETWORKS, Network
 from benchmarks.paper_tables.reforwarding import ROWS, cut_off
-from tfckpt.cost.with_backward import from_edges
 from tfckpt.plan.division_tree import COMPLICATED, division_tree
 from tfckpt.plan.reforwarding import splitting_vertices
 from tfckpt.plan.solvers import acg

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from matplotlib.cbook import STEP_LOOKUP_MAP
 
+from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support import liveness
 from tests.support.graphs import residual_network
 from tfckpt import page, pictures
 from tfckpt.budget import Budget
-from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.edits import Edits
 from tfckpt.errors import TfckptError
 from tfckpt.graph import Graph

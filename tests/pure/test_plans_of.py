@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
+from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
-from tfckpt.cost.with_backward import from_edges, with_backward
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.check import check_plan
 from tfckpt.plan.planner import FINALISTS, ROOM, SAFETY, baseline, plan_step, plans_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from benchmarks.paper_tables.joint_graphs import from_edges
 from tests.support import reforwarding_model as model
 from tests.support.graphs import paper_graphs
-from tfckpt.cost.with_backward import ForwardGraph, from_edges
 from tfckpt.errors import PlanError
 from tfckpt.plan.division_tree import (
     BRANCHED,
@@ -16,6 +16,7 @@ from tfckpt.plan.division_tree import (
     NO_SEGMENT,
     division_tree,
 )
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.reforwarding import (
     ends,
     inputs_to_store,

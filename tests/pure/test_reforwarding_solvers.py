@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.paper_tables.joint_graphs import from_edges
 from tests.support import reforwarding_model as model
 from tests.support.graphs import paper_graphs, residual_network
-from tfckpt.cost.with_backward import ForwardGraph, from_edges
 from tfckpt.errors import PlanError
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.reforwarding import price
 from tfckpt.plan.solvers import acg, lcg
 from tfckpt.plan.solvers.max_terms import best_max_term

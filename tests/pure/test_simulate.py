@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support import liveness
 from tests.support.graphs import (
     paper_graphs,
@@ -15,7 +16,6 @@ from tests.support.graphs import (
     seeds,
 )
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
-from tfckpt.cost.with_backward import with_backward
 from tfckpt.errors import PlanError
 from tfckpt.plan.schedule import check_schedule, plain_plan, resolve
 from tfckpt.plan.simulate import simulate, simulate_order

@@ -7,12 +7,12 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from tests.support import paper_model
+from benchmarks.paper_tables.joint_graphs import from_edges
+from benchmarks.paper_tables.lower_set_model import check_lower_sets, paper_overhead, paper_peak
+from tests.support import exhaustive, paper_model
 from tests.support.graphs import paper_graphs, random_paper_graph, residual_network
-from tfckpt.cost.with_backward import from_edges
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.lower_sets import check_lower_sets, paper_overhead, paper_peak
-from tfckpt.plan.solvers import approx_dp, chen, exact_dp, exhaustive
+from tfckpt.plan.solvers import approx_dp, chen, exact_dp
 
 OBJECTIVES = ("time", "memory")
 

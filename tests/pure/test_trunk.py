@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support.graphs import paper_graphs, random_joint_graph
-from tfckpt.cost.with_backward import ForwardGraph, from_edges, with_backward
 from tfckpt.errors import PlanError
 from tfckpt.plan.evaluate import Evaluator
 from tfckpt.plan.forward import forward_view
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.reforwarding import ends
 from tfckpt.plan.solvers import candidates
 from tfckpt.plan.trunk import trunk

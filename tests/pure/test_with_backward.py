@@ -7,10 +7,11 @@ import math
 import pytest
 from hypothesis import given
 
+from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support.graphs import paper_graphs
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, check_cost_graph
-from tfckpt.cost.with_backward import from_edges, integer_times, with_backward
 from tfckpt.errors import CostError
+from tfckpt.plan.forward_graph import integer_times
 from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.simulate import simulate
 

@@ -29,9 +29,9 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import PlanError
 from tfckpt.plan.folding import BRANCHED, COMPLICATED, EDGE, LINEAR, Piece, fold
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.reforwarding import ends
 
 __all__ = ["BRANCHED", "COMPLICATED", "EDGE", "LINEAR", "DivisionTree", "Part", "Segment",

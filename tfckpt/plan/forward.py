@@ -19,10 +19,8 @@ from __future__ import annotations
 import heapq
 
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.cost.with_backward import ForwardGraph, from_edges, integer_times
 from tfckpt.graph import FORWARD
-
-__all__ = ["ForwardGraph", "forward_view", "from_edges"]
+from tfckpt.plan.forward_graph import ForwardGraph, integer_times
 
 NEGLIGIBLE = 4096
 """A vertex that hands the backward less than 1/4096 of all residual bytes still merges: the

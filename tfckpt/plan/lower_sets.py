@@ -1,23 +1,21 @@
-"""Lower sets of a forward graph, and what a sequence of them costs under the paper's model.
+"""Lower sets of a forward graph, as bitmasks.
 
 A lower set is a set of nodes that holds every predecessor of its members. It is written as a
 Python int: bit `i` is node `i` of the `ForwardGraph`. An increasing sequence L_1 < ... < L_k = V
 stands for the canonical strategy: after computing V_i = L_i \\ L_{i-1} in the forward, keep the
 boundary of L_i and drop the rest; in the backward, recompute V_i from what was kept.
 
-Source: Kusumoto et al. 2019, sections 2 and 3. Equations (1) and (2) are that paper's cost
-model; what a schedule really holds is what `tfckpt.plan.simulate` says.
+Source: Kusumoto et al. 2019, sections 2 and 3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import PlanError
+from tfckpt.plan.forward_graph import ForwardGraph
 
-__all__ = ["boundary", "check_lower_sets", "is_lower_set", "kept_storages", "nodes_of",
-           "paper_overhead", "paper_peak", "reach_lower_sets", "weight"]
+__all__ = ["boundary", "kept_storages", "nodes_of", "reach_lower_sets", "union", "weight"]
 
 
 LARGEST = 20_000
@@ -39,7 +37,7 @@ def weight(costs: Sequence[int], mask: int) -> int:
     return sum(costs[node] for node in nodes_of(mask))
 
 
-def _union(neighbours: Sequence[Sequence[int]], mask: int) -> int:
+def union(neighbours: Sequence[Sequence[int]], mask: int) -> int:
     """All neighbours of the nodes in a bitmask."""
     result = 0
     for node in nodes_of(mask):
@@ -48,17 +46,10 @@ def _union(neighbours: Sequence[Sequence[int]], mask: int) -> int:
     return result
 
 
-def is_lower_set(forward: ForwardGraph, mask: int) -> bool:
-    """Whether no edge leads into the set from outside."""
-    if not 0 <= mask <= forward.everything:
-        return False
-    return not _union(forward.predecessors, mask) & ~mask
-
-
 def boundary(forward: ForwardGraph, mask: int) -> int:
     """The nodes of a lower set that some node outside needs, as a bitmask."""
     rest = forward.everything & ~mask
-    return _union(forward.predecessors, rest) & mask
+    return union(forward.predecessors, rest) & mask
 
 
 def reach_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
@@ -81,24 +72,6 @@ def reach_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
     return tuple(reach)
 
 
-def check_lower_sets(forward: ForwardGraph, lower_sets: Sequence[int]) -> None:
-    """Raises `PlanError` unless the sets increase strictly, are lower sets and end in V.
-
-    The sequence of a graph without nodes is empty.
-    """
-    previous = 0
-    for index, mask in enumerate(lower_sets):
-        if not is_lower_set(forward, mask):
-            raise PlanError(f"plan: set {index} of the sequence is not a lower set: "
-                            "it lacks a predecessor of one of its nodes")
-        if previous & ~mask or previous == mask:
-            raise PlanError(f"plan: set {index} of the sequence does not contain the one before "
-                            "it and more; lower sets must increase")
-        previous = mask
-    if previous != forward.everything:
-        raise PlanError("plan: the sequence of lower sets does not end in the whole graph")
-
-
 def kept_storages(forward: ForwardGraph, lower_sets: Sequence[int]) -> frozenset[int]:
     """Storages of the joint graph that the canonical strategy keeps for the backward.
 
@@ -109,34 +82,3 @@ def kept_storages(forward: ForwardGraph, lower_sets: Sequence[int]) -> frozenset
     for mask in lower_sets:
         kept |= boundary(forward, mask)
     return frozenset(storage for node in nodes_of(kept) for storage in forward.storages[node])
-
-
-def paper_overhead(forward: ForwardGraph, lower_sets: Sequence[int]) -> int:
-    """Time of what the canonical strategy computes again: equation (1).
-
-    Returns:
-      T(V \\ U_k), in the unit of `ForwardGraph.time`.
-    """
-    total = previous = 0
-    for mask in lower_sets:
-        total += weight(forward.time, mask & ~previous & ~boundary(forward, mask))
-        previous = mask
-    return total
-
-
-def paper_peak(forward: ForwardGraph, lower_sets: Sequence[int]) -> int:
-    """Bytes that the canonical strategy needs in the backward: the maximum of equation (2).
-
-    For each i: M(U_{i-1}) + 2 M(V_i) + M(d+(L_i) \\ L_i) + M(d-(d+(L_i)) \\ L_i), where d+ and d-
-    are the successors and predecessors of a set.
-    """
-    peak = kept = previous = 0
-    for mask in lower_sets:
-        following = _union(forward.successors, mask) & ~mask
-        beside = _union(forward.predecessors, following) & ~mask
-        need = (weight(forward.bytes, kept) + 2 * weight(forward.bytes, mask & ~previous)
-                + weight(forward.bytes, following) + weight(forward.bytes, beside))
-        peak = max(peak, need)
-        kept |= boundary(forward, mask)
-        previous = mask
-    return peak

@@ -24,8 +24,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import PlanError
+from tfckpt.plan.forward_graph import ForwardGraph
 
 __all__ = ["Checkpoints", "ends", "inputs_to_store", "price", "segments", "splitting_vertices"]
 

@@ -8,7 +8,7 @@ join a neighbour.
 
 from __future__ import annotations
 
-from tfckpt.cost.with_backward import ForwardGraph
+from tfckpt.plan.forward_graph import ForwardGraph
 
 __all__ = ["trunk"]
 

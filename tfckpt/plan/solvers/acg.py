@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import PlanError
 from tfckpt.plan.division_tree import (
     BRANCHED,
@@ -32,6 +31,7 @@ from tfckpt.plan.division_tree import (
     DivisionTree,
     division_tree,
 )
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.reforwarding import Checkpoints, inputs_to_store, price
 from tfckpt.plan.solvers.lcg import shortest_path, spans
 from tfckpt.plan.solvers.max_terms import best_max_term

@@ -23,8 +23,8 @@ import functools
 
 import numpy as np
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.lower_sets import reach_lower_sets
 
 OBJECTIVES = ("time", "memory")

@@ -17,12 +17,11 @@ splitting vertices alone, as a linear graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import networkx as nx
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import PlanError
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.lower_sets import reach_lower_sets
 from tfckpt.plan.reforwarding import Checkpoints, ends, price, splitting_vertices
 
@@ -48,37 +47,8 @@ def lower_sets(forward: ForwardGraph, budget: int | None = None) -> tuple[int, .
     if not len(forward):
         return ()
     enough = math.ceil(math.sqrt(len(forward)))
-    return _segments(forward, set(splitting_points(forward)), enough, budget)[0]
-
-
-def segmentations(forward: ForwardGraph, growth: float = 0.01) -> Iterator[tuple[int, ...]]:
-    """What `lower_sets` returns as its segment budget b grows from 0 until one segment is left.
-
-    Appendix B of Kusumoto et al. 2019 names no b; Chen et al. 2016 search for the best. A
-    caller prices each of these and takes the one it likes: any b gives one of them, or one that
-    a b at most `growth` larger gives.
-
-    Complexity: O(log(M(V)) / growth) times O(n + edges).
-    """
-    if not len(forward):
-        return
-    cuts = set(splitting_points(forward))
-    budget, previous = 0, None
-    while True:
-        found, fullest = _segments(forward, cuts, 0, budget)
-        if found != previous:
-            yield found
-        if len(found) == 1:
-            return
-        previous = found
-        budget = max(fullest, int(budget * (1 + growth)))
-
-
-def _segments(forward, cuts, enough, budget):
-    """The lower sets, and the least b above `budget` that gives others (0 if none does)."""
-    reach = reach_lower_sets(forward)
+    cuts, reach = set(splitting_points(forward)), reach_lower_sets(forward)
     chosen = []
-    fullest = 0
     nodes = held = 0
     for node, size in enumerate(forward.bytes):
         nodes += 1
@@ -86,11 +56,10 @@ def _segments(forward, cuts, enough, budget):
         full = nodes >= enough if budget is None else held > budget
         if full and node in cuts:
             chosen.append(reach[node])
-            fullest = min(fullest or held, held)
             nodes = held = 0
     if not chosen or chosen[-1] != forward.everything:
         chosen.append(forward.everything)
-    return tuple(chosen), fullest
+    return tuple(chosen)
 
 
 def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:

@@ -43,8 +43,8 @@ import functools
 
 import numpy as np
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.lower_sets import boundary, weight
 from tfckpt.plan.solvers import approx_dp
 from tfckpt.plan.solvers.approx_dp import LARGEST_BUDGET, LARGEST_TOTAL, OBJECTIVES

@@ -14,8 +14,8 @@ import math
 
 import numpy as np
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import PlanError
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.lower_sets import nodes_of, weight
 
 LARGEST_FAMILY = 100_000

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from tfckpt.cost.with_backward import ForwardGraph
 from tfckpt.errors import PlanError
+from tfckpt.plan.forward_graph import ForwardGraph
 from tfckpt.plan.reforwarding import Checkpoints, price
 from tfckpt.plan.solvers.max_terms import best_max_term
 

@@ -9,9 +9,10 @@ Limits: refuses more than 12 nodes; a graph of n independent nodes has 2^n lower
 
 from __future__ import annotations
 
-from tfckpt.cost.with_backward import ForwardGraph
+from benchmarks.paper_tables.lower_set_model import is_lower_set, paper_peak
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.lower_sets import boundary, is_lower_set, paper_peak, weight
+from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.plan.lower_sets import boundary, weight
 
 LARGEST = 12
 
