@@ -87,12 +87,8 @@ def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
 def _reads(op, root, big) -> list[TensorId]:
     if record(op.type).shape_only:
         return []
-    found: list[TensorId] = []
-    for source, slot in op.inputs:
-        tensor = root[source][slot]
-        if tensor in big and tensor not in found:
-            found.append(tensor)
-    return found
+    tensors = (root[source][slot] for source, slot in op.inputs)
+    return list(dict.fromkeys(t for t in tensors if t in big))
 
 
 def _needs(graph: Graph, anchors: list[int], partner: dict[int, int]
@@ -135,17 +131,11 @@ def merged_pairs(graph: Graph) -> dict[int, int]:
 
 
 def _storages(graph: Graph, members, big, fetched):
-    storages: list[Storage] = []
-    index: dict[TensorId, int] = {}
-    for v, ops in enumerate(members):
-        for i in ops:
-            for slot in range(len(graph.ops[i].outputs)):
-                tensor = (i, slot)
-                if tensor in big:
-                    index[tensor] = len(storages)
-                    storages.append(Storage(f"{graph.ops[i].name}:{slot}", big[tensor], v,
-                                            tensor in fetched, tensor))
-    return storages, index
+    storages = [Storage(f"{graph.ops[i].name}:{slot}", big[i, slot], v, (i, slot) in fetched,
+                        (i, slot))
+                for v, ops in enumerate(members) for i in ops
+                for slot in range(len(graph.ops[i].outputs)) if (i, slot) in big]
+    return storages, {storage.tensor: index for index, storage in enumerate(storages)}
 
 
 def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...]:

@@ -114,15 +114,16 @@ class CostGraph:
         )
 
     @functools.cached_property
+    def droppable(self) -> frozenset[int]:
+        """Storages that may be recomputed; membership only."""
+        return frozenset(s for s, storage in enumerate(self.storages) if not storage.fetched
+                         and self.vertices[storage.producer].recomputable)
+
+    @functools.cached_property
     def residuals(self) -> tuple[int, ...]:
         """Forward storages that may be recomputed and that the backward or update reads."""
-        vertices = self.vertices
-        return tuple(
-            index for index, storage in enumerate(self.storages)
-            if vertices[storage.producer].recomputable and not storage.fetched
-            and any(vertices[reader].region in (BACKWARD, UPDATE)
-                    for reader in self.readers[index])
-        )
+        return tuple(s for s in sorted(self.droppable) if any(
+            self.vertices[reader].region in (BACKWARD, UPDATE) for reader in self.readers[s]))
 
     @functools.cached_property
     def total_time(self) -> float:

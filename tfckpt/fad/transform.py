@@ -15,8 +15,9 @@ derivatives. XLA, which ignores control edges, orders for itself.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Sequence
+
+import networkx as nx
 
 from tfckpt.edits import PROTECTED, Create, Edits, Rewire, op_of
 from tfckpt.errors import CostError
@@ -288,25 +289,15 @@ def _final(replaced: dict[Name, Name], tensor: Name) -> Name:
 def _sorted(entries: Sequence[_Entry]) -> list[_Entry]:
     """Return the entries in a topological order that follows the given one where it can."""
     number = {entry.op.name: n for n, entry in enumerate(entries)}
-    waiting: list[int] = []
-    readers: list[list[int]] = [[] for _ in entries]
+    reads = nx.DiGraph()
+    reads.add_nodes_from(range(len(entries)))
     for n, entry in enumerate(entries):
-        sources = {op_of(t) for t in entry.inputs} | set(entry.controls)
-        for source in sorted(sources):
+        for source in sorted({op_of(t) for t in entry.inputs} | set(entry.controls)):
             if source not in number:
                 raise CostError(f"cost: {entry.op.name!r} reads {source!r}, which another "
                                 "forward-AD alternative removes")
-            readers[number[source]].append(n)
-        waiting.append(len(sources))
-    ready = [n for n, count in enumerate(waiting) if not count]
-    order: list[_Entry] = []
-    while ready:
-        n = heapq.heappop(ready)
-        order.append(entries[n])
-        for reader in readers[n]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) != len(entries):
-        raise CostError("cost: forward-AD alternatives close a cycle")
-    return order
+            reads.add_edge(number[source], n)
+    try:
+        return [entries[n] for n in nx.lexicographical_topological_sort(reads)]
+    except nx.NetworkXUnfeasible:
+        raise CostError("cost: forward-AD alternatives close a cycle") from None

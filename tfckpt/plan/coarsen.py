@@ -11,6 +11,7 @@ Intervals of an order are convex, hence the coarse graph has no cycle.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
@@ -98,12 +99,7 @@ def _crossing(graph: CostGraph, order: Sequence[int]) -> list[int]:
         if places and producer in place_of:
             change[place_of[producer]] += graph.storages[s].bytes
             change[max(places)] -= graph.storages[s].bytes
-    total = 0
-    crossing = []
-    for value in change[:-1]:
-        total += value
-        crossing.append(total)
-    return crossing
+    return list(itertools.accumulate(change[:-1]))
 
 
 def _vertex(graph, number, run, run_of, index):

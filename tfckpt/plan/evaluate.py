@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
-from tfckpt.plan.keep import keep_schedule
+from tfckpt.plan.keep import dropped, keep_schedule
 from tfckpt.plan.order import base_order, idle
 from tfckpt.plan.schedule import Moves, Schedule
 from tfckpt.plan.simulate import Timeline, simulate
@@ -65,8 +67,8 @@ class Evaluator:
         self.graph = graph
         self.count = 0
         self._known: dict[Candidate, Priced] = {}
-        self._orders: dict[tuple, tuple[int, ...]] = {}
-        self._idle: dict[tuple[int, ...], frozenset[int]] = {}
+        self._base_order = functools.cache(functools.partial(base_order, graph))
+        self._idle = functools.cache(functools.partial(idle, graph))
 
     def price(self, candidate: Candidate) -> Priced:
         """Schedule and timeline of a candidate."""
@@ -89,24 +91,24 @@ class Evaluator:
         return self._known.values()
 
     def _order(self, candidate: Candidate) -> tuple[int, ...]:
-        if candidate.thrifty:
-            released = candidate.moves.released
-            if released not in self._idle:
-                self._idle[released] = idle(self.graph, released)
-            return base_order(self.graph, candidate.moves, self.dropped(candidate.keep),
-                              self._idle[released])
-        key = (candidate.moves,)
-        if key not in self._orders:
-            self._orders[key] = base_order(self.graph, candidate.moves)
-        return self._orders[key]
-
-    def dropped(self, keep: frozenset[int]) -> list[bool]:
-        """For each storage whether a candidate with this keep set recomputes it when read."""
-        vertices = self.graph.vertices
-        return [vertices[s.producer].recomputable and not s.fetched and i not in keep
-                for i, s in enumerate(self.graph.storages)]
+        if not candidate.thrifty:
+            return self._base_order(candidate.moves)
+        return base_order(self.graph, candidate.moves, dropped(self.graph, candidate.keep),
+                          self._idle(candidate.moves.released))
 
     def everything(self) -> frozenset[int]:
         """The keep set that recomputes nothing."""
         return frozenset(i for i, s in enumerate(self.graph.storages)
                          if self.graph.vertices[s.producer].region == FORWARD)
+
+
+_Timed = TypeVar("_Timed", bound=Any)
+
+
+def non_dominated(pool: Iterable[_Timed]) -> list[_Timed]:
+    """Return what no other beats in both peak and time of its `timeline`, by rising time."""
+    front: list[_Timed] = []
+    for entry in sorted(pool, key=lambda p: (p.timeline.time, p.timeline.peak_bytes)):
+        if not front or entry.timeline.peak_bytes < front[-1].timeline.peak_bytes:
+            front.append(entry)
+    return front

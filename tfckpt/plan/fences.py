@@ -9,6 +9,8 @@ schedule, hence no fence can close a cycle.
 
 from __future__ import annotations
 
+import itertools
+
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph
 from tfckpt.plan.schedule import NO_MOVES, Fence, Moves, Plan, Resolved, Schedule, resolve
 
@@ -46,15 +48,11 @@ def fences(graph: CostGraph, resolved: Resolved, *, await_updates: bool = True
 def _regions(resolved: Resolved) -> list[tuple[int, int]]:
     """Maximal runs of consecutive copies as (start, stop)."""
     found = []
-    start = None
-    for position, (_, copy) in enumerate(resolved.schedule):
-        if copy and start is None:
-            start = position
-        elif not copy and start is not None:
-            found.append((start, position))
-            start = None
-    if start is not None:
-        found.append((start, len(resolved.schedule)))
+    for copies, run in itertools.groupby(range(len(resolved.schedule)),
+                                         key=lambda p: resolved.schedule[p][1] > 0):
+        if copies:
+            start, *rest = run
+            found.append((start, start + len(rest) + 1))
     return found
 
 

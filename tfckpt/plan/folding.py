@@ -147,11 +147,9 @@ class _Folded:
                 if other not in seen:
                     seen.add(other)
                     members.append(other)
-        parts: dict[int, Piece] = {}
-        for member in members:
-            parts.update((id(piece), piece) for piece in self.after[member].values())
-            parts.update((id(piece), piece) for piece in
-                         (self.after[other][member] for other in self.before[member]))
+        parts = {id(piece): piece for member in members for piece in (
+            *self.after[member].values(),
+            *(self.after[other][member] for other in self.before[member]))}
         for member in members:
             self.remove(member)
         least = min([p.least for p in parts.values() if p.kind != EDGE] + members)

@@ -17,10 +17,12 @@ last vertex of its node. In the second, nodes are intervals of a topological ord
 from __future__ import annotations
 
 import heapq
+import itertools
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.graph import FORWARD
-from tfckpt.plan.forward_graph import ForwardGraph, integer_times
+from tfckpt.plan.forward_graph import ForwardGraph, integer_times, neighbours
+from tfckpt.plan.lower_sets import nodes_of
 
 NEGLIGIBLE = 4096
 """A vertex that hands the backward less than 1/4096 of all residual bytes still merges: the
@@ -72,19 +74,9 @@ def _predecessors(graph, inside):
         nearest[index] = 1 << place
         made_by = {storages[s].producer for s in vertices[index].reads}
         data = sorted(position[v] for v in made_by if v in position)
-        before.append(data or _bits(mask))
+        before.append(data or nodes_of(mask))
         ordering.append(not data)
     return before, ordering
-
-
-def _bits(mask: int) -> list[int]:
-    """Positions of the bits that are set, ascending."""
-    places = []
-    while mask:
-        low = mask & -mask
-        places.append(low.bit_length() - 1)
-        mask ^= low
-    return places
 
 
 def _leaves_forward(graph, storage):
@@ -179,11 +171,7 @@ def _narrow_cuts(before, node, count):
     for place, last in enumerate(furthest):
         change[place] += 1
         change[last] -= 1
-    crossing, narrow = 0, []
-    for place in range(count):
-        crossing += change[place]
-        narrow.append(crossing <= 1)
-    return narrow
+    return [crossing <= 1 for crossing in itertools.accumulate(change[:-1])]
 
 
 def _merge_intervals(size, narrow, limit):
@@ -234,21 +222,18 @@ def _build(graph, inside, before, group):
     node = [place_of[root] for root in group]
     count = len(order)
     members: list[list[int]] = [[] for _ in range(count)]
-    needs: list[set[int]] = [set() for _ in range(count)]
-    feeds: list[set[int]] = [set() for _ in range(count)]
     for place, mine in enumerate(node):
         members[mine].append(inside[place])
-        for other in before[place]:
-            if node[other] != mine:
-                needs[mine].add(node[other])
-                feeds[node[other]].add(mine)
+    successors, predecessors = neighbours(count, (
+        (node[other], mine) for mine, others in zip(node, before, strict=True)
+        for other in others))
     vertices = graph.vertices
     return ForwardGraph(
         names=tuple(vertices[vertex[-1]].name for vertex in members),
         bytes=tuple(_handed_bytes(graph, inside, node, count)),
         time=integer_times([sum(vertices[v].time for v in vertex) for vertex in members]),
-        successors=tuple(tuple(sorted(nodes)) for nodes in feeds),
-        predecessors=tuple(tuple(sorted(nodes)) for nodes in needs),
+        successors=successors,
+        predecessors=predecessors,
         members=tuple(map(tuple, members)),
         storages=tuple(tuple(sorted(s)) for s in _handed_on(graph, inside, node, count)),
     )

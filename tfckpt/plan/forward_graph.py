@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 TIME_UNITS = 4096
 """Times that are not small integers are scaled to about this total: a DP is indexed by time."""
@@ -64,3 +64,16 @@ def integer_times(times: Sequence[float]) -> tuple[int, ...]:
         return tuple(int(time) for time in times)
     scale = TIME_UNITS / total
     return tuple(max(1, round(time * scale)) if time > 0 else 0 for time in times)
+
+
+def neighbours(count: int, edges: Iterable[tuple[int, int]]
+               ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
+    """Return successors and predecessors of each node, ascending; loops are left out."""
+    successors: list[set[int]] = [set() for _ in range(count)]
+    predecessors: list[set[int]] = [set() for _ in range(count)]
+    for u, v in edges:
+        if u != v:
+            successors[u].add(v)
+            predecessors[v].add(u)
+    return (tuple(tuple(sorted(nodes)) for nodes in successors),
+            tuple(tuple(sorted(nodes)) for nodes in predecessors))

@@ -18,10 +18,6 @@ ACTIONABLE_FRACTION = 0.004
 """Tensors below this fraction of the peak, and much smaller than others, are left alone."""
 
 
-def _rank(priced: Priced) -> tuple[int, int, float]:
-    return priced.peak, priced.excess, priced.time
-
-
 def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) -> Priced:
     """Lowers the planned peak to `target` bytes or as far as it finds a way.
 
@@ -33,7 +29,7 @@ def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) 
     while best.peak > target and evaluator.count < limit:
         for neighbour in _neighbours(evaluator, best):
             priced = evaluator.price(neighbour)
-            if _rank(priced)[:2] < _rank(best)[:2]:
+            if (priced.peak, priced.excess) < (best.peak, best.excess):
                 best = priced
                 break
             if evaluator.count >= limit:
@@ -50,10 +46,7 @@ def _neighbours(evaluator: Evaluator, priced: Priced) -> Iterator[Candidate]:
     least = min(priced.peak * ACTIONABLE_FRACTION, largest / 4)
     kept, copied = [], []
     for live in priced.timeline.live_at_peak:
-        storage = graph.storages[live.storage]
-        if live.bytes < least or storage.fetched:
-            continue
-        if not graph.vertices[storage.producer].recomputable:
+        if live.bytes < least or live.storage not in graph.droppable:
             continue
         if live.copy:
             copied.append(live.storage)
@@ -136,9 +129,7 @@ def _recomputed(evaluator: Evaluator, priced: Priced) -> list[int]:
     """Storages that the schedule recomputes, by time saved for each byte kept."""
     graph = evaluator.graph
     residual = frozenset(graph.residuals)
-    copies: dict[int, int] = {}
-    for v, copy in priced.schedule:
-        copies[v] = max(copies.get(v, 0), copy)
+    copies = dict(priced.schedule)  # the last copy of each vertex
 
     def saved(s: int) -> float:
         """Time spent on the storage and on intermediates that only lead to it."""

@@ -34,20 +34,22 @@ def keep_schedule(graph: CostGraph, keep: frozenset[int], order: Sequence[int],
     return _Builder(graph, keep, again).build(order)
 
 
+def dropped(graph: CostGraph, keep: frozenset[int]) -> list[bool]:
+    """Return for each storage whether it is recomputed when read, where `keep` is kept."""
+    return [s in graph.droppable and s not in keep for s in range(len(graph.storages))]
+
+
 class _Builder:
     """Walks the base order and inserts what each backward vertex misses."""
 
     def __init__(self, graph: CostGraph, keep: frozenset[int], again: frozenset[int]):
         self.graph = graph
         residual = frozenset(graph.residuals)
-        vertices = graph.vertices
-        self.dropped = [
-            vertices[s.producer].recomputable and not s.fetched and i not in keep
-            for i, s in enumerate(graph.storages)]
+        self.dropped = dropped(graph, keep)
         self.brief = [self.dropped[i] and (i in again or i not in residual)
                       for i in range(len(graph.storages))]
-        self.still_there = int(len(vertices) * STILL_THERE_FRACTION)
-        self.copies = [0] * len(vertices)
+        self.still_there = int(len(graph.vertices) * STILL_THERE_FRACTION)
+        self.copies = [0] * len(graph.vertices)
         self.touched = [-1] * len(graph.storages)  # when last made or read
         self.steps: list[Step] = []
         self.now = 0
@@ -94,9 +96,6 @@ class _Builder:
             stack.pop()
             self.copies[producer] += 1
             self.steps.append((producer, self.copies[producer]))
-            for r in graph.vertices[producer].reads:
+            for r in (*graph.vertices[producer].reads, *graph.vertices[producer].writes):
                 if self.dropped[r]:
                     self.touched[r] = self.now
-            for w in graph.vertices[producer].writes:
-                if self.dropped[w]:
-                    self.touched[w] = self.now

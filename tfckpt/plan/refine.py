@@ -20,7 +20,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.plan.schedule import Resolved, Schedule, resolve
+from tfckpt.plan.evaluate import non_dominated
+from tfckpt.plan.schedule import Resolved, Schedule, copies_before, resolve, with_copies
 from tfckpt.plan.simulate import Timeline, simulate_order
 
 Rows = tuple[frozenset[int], ...]
@@ -62,24 +63,13 @@ class Refiner:
 
     # Points.
 
-    def start(self, schedule: Schedule) -> Rows:
-        """The copies of a schedule over the same originals."""
-        rows: list[frozenset[int]] = []
-        waiting: list[int] = []
-        for v, copy in schedule:
-            if copy:
-                waiting.append(v)
-            else:
-                rows.append(frozenset(waiting))
-                waiting = []
-        return tuple(rows)
-
     def point(self, rows: Rows) -> _Point:
         """Prices a choice of copies, less those that nothing reads."""
         self.left -= LOOK
         if rows not in self.known:
             self.left -= 1
-            resolved = resolve(self.graph, self._schedule(rows))
+            resolved = resolve(self.graph, with_copies(
+                self.order, (sorted(row, key=self.place.__getitem__) for row in rows)))
             useful = self._useful(resolved)
             if useful != rows:
                 self.known[rows] = self.point(useful)
@@ -87,16 +77,6 @@ class Refiner:
                 self.known[rows] = _Point(
                     rows, resolved, simulate_order(self.graph, resolved, None))
         return self.known[rows]
-
-    def _schedule(self, rows: Rows) -> Schedule:
-        count = dict.fromkeys(self.order, 0)
-        steps = []
-        for row, original in zip(rows, self.order, strict=True):
-            for v in sorted(row, key=self.place.__getitem__):
-                count[v] += 1
-                steps.append((v, count[v]))
-            steps.append((original, 0))
-        return tuple(steps)
 
     def _useful(self, resolved: Resolved) -> Rows:
         """The copies that an original needs, directly or through other copies."""
@@ -157,9 +137,10 @@ class Refiner:
                     following.setdefault(i, position)
         found = []
         for i, use in following.items():
-            storage = graph.storages[resolved.storage[i]]
-            if (resolved.maker[i] < peak and i not in here and not storage.fetched
-                    and graph.vertices[storage.producer].recomputable and storage.bytes):
+            s = resolved.storage[i]
+            storage = graph.storages[s]
+            if (resolved.maker[i] < peak and i not in here and s in graph.droppable
+                    and storage.bytes):
                 for deep in (True, False):
                     made = self._closure(resolved, last, storage.producer, peak, use, deep)
                     rows = list(at.rows)
@@ -186,10 +167,8 @@ class Refiner:
             for s in self.graph.vertices[v].reads:
                 i = latest[s]
                 gone = last.get(i, -1) < peak and resolved.maker[i] < peak
-                producer = self.graph.storages[s].producer
-                if gone and self.graph.vertices[producer].recomputable \
-                        and not self.graph.storages[s].fetched:
-                    pending.append(producer)
+                if gone and s in self.graph.droppable:
+                    pending.append(self.graph.storages[s].producer)
         return made
 
     def hasten(self, at: _Point, budget: int) -> _Point:
@@ -216,7 +195,7 @@ class Refiner:
         On each rung it starts from the fastest schedule known to fit, and from the one given,
         split until it fits: the two end in different schedules, and either may be the better.
         """
-        first = self.point(self.start(schedule))
+        first = self.point(tuple(copies_before(schedule)))
         self.left = evaluations // (len(rungs) + 1)
         least, most = self._lower(first).timeline.peak_bytes, first.timeline.peak_bytes
         for rung in rungs:
@@ -264,11 +243,7 @@ def front(graph: CostGraph, schedule: Schedule, rungs: Sequence[float], evaluati
     """
     refiner = Refiner(graph, schedule)
     refiner.climb(schedule, rungs, evaluations)
-    best: list[_Point] = []
-    for at in sorted(refiner.known.values(), key=_rank):
-        if not best or at.timeline.peak_bytes < best[-1].timeline.peak_bytes:
-            best.append(at)
-    return [at.resolved.schedule for at in best]
+    return [at.resolved.schedule for at in non_dominated(refiner.known.values())]
 
 
 def _rank(at: _Point) -> tuple[float, int]:

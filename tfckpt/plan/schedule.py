@@ -8,7 +8,9 @@ solver.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+from collections.abc import Iterable, Sequence
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import PlanError
@@ -123,6 +125,31 @@ def check_schedule(graph: CostGraph, schedule: Schedule, released: tuple[int, ..
     for vertex, count in enumerate(ran):
         if not count and vertex not in joins:
             raise PlanError(f"plan: {graph.vertices[vertex].name!r} is never scheduled")
+
+
+def with_copies(originals: Sequence[int], rows: Iterable[Iterable[int]]) -> Schedule:
+    """Return the schedule of originals, each after the copies of the vertices in its row."""
+    count: collections.Counter[int] = collections.Counter()
+    steps: list[Step] = []
+    for original, row in zip(originals, rows, strict=True):
+        for v in row:
+            count[v] += 1
+            steps.append((v, count[v]))
+        steps.append((original, 0))
+    return tuple(steps)
+
+
+def copies_before(schedule: Schedule) -> list[frozenset[int]]:
+    """Return for each original the vertices that run again between it and the one before it."""
+    rows: list[frozenset[int]] = []
+    waiting: list[int] = []
+    for v, copy in schedule:
+        if copy:
+            waiting.append(v)
+        else:
+            rows.append(frozenset(waiting))
+            waiting = []
+    return rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.plan.coarsen import coarsen
-from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
+from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
 from tfckpt.plan.improve import descend, hasten
 from tfckpt.plan.order import base_order, deferrable, moves_of_xla, releasable
 from tfckpt.plan.refine import front
@@ -167,12 +167,3 @@ def best_of_each(pool: Sequence[Priced]) -> list[Priced]:
     for priced in pool:
         solvers.setdefault(priced.candidate.source, []).append(priced)
     return [p for mine in solvers.values() for p in non_dominated(mine)]
-
-
-def non_dominated(pool: Iterable[Priced]) -> list[Priced]:
-    """The candidates that no other beats in both peak and time, by rising time."""
-    front: list[Priced] = []
-    for priced in sorted(pool, key=lambda p: (p.time, p.peak)):
-        if not front or priced.peak < front[-1].peak:
-            front.append(priced)
-    return front

@@ -8,7 +8,7 @@ join a neighbour.
 
 from __future__ import annotations
 
-from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.plan.forward_graph import ForwardGraph, neighbours
 
 __all__ = ["trunk"]
 
@@ -55,23 +55,19 @@ def _contract(forward, joined):
     roots = [node for node in range(len(forward)) if joined[node] == node]
     place = {root: i for i, root in enumerate(roots)}
     inside: list[list[int]] = [[] for _ in roots]
-    needs: list[set[int]] = [set() for _ in roots]
-    feeds: list[set[int]] = [set() for _ in roots]
+    edges = []
     for node, root in enumerate(joined):
-        mine = place[root]
-        inside[mine].append(node)
+        inside[place[root]].append(node)
         for other in forward.successors[node]:
-            theirs = place[joined[other]]
-            if theirs != mine:
-                low, high = sorted((mine, theirs))
-                feeds[low].add(high)
-                needs[high].add(low)
+            ends = place[root], place[joined[other]]
+            edges.append((min(ends), max(ends)))
+    successors, predecessors = neighbours(len(roots), edges)
     return ForwardGraph(
         names=tuple(forward.names[root] for root in roots),
         bytes=tuple(sum(forward.bytes[v] for v in nodes) for nodes in inside),
         time=tuple(sum(forward.time[v] for v in nodes) for nodes in inside),
-        successors=tuple(tuple(sorted(nodes)) for nodes in feeds),
-        predecessors=tuple(tuple(sorted(nodes)) for nodes in needs),
+        successors=successors,
+        predecessors=predecessors,
         members=tuple(tuple(sorted(m for v in nodes for m in forward.members[v]))
                       for nodes in inside),
         storages=tuple(tuple(sorted(s for v in nodes for s in forward.storages[v]))

@@ -63,11 +63,8 @@ class _Placer:
             for instance in bound:
                 self.last_read[instance] = position
                 self.reader_count[instance] += 1
-        self.instance = {}
-        for position, made in enumerate(resolved.writes):
-            copy = resolved.schedule[position][1]
-            for i in made:
-                self.instance[resolved.storage[i], copy] = i
+        self.instance = {instance: i for i, instance in enumerate(
+            zip(resolved.storage, resolved.copy, strict=True))}
 
     def ordered(self) -> tuple[Wait, ...]:
         return tuple(sorted(self.waits.values(),
@@ -76,18 +73,16 @@ class _Placer:
     def round(self, target: int) -> tuple[Timeline, list[int], bool]:
         """Simulates the executors with the present waits and adds what the worst one needs."""
         self.before = self.ordered()
-        worst, worst_order = None, []
+        found = []
         grew = False
         for policy in ORDERS:
             order = executor_order(self.graph, self.resolved, self.released, self.before,
                                    self.fences, policy)
             timeline = simulate_order(self.graph, self.resolved, order)
-            if worst is None or timeline.peak_bytes > worst.peak_bytes:
-                worst, worst_order = timeline, order
+            found.append((timeline, order))
             if timeline.peak_bytes > target * TOLERANCE:
                 grew |= self._add(order, timeline)
-        assert worst is not None
-        return worst, worst_order, grew
+        return *max(found, key=lambda entry: entry[0].peak_bytes), grew
 
     def _add(self, order: Sequence[int], timeline: Timeline) -> bool:
         """Delays what is live at this peak and would not be in the plan; whether any was new."""

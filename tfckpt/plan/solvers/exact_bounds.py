@@ -20,7 +20,7 @@ import dataclasses
 
 import numpy as np
 
-from tfckpt.plan.solvers.lattice import WORD, Lattice, row_order
+from tfckpt.plan.solvers.lattice import WORD, Lattice, Rows, row_order
 
 FAR = 1 << 61  # more bytes than any graph has
 NEIGHBOURS = 8
@@ -51,18 +51,13 @@ class Arrival:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Walkers:
-    """Rows: set, slots of its boundary kept already, M of the start, bytes kept, score."""
+class _Walkers(Rows):
+    """Columns: set, slots of its boundary kept already, M of the start, bytes kept, score."""
 
-    at: np.ndarray
     kept: np.ndarray
     start: np.ndarray
     bytes: np.ndarray
     score: np.ndarray
-
-    def take(self, rows):
-        return _Walkers(self.at[rows], self.kept[rows], self.start[rows], self.bytes[rows],
-                        self.score[rows])
 
 
 def arrival(sets: Lattice, budget: int, sign: int, price: float) -> Arrival:
@@ -81,9 +76,7 @@ def arrival(sets: Lattice, budget: int, sign: int, price: float) -> Arrival:
         walkers = _undominated(sets, _step(sets, walkers, budget, lowest))
         _arrive(sets, walkers, budget, sign, price, least, score)
         reached = begin + np.flatnonzero(least[begin:end] < FAR)
-        fresh = _launch(sets, least, score, reached)
-        walkers = _Walkers(*(np.concatenate([getattr(walkers, f.name), getattr(fresh, f.name)])
-                             for f in dataclasses.fields(_Walkers)))
+        walkers = walkers.join(_launch(sets, least, score, reached))
     return _with_smaller_sets(sets, least, score, sign, price)
 
 

@@ -49,7 +49,7 @@ from tfckpt.plan.lower_sets import boundary, weight
 from tfckpt.plan.solvers import approx_dp
 from tfckpt.plan.solvers.approx_dp import LARGEST_BUDGET, LARGEST_TOTAL, OBJECTIVES
 from tfckpt.plan.solvers.exact_bounds import Arrival, arrival, no_bounds
-from tfckpt.plan.solvers.lattice import WORD, Lattice, lattice, row_order
+from tfckpt.plan.solvers.lattice import WORD, Lattice, Rows, lattice, row_order
 
 LARGEST_FRONT = 8_000_000
 """Walkers on one level before the search gives up; about 1 GB."""
@@ -119,11 +119,10 @@ def _lattice(forward: ForwardGraph) -> Lattice:
 
 
 @dataclasses.dataclass(frozen=True)
-class _States:
+class _States(Rows):
     """Walkers, or states in which a segment begins: one row each, int64.
 
     Attributes:
-      at: index of the lower set.
       edge: slots of the boundary at which the segment ends that are still in the set, shape
         (rows, words).
       end: 2 M(L') + (iii) + (iv) of the set L' at which the segment ends.
@@ -132,20 +131,11 @@ class _States:
       origin: number of the state that the walker has left.
     """
 
-    at: np.ndarray
     edge: np.ndarray
     end: np.ndarray
     need: np.ndarray
     gain: np.ndarray
     origin: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def take(self, rows: np.ndarray) -> _States:
-        """Some of the rows."""
-        return _States(self.at[rows], self.edge[rows], self.end[rows], self.need[rows],
-                       self.gain[rows], self.origin[rows])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +196,7 @@ def _search(problem: _Problem, least: float = -np.inf, beam: int | None = None) 
     history = [begun]
     known = 1
     for _ in range(len(forward)):
-        walkers = _join(walkers, _launch(sets, begun, known - len(begun)))
+        walkers = walkers.join(_launch(sets, begun, known - len(begun)))
         walkers = _step(problem, walkers, size, time, least)
         walkers = _undominated_walkers(sets, walkers)
         if beam is not None and len(walkers) > beam:
@@ -216,11 +206,6 @@ def _search(problem: _Problem, least: float = -np.inf, beam: int | None = None) 
         history.append(begun)
         known += len(begun)
     return history
-
-
-def _join(one, other):
-    return _States(*(np.concatenate([getattr(one, f.name), getattr(other, f.name)])
-                     for f in dataclasses.fields(_States)))
 
 
 def _launch(sets, begun, number):

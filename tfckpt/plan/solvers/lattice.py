@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Self
 
 import numpy as np
 
@@ -89,6 +90,29 @@ class Lattice:
                 word = np.unique(word, return_inverse=True)[1]
             key = (key << int(word.max(initial=0)).bit_length()) | word
         return key
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A table of walkers over the lattice; its fields are columns of one length.
+
+    Attributes:
+      at: index of the lower set at which each walker is.
+    """
+
+    at: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def take(self, rows: np.ndarray) -> Self:
+        """Some of the rows."""
+        return type(self)(*(column[rows] for column in vars(self).values()))
+
+    def join(self, other: Self) -> Self:
+        """The rows of both, those of the other last."""
+        return type(self)(*map(np.concatenate, zip(
+            vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

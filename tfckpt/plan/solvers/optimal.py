@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.schedule import Schedule, check_schedule
+from tfckpt.plan.schedule import Schedule, check_schedule, copies_before
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import own_process
 from tfckpt.plan.solvers.stages import StageModel
@@ -194,15 +194,6 @@ class _Problem:
 
     def _hint(self, stages: StageModel, start: Schedule | None) -> None:
         """Offers the copies of a schedule as a first guess."""
-        if start is None:
-            return
-        waiting: set[int] = set()
-        stage = 0
-        for v, copy in start:
-            if copy:
-                waiting.add(v)
-                continue
-            for u, run in stages.runs[stage].items():
-                stages.model.add_hint(run, u in waiting)
-            waiting = set()
-            stage += 1
+        for row, made in zip(stages.runs, copies_before(start or ()), strict=False):
+            for v, run in row.items():
+                stages.model.add_hint(run, v in made)

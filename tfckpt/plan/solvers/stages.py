@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.plan.schedule import Schedule
+from tfckpt.plan.schedule import Schedule, with_copies
 
 Literal = Any
 """A Boolean variable of the model or its negation, or a bool that is known beforehand."""
@@ -287,12 +287,5 @@ class StageModel:
 
     def schedule(self, is_true: Callable[[Literal], bool]) -> Schedule:
         """The schedule of a solution, given which variables are true in it."""
-        count = [0] * len(self.graph.vertices)
-        steps = []
-        for row, original in zip(self.runs, self.order, strict=True):
-            for v, run in row.items():
-                if is_true(run):
-                    count[v] += 1
-                    steps.append((v, count[v]))
-            steps.append((original, 0))
-        return tuple(steps)
+        return with_copies(self.order, ((v for v, run in row.items() if is_true(run))
+                                        for row in self.runs))
