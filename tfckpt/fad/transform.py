@@ -15,6 +15,7 @@ derivatives. XLA, which ignores control edges, orders for itself.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import networkx as nx
@@ -114,7 +115,7 @@ class _Writer:
         """Adds every op; returns the name of what replaces the sink."""
         parts = [_name(self.graph, t) for t in self.alternative.addends]
         parts += [self._product(kept) for kept in self.alternative.kept]
-        return parts[0] if len(parts) == 1 else self._sum(parts, self.dtype)
+        return self._sum(parts, self.dtype)
 
     def delay(self) -> dict[tuple[int, int], Name]:
         """For each forward reader (op, input) of the region what it reads instead."""
@@ -145,21 +146,19 @@ class _Writer:
     def _product(self, kept: Kept) -> Name:
         """g * D, in the dtype in which D is kept, then in x's."""
         node = self.alternative.program[kept.node]
-        gradients = [_name(self.graph, g) for g in kept.gradients]
         dtype = self.graph.ops[kept.of[0]].outputs[kept.of[1]].dtype
-        g = gradients[0] if len(gradients) == 1 else self._sum(gradients, dtype)
+        g = self._sum([_name(self.graph, g) for g in kept.gradients], dtype)
         if kept.two_valued:
             mask = self._node(kept.node)[0]
             assert kept.on is not None and kept.off is not None
             on, off = (self._times(g, value, dtype) for value in (kept.on, kept.off))
-            product = self._backward(names.SELECT, (mask, on, off), dtype, {"T": f"dtype:{dtype}"})
+            product = self._backward(names.SELECT, (mask, on, off), dtype)
             return self._cast(product, dtype, self.dtype)
         g = self._cast(g, dtype, node.dtype)
         if node.type == NUMBER:
             product = self._times(g, node.attr("value"), node.dtype)
         else:
-            product = self._backward(names.MUL, (g, self._node(kept.node)[0]), node.dtype,
-                                     {"T": f"dtype:{node.dtype}"})
+            product = self._backward(names.MUL, (g, self._node(kept.node)[0]), node.dtype)
         return self._cast(product, node.dtype, self.dtype)
 
     def _times(self, g: Name, value: float, dtype: str) -> Name:
@@ -168,7 +167,7 @@ class _Writer:
         constant = self._constant(value, dtype, backward=True)
         if value == 0.0:
             return constant
-        return self._backward(names.MUL, (g, constant), dtype, {"T": f"dtype:{dtype}"})
+        return self._backward(names.MUL, (g, constant), dtype)
 
     def _sum(self, parts: list[Name], dtype: str) -> Name:
         if len(parts) == 1:
@@ -227,17 +226,15 @@ class _Writer:
         return self.numbers[key]
 
     def _backward(self, kind: str, inputs: tuple[Name, ...], dtype: str,
-                  attrs: dict[str, object]) -> Name:
-        return self._add(self.sink.name, kind, inputs, dtype, self.shape, attrs, BACKWARD,
-                         self.alternative.sink[0])
+                  attrs: dict[str, object] | None = None) -> Name:
+        return self._add(self.sink.name, kind, inputs, dtype, self.shape,
+                         attrs or {"T": f"dtype:{dtype}"}, BACKWARD, self.alternative.sink[0])
 
     def _add(self, near: str, kind: str, inputs, dtype: str, shape, attrs, region: str,
              behind: int, controls: tuple[str, ...] = ()) -> Name:
         letter = "g" if region == BACKWARD else "d"
         name = f"{near}{MARK}_{letter}{len(self.added)}"
-        count = DTYPE_BYTES[dtype]
-        for dimension in shape or ():
-            count *= dimension or 0
+        count = DTYPE_BYTES[dtype] * math.prod(d or 0 for d in shape or ())
         device = self.device if region == FORWARD else self.sink.device
         op = Op(name, kind, (), (), (Tensor(dtype, shape, count),), region, record(kind).repeatable,
                 device, attrs)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from tfckpt.ops.op_record import BIAS, SUM, UNARY, Flops, OpRecord, Shape
 from tfckpt.ops.registry import register
-
-
-def _count(shape: Iterable[int]) -> float:
-    result = 1.0
-    for dimension in shape:
-        result *= dimension
-    return result
 
 
 def _convolution(kernel: int | None, result: int | None, depthwise: bool = False) -> Flops:
@@ -29,7 +23,7 @@ def _convolution(kernel: int | None, result: int | None, depthwise: bool = False
         made = output if result is None else inputs[result]
         if not window or not made:
             return 0.0
-        return 2.0 * _count(made) * _count(window[:-2]) * (1.0 if depthwise else window[-2])
+        return 2.0 * math.prod(made) * math.prod(window[:-2]) * (1.0 if depthwise else window[-2])
     return flops
 
 
@@ -38,7 +32,7 @@ def _product(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object]
     if len(left) < 2:
         return 0.0
     inner = left[-2] if attrs.get("transpose_a") or attrs.get("adj_x") else left[-1]
-    return 2.0 * _count(output) * inner
+    return 2.0 * math.prod(output) * inner
 
 
 def _einsum(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object]) -> float:
@@ -50,7 +44,7 @@ def _einsum(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object])
         for label, dimension in zip(reversed(labels.replace("...", "")), reversed(shape),
                                     strict=False):
             sizes[label] = dimension
-    return 2.0 * _count(sizes.values())
+    return 2.0 * math.prod(sizes.values())
 
 
 # Fused with a bias, and with an activation behind that. With Relu and others, and with the bias

@@ -1,6 +1,6 @@
 """What tangent rules are made of.
 
-A rule says how a tangent passes an op: given the op's inputs `a`, `b`, `c` (by position), its
+A rule says how a tangent passes an op: given the op's inputs `a`, `b` (by position), its
 output `y` and a tangent `t`, what that tangent contributes. An element-wise op's Jacobian is
 diagonal, so the same rule carries a tangent of an input to the output and a cotangent of the
 output to an input: the table serves both directions. At kinks and ties the rules follow
@@ -40,11 +40,6 @@ class At:
     def b(self) -> Term:
         """Second input."""
         return self.inputs[1]
-
-    @property
-    def c(self) -> Term:
-        """Third input."""
-        return self.inputs[2]
 
 
 TangentRule = Callable[[At], Term]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
@@ -65,7 +65,6 @@ class Evaluator:
 
     def __init__(self, graph: CostGraph):
         self.graph = graph
-        self.count = 0
         self._known: dict[Candidate, Priced] = {}
         self._base_order = functools.cache(functools.partial(base_order, graph))
         self._idle = functools.cache(functools.partial(idle, graph))
@@ -75,7 +74,6 @@ class Evaluator:
         known = self._known.get(candidate)
         if known is not None:
             return known
-        self.count += 1
         schedule = candidate.schedule or keep_schedule(
             self.graph, candidate.keep, self._order(candidate), candidate.again)
         timeline = simulate(self.graph, schedule)
@@ -86,7 +84,7 @@ class Evaluator:
         return priced
 
     @property
-    def priced(self) -> Iterable[Priced]:
+    def priced(self) -> Collection[Priced]:
         """Everything priced so far, in the order in which it was."""
         return self._known.values()
 

@@ -11,7 +11,7 @@ with one thread; fences and waits are control edges like any other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import PlanError
@@ -92,21 +92,6 @@ def _run(readers: Sequence[Sequence[int]], waiting: list[int],
     pool: list[int] = []
     order: list[int] = []
 
-    def admit(ready: Iterable[int]) -> None:
-        held = None
-        for node in ready:
-            if not expensive[node]:
-                inline.append(node)
-            else:
-                if held is not None:
-                    pool.append(held)
-                held = node
-        if held is not None:
-            if inline:
-                pool.append(held)
-            else:
-                inline.append(held)
-
     # roots of a step are all given to the pool by the thread that starts it
     inline.extend(node for node, count in enumerate(waiting) if not count)
     while inline or pool:
@@ -117,5 +102,11 @@ def _run(readers: Sequence[Sequence[int]], waiting: list[int],
             waiting[reader] -= 1
             if not waiting[reader]:
                 ready.append(reader)
-        admit(reversed(ready) if reverse else ready)
+        if reverse:
+            ready.reverse()
+        inline.extend(reader for reader in ready if not expensive[reader])
+        costly = [reader for reader in ready if expensive[reader]]
+        if costly and not inline:
+            inline.append(costly.pop())
+        pool.extend(costly)
     return order

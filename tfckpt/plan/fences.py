@@ -37,8 +37,7 @@ def fences(graph: CostGraph, resolved: Resolved, *, await_updates: bool = True
     original = {vertex: p for p, (vertex, copy) in enumerate(resolved.schedule) if not copy}
     awaited_regions = (FORWARD, BACKWARD, UPDATE) if await_updates else (FORWARD, BACKWARD)
     for start, stop in _regions(resolved):
-        awaits = _leaves(graph, resolved, original, window_start, start,
-                         awaited_regions)
+        awaits = _leaves(graph, resolved, original, window_start, start, awaited_regions)
         gates = _entries(resolved, start, stop)
         result.append(Fence(start, tuple(awaits), tuple(gates)))
         window_start = start
@@ -65,13 +64,9 @@ def _leaves(graph, resolved, original, start, stop, regions) -> list[int]:
         if not copy:
             covered.update(original[v] for v in graph.vertices[vertex].after
                            if v in original and not by_data(graph, vertex, v))
-    leaves = [position for position in range(start, stop) if position not in covered]
-    awaited: dict[int, None] = {}
-    for position in leaves:
-        for p in awaitable(graph, resolved, position):
-            if graph.vertices[resolved.schedule[p][0]].region in regions:
-                awaited[p] = None
-    return sorted(awaited)
+    return sorted({p for leaf in range(start, stop) if leaf not in covered
+                   for p in awaitable(graph, resolved, leaf)
+                   if graph.vertices[resolved.schedule[p][0]].region in regions})
 
 
 def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:

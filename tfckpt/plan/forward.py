@@ -136,15 +136,14 @@ def _merge_neighbours(graph, inside, before, group, limit):
     order = _node_order(before, group)
     place_of = {root: place for place, root in enumerate(order)}
     rank_of = [place_of[root] for root in group]
-    size = _handed_bytes(graph, inside, rank_of, len(order))
+    size = _bytes(graph, _handed_on(graph, inside, rank_of, len(order)))
     narrow = _narrow_cuts(before, rank_of, len(order))
     end = _merge_intervals(size, narrow, limit)
     return [end[rank] for rank in rank_of]
 
 
-def _handed_bytes(graph, inside, node, count):
+def _bytes(graph, handed):
     """For each node the bytes of the storages it hands on."""
-    handed = _handed_on(graph, inside, node, count)
     return [sum(graph.storages[s].bytes for s in storages if not graph.storages[s].fetched)
             for storages in handed]
 
@@ -227,13 +226,14 @@ def _build(graph, inside, before, group):
     successors, predecessors = neighbours(count, (
         (node[other], mine) for mine, others in zip(node, before, strict=True)
         for other in others))
+    handed = _handed_on(graph, inside, node, count)
     vertices = graph.vertices
     return ForwardGraph(
         names=tuple(vertices[vertex[-1]].name for vertex in members),
-        bytes=tuple(_handed_bytes(graph, inside, node, count)),
+        bytes=tuple(_bytes(graph, handed)),
         time=integer_times([sum(vertices[v].time for v in vertex) for vertex in members]),
         successors=successors,
         predecessors=predecessors,
         members=tuple(map(tuple, members)),
-        storages=tuple(tuple(sorted(s)) for s in _handed_on(graph, inside, node, count)),
+        storages=tuple(tuple(sorted(s)) for s in handed),
     )

@@ -25,14 +25,14 @@ def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) 
     candidates are priced.
     """
     best = start
-    limit = evaluator.count + evaluations
-    while best.peak > target and evaluator.count < limit:
+    limit = len(evaluator.priced) + evaluations
+    while best.peak > target and len(evaluator.priced) < limit:
         for neighbour in _neighbours(evaluator, best):
             priced = evaluator.price(neighbour)
             if (priced.peak, priced.excess) < (best.peak, best.excess):
                 best = priced
                 break
-            if evaluator.count >= limit:
+            if len(evaluator.priced) >= limit:
                 return best
         else:
             return best
@@ -78,9 +78,9 @@ def hasten(evaluator: Evaluator, start: Priced, budget: int, evaluations: int) -
     outcome, halves the choice if it does not fit, and looks for room again.
     """
     best = start
-    limit = evaluator.count + evaluations
+    limit = len(evaluator.priced) + evaluations
     wanted = _with_room(evaluator, start, budget)
-    while wanted and evaluator.count < limit:
+    while wanted and len(evaluator.priced) < limit:
         group = frozenset(wanted)
         priced = evaluator.price(dataclasses.replace(
             best.candidate, keep=best.candidate.keep | group, again=best.candidate.again - group))

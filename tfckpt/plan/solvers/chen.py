@@ -17,6 +17,7 @@ splitting vertices alone, as a linear graph.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import networkx as nx
 
@@ -42,24 +43,31 @@ def lower_sets(forward: ForwardGraph, budget: int | None = None) -> tuple[int, .
 
     Complexity: O(n + edges), plus O(n^2) bits for the sets.
     """
-    if budget is not None and budget < 0:
-        raise PlanError(f"plan: chen takes bytes a segment, not {budget}")
     if not len(forward):
         return ()
-    enough = math.ceil(math.sqrt(len(forward)))
-    cuts, reach = set(splitting_points(forward)), reach_lower_sets(forward)
-    chosen = []
-    nodes = held = 0
-    for node, size in enumerate(forward.bytes):
-        nodes += 1
+    sizes: Sequence[int] = forward.bytes
+    if budget is None:
+        sizes, budget = [1] * len(forward), math.ceil(math.sqrt(len(forward))) - 1
+    reach = reach_lower_sets(forward)
+    found = [reach[node] for node in _segment_ends(sizes, splitting_points(forward), budget)]
+    return tuple(dict.fromkeys([*found, forward.everything]))
+
+
+def _segment_ends(sizes: Sequence[int], points: Iterable[int], budget: int) -> list[int]:
+    """Return the points at which what came since the last one exceeds a budget.
+
+    Raises:
+      PlanError: negative budget.
+    """
+    if budget < 0:
+        raise PlanError(f"plan: chen takes bytes a segment, not {budget}")
+    found, held, may_end = [], 0, frozenset(points)
+    for node, size in enumerate(sizes):
         held += size
-        full = nodes >= enough if budget is None else held > budget
-        if full and node in cuts:
-            chosen.append(reach[node])
-            nodes = held = 0
-    if not chosen or chosen[-1] != forward.everything:
-        chosen.append(forward.everything)
-    return tuple(chosen)
+        if held > budget and node in may_end:
+            found.append(node)
+            held = 0
+    return found
 
 
 def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:
@@ -94,17 +102,8 @@ def manual(forward: ForwardGraph, budget: int | None = None) -> Checkpoints:
     Source: Chen et al. 2016, section 4.1 and algorithm 3; Feng and Huang 2018, section 5 (how
     graphs that are not linear were put into that algorithm).
     """
-    if budget is not None and budget < 0:
-        raise PlanError(f"plan: chen takes bytes a segment, not {budget}")
     points = splitting_vertices(forward)
     chosen = {end for end in ends(forward) if 0 <= end < len(forward)}
-    if budget is None:
-        chosen.update(points[::math.ceil(math.sqrt(len(points))) or 1])
-        return price(forward, chosen)
-    held, may_end = 0, set(points)
-    for node, size in enumerate(forward.bytes):
-        held += size
-        if held > budget and node in may_end:
-            chosen.add(node)
-            held = 0
+    chosen.update(points[::math.ceil(math.sqrt(len(points))) or 1] if budget is None
+                  else _segment_ends(forward.bytes, points, budget))
     return price(forward, chosen)
