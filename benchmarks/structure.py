@@ -6,9 +6,10 @@ Of `tfckpt/` and `grappler_ext/`:
 
   op types       modules outside `tfckpt/ops/` with a string that is the name of an op type, or
                  what the names of a family begin with (TensorFlow's registry, and the records)
-  XLA or a GPU   modules with a parameter, keyword or attribute `in_xla` or `smallest` (the smallest
-                 request that an allocator counts: 0 says that it is a GPU's), or the string "GPU"
-  orchestrators  modules that call both the planner of a step or part and what makes its edits
+  XLA or a GPU   modules that call or define `in_xla`, compare anything with "GPU" or "XLA" (or
+                 with the names of these in `tfckpt.target`), or pass one of the strings to a call;
+                 tables that describe devices do not count
+  orchestrators  modules that call both what searches plans for a step and what applies its edits
   code lines     without blank lines, comments and docstrings
 
 Modules are parsed, not imported.
@@ -27,8 +28,9 @@ from tfckpt.ops import families, registered
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("tfckpt", "grappler_ext")
 RECORDS = ROOT / "tfckpt" / "ops"
-_TARGET = frozenset({"in_xla", "smallest"})
-_PLANS, _EDITS = frozenset({"plan_parts", "plan_graph"}), frozenset({"join", "realise"})
+_TARGET = frozenset({"GPU", "XLA", "EXECUTOR", "xla", "executor"})
+_PLANS = frozenset({"searches", "decisions_of", "plans_of", "plan_step"})
+_EDITS = frozenset({"apply", "edit_graph_def", "import_edited", "realise"})
 
 
 def modules() -> list[pathlib.Path]:
@@ -76,17 +78,28 @@ def op_literals(path: pathlib.Path, types: frozenset[str]) -> list[str]:
 def asks_for_target(path: pathlib.Path) -> bool:
     """Return whether a module asks whether a step is compiled by XLA or runs on a GPU."""
     for node in ast.walk(parsed(path)):
-        name = (node.attr if isinstance(node, ast.Attribute)
-                else node.arg if isinstance(node, ast.arg | ast.keyword) else "")
-        if name in _TARGET:
+        if isinstance(node, ast.Compare) and _TARGET & set(map(_said, (node.left,
+                                                                       *node.comparators))):
             return True
-    return "GPU" in strings(path)
+        if isinstance(node, ast.Call) and (_said(node.func) == "in_xla" or any(
+                isinstance(a, ast.Constant) and a.value in _TARGET for a in node.args)):
+            return True
+        if isinstance(node, ast.FunctionDef | ast.arg) and "in_xla" in (
+                getattr(node, "name", ""), getattr(node, "arg", "")):
+            return True
+    return False
+
+
+def _said(node: ast.expr) -> str:
+    """Return the name or the string that an expression is; "" for any other."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def orchestrates(path: pathlib.Path) -> bool:
     """Return whether a module calls both the planner and what makes edits."""
-    called = {node.func.id for node in ast.walk(parsed(path))
-              if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    called = {_said(node.func) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)}
     return not (_PLANS.isdisjoint(called) or _EDITS.isdisjoint(called))
 
 

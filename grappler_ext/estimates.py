@@ -192,7 +192,7 @@ def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) ->
     wanted = [graph.ops[i].name for i in (*(i for i, _ in graph.fetches), *graph.sinks)]
     try:
         run = tf_adapter.run_virtually(
-            definition, list(dict.fromkeys(wanted)), gpu=device.is_gpu,
+            definition, list(dict.fromkeys(wanted)), kind=device.kind,
             flops_per_second=device.flops_per_second, bytes_per_second=device.bandwidth)
     except (ValueError, tf.errors.OpError) as error:
         raise CostError(f"cost: Grappler cannot estimate {graph.name!r}: {error}") from error

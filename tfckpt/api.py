@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfckpt.capture import tf_adapter
-from tfckpt.carriers.trace_hook import Mark, Records, called_with, wrap_body
+from tfckpt.carriers.trace_hook import Mark, Records, called_with, traces_compiled, wrap_body
 from tfckpt.errors import PlanError
 from tfckpt.options import Options, make_options
 from tfckpt.plan.planner import AUTO
@@ -91,9 +91,7 @@ class CheckpointedStep:
         return self._plain
 
     def __call__(self, *args, **kwargs):
-        graph = tf_adapter.tracing_graph()
-        compiled = graph is not None and tf_adapter.in_xla(graph)
-        return called_with(self._compiled if compiled else self._fn, *args, **kwargs)
+        return called_with(self._compiled if traces_compiled() else self._fn, *args, **kwargs)
 
     def __get__(self, instance, owner=None):
         if instance is None:

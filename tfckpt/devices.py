@@ -40,11 +40,6 @@ class Device:
         return 2 * self.cores * self.clock
 
     @property
-    def is_gpu(self) -> bool:
-        """Return whether the device is a GPU."""
-        return self.kind == GPU
-
-    @property
     def usable_bytes(self) -> int:
         """What variables, inputs and a step's tensors may take together."""
         return self.memory_bytes - self.reserved_bytes
@@ -102,8 +97,19 @@ PRESETS: tuple[Device, ...] = (
          "NVIDIA H200 datasheet (SXM); clock, cores: H100 architecture whitepaper (the same chip)"),
 )
 
-GPU_OF_UNKNOWN_KIND = next(preset for preset in PRESETS if preset.name == "A10")
-"""Whose rates stand for a GPU that none of the presets describes."""
+_ORDINARY = {GPU: next(preset for preset in PRESETS if preset.name == "A10").target()}
+"""What stands for a device of a kind that none of the presets describes."""
+
+
+def described(kind: str, said: str) -> Target:
+    """Return a device of this process as a target.
+
+    Args:
+      kind: as TensorFlow names kinds of devices.
+      said: what its driver calls it; "" where that is not known.
+    """
+    found = preset_named(said)
+    return found.target() if found is not None else _ORDINARY.get(kind, Target(device=kind))
 
 
 def preset_named(said: str) -> Device | None:

@@ -174,8 +174,8 @@ def test_inlined():
     assert {t.op.name for t in (*concrete.inputs, *concrete.outputs)} <= names
 
 
-@pytest.mark.parametrize("gpu", [True, False])
-def test_run_virtually(gpu):
+@pytest.mark.parametrize("kind", ["GPU", "CPU"])
+def test_run_virtually(kind):
     """Tensors of 4 MB each, moved at 4 MB a second; what is not fetched does not run.
 
     x is freed only after b has been allocated.
@@ -185,15 +185,15 @@ def test_run_virtually(gpu):
         x = tf.compat.v1.placeholder(tf.float32, (1000, 1000), name="x")
         tf.exp(tf.exp(x, name="a"), name="b")
         tf.exp(x, name="unwanted")
-    run = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], gpu=gpu, flops_per_second=1e15,
+    run = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], kind=kind, flops_per_second=1e15,
                                    bytes_per_second=4e6)
     assert run.peak_bytes == 12_000_000
     assert sorted(run.live) == [(name, 0, 4_000_000) for name in ("a", "b", "x")]
     assert list(run.seconds) == ["x", "a", "b"]
     assert run.seconds["a"] == pytest.approx(2.0, rel=0.01)
-    slow = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], gpu=gpu, flops_per_second=1e13,
+    slow = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], kind=kind, flops_per_second=1e13,
                                     bytes_per_second=1e15)
-    fast = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], gpu=gpu, flops_per_second=1e14,
+    fast = tf_adapter.run_virtually(graph.as_graph_def(), ["b"], kind=kind, flops_per_second=1e14,
                                     bytes_per_second=1e15)
     assert slow.seconds["a"] == pytest.approx(10 * fast.seconds["a"], rel=0.2)
 
@@ -203,7 +203,7 @@ def test_run_virtually_on_a_device_too_small_for_the_graph():
     graph = tf.Graph()
     with graph.as_default():
         tf.exp(tf.zeros((1 << 20, 1 << 16)), name="a")  # 256 GiB
-    run = tf_adapter.run_virtually(graph.as_graph_def(), ["a"], gpu=True, flops_per_second=1e12,
+    run = tf_adapter.run_virtually(graph.as_graph_def(), ["a"], kind="GPU", flops_per_second=1e12,
                                    bytes_per_second=1e12)
     assert run.peak_bytes >= 2 << 38
 

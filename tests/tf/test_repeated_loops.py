@@ -20,7 +20,7 @@ from tfckpt.rewrite.passes.state_writes import delay_writes
 ROWS, WIDTH, TRIPS = 8, 4, 6
 
 
-def _captured(body, *arguments, after=None, compiled=None):
+def _captured(body, *arguments, after=None, compiled=False):
     """The graph of a step whose forward is a loop over `body`; `after` comes behind the loop."""
     process.fresh()
 

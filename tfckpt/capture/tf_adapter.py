@@ -560,14 +560,14 @@ _LANES, _ARCHITECTURE = 64, "7"
 """Grappler has a multiprocessor of this architecture finish so many multiply-adds a cycle."""
 
 
-def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, gpu: bool,
+def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, kind: str,
                   flops_per_second: float, bytes_per_second: float) -> VirtualRun:
     """Has Grappler simulate a graph.
 
     Args:
       definition: importable, every shape known, variables as `VarHandleOp`.
       fetches: names of the ops that must run.
-      gpu: whether the device is a GPU.
+      kind: "GPU" or "CPU".
       flops_per_second, bytes_per_second: its rates; of the former Grappler is told a multiple of
         10^9 (of 128 * 10^9 for a GPU), of the latter one of 10^6.
 
@@ -582,10 +582,11 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
     # Called a CPU whatever it is: Grappler asks CUDA about every device that is called a GPU. Its
     # memory is endless, since a graph that did not fit would be an error without an answer.
     megaflops = flops_per_second / 1e6 / _SLOWED
+    gpu = kind == "GPU"
     device = device_properties_pb2.NamedDevice(
         name="/job:localhost/replica:0/task:0/device:CPU:0",
         properties=device_properties_pb2.DeviceProperties(
-            type="GPU" if gpu else "CPU", frequency=1, memory_size=1 << 60,
+            type=kind, frequency=1, memory_size=1 << 60,
             num_cores=max(1, round(megaflops / (2 * _LANES if gpu else 1))),
             bandwidth=max(1, round(bytes_per_second / 1e3 / _SLOWED)),
             environment={"architecture": _ARCHITECTURE} if gpu else {}))

@@ -31,7 +31,7 @@ may be far more than the op's result takes.
 
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
             shapes: tf.Graph | None = None, name: str = "graph",
-            inlining: Inlining | None = None, compiled: bool | None = None) -> Graph:
+            inlining: Inlining | None = None, compiled: bool = False) -> Graph:
     """Reads a TensorFlow graph as plain data.
 
     Args:
@@ -41,7 +41,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
         has unknown dimensions (see `concrete_shapes`).
       name: of a graph that has none of its own.
       inlining: what was done to the graph's nested calls before.
-      compiled: whether XLA will compile the graph; default whether it was traced for that.
+      compiled: whether XLA will compile the graph.
 
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
@@ -58,7 +58,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     controls = [[index[c.name] for c in op.control_inputs] for op in operations]
     known = (lambda op: op) if shapes is None else (
         lambda op: shapes.get_operation_by_name(op.name))
-    target = Target().compiled(tf_adapter.in_xla(graph) if compiled is None else compiled)
+    target = Target().compiled(compiled)
     lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
     outputs = [results_of(known(op), lists[i].bytes if i in lists else {})

@@ -6,8 +6,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfckpt.devices import GPU_OF_UNKNOWN_KIND, preset_named
-from tfckpt.target import CPU, GPU, Target
+from tfckpt.devices import described
+from tfckpt.target import Target
+from tfckpt.verify.memory import default_device
 
 
 def target_of(device: str = "") -> Target:
@@ -16,19 +17,12 @@ def target_of(device: str = "") -> Target:
     Args:
       device: as ops spell it; "" is where ops without a device run, the first GPU if there is one.
     """
-    spec = tf.DeviceSpec.from_string(device)
-    gpus = tf.config.list_logical_devices(GPU)
-    kind = spec.device_type or (GPU if gpus else CPU)
-    return _gpu(spec.device_index or 0) if kind == GPU else Target(device=kind)
-
-
-def _gpu(index: int) -> Target:
-    """Return a GPU by its driver's name for it; one of ordinary rates where that says nothing."""
-    physical = tf.config.list_physical_devices(GPU)
-    name = ""
-    if index < len(physical):
-        name = tf.config.experimental.get_device_details(physical[index]).get("device_name", "")
-    return (preset_named(name) or GPU_OF_UNKNOWN_KIND).target()
+    default = tf.DeviceSpec.from_string(f"/{default_device()}")
+    spec = default.make_merged_spec(tf.DeviceSpec.from_string(device))
+    here = tf.config.list_physical_devices(spec.device_type)
+    details = [tf.config.experimental.get_device_details(one)
+               for one in here[spec.device_index or 0:][:1]]
+    return described(spec.device_type, "".join(d.get("device_name", "") for d in details))
 
 
 def place(target: Target | None, compiled: bool, optimised: bool):

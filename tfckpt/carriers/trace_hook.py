@@ -218,6 +218,12 @@ def called_with(function: Callable, *args, **kwargs):
         _calls.arguments = previous
 
 
+def traces_compiled() -> bool:
+    """Return whether ops are being traced for XLA now."""
+    graph = tf_adapter.tracing_graph()
+    return graph is not None and tf_adapter.in_xla(graph)
+
+
 def _python_values(args, kwargs) -> tuple[str, ...]:
     """Return plain Python values in a call's arguments, as text."""
     return tuple(repr(leaf) for leaf in tf.nest.flatten((args, kwargs))
