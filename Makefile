@@ -71,7 +71,7 @@ mutants: $(STAMP)
 	$(BIN)/python -m tests.mutation $(MUTANTS)
 
 sanitize: $(STAMP)
-	$(BIN)/python -m grappler_ext.sanitize
+	$(BIN)/python -m tests.support.sanitizers
 
 define CHECK_PYTHON
 @command -v $(PYTHON) >/dev/null 2>&1 || { \

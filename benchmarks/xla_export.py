@@ -87,10 +87,11 @@ def arguments(step: Any, args: tuple) -> list:
 
 def check_parameters(module: bytes, values: list) -> None:
     """Raises ValueError unless a module's parameters have the shapes of these values, in order."""
-    from tfckpt.capture import tf_adapter
+    from tensorflow.compiler.xla.service import hlo_pb2
 
     expected = [tuple(value.shape) for value in values]
-    found = tf_adapter.parameter_shapes(module)
+    program = hlo_pb2.HloModuleProto.FromString(module).host_program_shape
+    found = [tuple(parameter.dimensions) for parameter in program.parameters]
     if found != expected:
         raise ValueError(f"the module takes {len(found)} parameters of shapes {found[:4]} ..., not "
                          f"{len(expected)} of {expected[:4]} ...")

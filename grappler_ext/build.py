@@ -23,10 +23,6 @@ COMPILER = "CXX"
 """The environment variable that names another compiler than g++, with arguments if need be."""
 
 FLAGS = ("-O1", "-g0")
-SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined",
-             "-fno-sanitize=vptr,null,nonnull-attribute,returns-nonnull-attribute")
-"""For `grappler_ext.sanitize`. TensorFlow comes without the types that `vptr` looks at, and with
-the checks for null g++ refuses Abseil's headers; a null that is used is found all the same."""
 
 
 class BuildError(RuntimeError):

@@ -392,8 +392,8 @@ class TestBuilding:
 
     @pytest.mark.nightly
     def test_the_sanitizers_find_nothing(self):
-        done = subprocess.run([sys.executable, "-m", "grappler_ext.sanitize"], capture_output=True,
-                              text=True)
+        done = subprocess.run([sys.executable, "-m", "tests.support.sanitizers"],
+                              capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         assert "no finding" in done.stdout
 

@@ -469,15 +469,6 @@ def test_marked_ops():
     assert marked == {"Tanh"}
 
 
-def test_parameter_shapes_are_those_of_arguments_and_variables_in_order():
-    weight = tf.Variable(tf.zeros((4, 5)))
-    bias = tf.Variable(tf.zeros((5,)))
-    step = tf.function(lambda x, s: (x @ weight + bias) * s, jit_compile=True)
-    made = step.experimental_get_compiler_ir(tf.ones((3, 4)), tf.ones(()))
-    shapes = tf_adapter.parameter_shapes(made(stage="hlo_serialized"))
-    assert shapes == [(3, 4), (), (4, 5), (5,)]
-
-
 def test_optimized_hlo():
     step = tf.function(lambda x, y: tf.tanh(x) @ y, jit_compile=True)
     hlo = tf_adapter.optimized_hlo(step, (tf.ones((64, 64)),), {"y": tf.ones((64, 64))})

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.graphdef import capture_graph_def
 from tests.support.stack import shallow
-from tfckpt.capture.graphdef import capture_graph_def
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.edits import check_edits
 from tfckpt.errors import CaptureError

@@ -98,14 +98,6 @@ def optimized_hlo(fn, args, kwargs) -> Any:
     return hlo_pb2.HloProto.FromString(stages(stage="optimized_hlo_proto_serialized"))
 
 
-def parameter_shapes(module: bytes) -> list[tuple[int, ...]]:
-    """Shapes of what a serialized HLO module takes, in order."""
-    from tensorflow.compiler.xla.service import hlo_pb2
-
-    program = hlo_pb2.HloModuleProto.FromString(module).host_program_shape
-    return [tuple(parameter.dimensions) for parameter in program.parameters]
-
-
 def tracing_graph() -> FuncGraph | None:
     """The FuncGraph into which ops are being traced now, or None when executing eagerly."""
     if tf.executing_eagerly():
