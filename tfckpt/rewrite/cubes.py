@@ -8,13 +8,13 @@ Where it does, the cube reads x through a pass-through whose name sorts as in th
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
-from tfckpt.edits import Clone, Create, Edits, Rewire
+from tfckpt.edits import Edits
 from tfckpt.graph import Graph, Op
 from tfckpt.ops import record
-from tfckpt.rewrite.names import base_name, identity
+from tfckpt.rewrite.names import base_name, read_through
 from tfckpt.rewrite.passes.manager import Node
 
 _OWN = "ArithmeticOptimizer/"
@@ -35,34 +35,21 @@ def multiply_in_plain_order(edits: Edits, graph: Graph,
       graph: the captured step.
       plain: by name, what Grappler makes of it.
     """
-    first = {}
+    names: dict[str, Callable[[str], Sequence[tuple[int, str]]]] = {}
     for op in cubes(graph):
         found = _base_comes_first(op, plain)
         if found is not None and found != (graph.ops[op.inputs[0][0]].name < _scope(op) + _OWN):
-            first[op.name] = found
-    ops = {op.name: op for op in graph.ops}
-    added: list[Create | Clone] = []
-    for new in edits.added:
-        if isinstance(new, Clone) and new.source in first:
-            base = _base(ops[new.source], new.name, new.inputs[0], first[new.source])
-            added.append(base)
-            new = dataclasses.replace(new, inputs=(f"{base.name}:0", *new.inputs[1:]))
-        added.append(new)
-    rewires = {(r.op, r.index): r for r in edits.rewires}
-    for name in first:
-        source, slot = ops[name].inputs[0]
-        read = rewires.get((name, 0), Rewire(name, 0, f"{graph.ops[source].name}:{slot}")).tensor
-        added.append(_base(ops[name], name, read, first[name]))
-        rewires[name, 0] = Rewire(name, 0, f"{added[-1].name}:0")
-    return dataclasses.replace(edits, added=tuple(added), rewires=tuple(rewires.values()))
+            names[op.name] = functools.partial(_base, found)
+    return read_through(edits, graph, names)
 
 
 def _scope(op: Op) -> str:
     return op.name[:op.name.rfind("/") + 1]
 
 
-def _base(op: Op, name: str, read: str, first: bool) -> Create:
-    return identity(base_name(name, first), read, (), op.outputs[0].dtype, op.device)
+def _base(first: bool, name: str) -> list[tuple[int, str]]:
+    """Return the first input of a cube or a copy of one, with its pass-through."""
+    return [(0, base_name(name, first))]
 
 
 def _base_comes_first(cube: Op, plain: Mapping[str, Node]) -> bool | None:

@@ -1,8 +1,12 @@
-"""Names and marks of new ops, and the pass-through that guards and taps are made of."""
+"""Names and marks of new ops, and the pass-throughs that guards, taps and sorted sums read."""
 
 from __future__ import annotations
 
-from tfckpt.edits import COPY, PROTECTED, Create
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from tfckpt.edits import COPY, PROTECTED, Clone, Create, Edits, Rewire
+from tfckpt.graph import Graph, Op
 from tfckpt.ops.names import IDENTITY
 
 SCOPE = "tfckpt"
@@ -58,3 +62,36 @@ def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
     """A pass-through that Grappler may not replace by control edges on its readers."""
     return Create(name, IDENTITY, (tensor,), controls, (dtype,),
                   {"T": f"dtype:{dtype}", PROTECTED: True}, device)
+
+
+def read_through(edits: Edits, graph: Graph,
+                 names: Mapping[str, Callable[[str], Sequence[tuple[int, str]]]]) -> Edits:
+    """Return the edits, with pass-throughs before some inputs of ops and of their copies.
+
+    Args:
+      graph: the captured step.
+      names: for each of the ops, what gives for its name, or a copy's, the inputs by index, and
+        for each the name of its pass-through.
+    """
+    ops = {op.name: op for op in graph.ops}
+    added: list[Create | Clone] = []
+
+    def passed(op: Op, name: str, read: Sequence[str]) -> dict[int, str]:
+        wanted = names[op.name](name)
+        added.extend(identity(new, read[i], (), op.outputs[0].dtype, op.device)
+                     for i, new in wanted)
+        return {i: f"{new}:0" for i, new in wanted}
+
+    for new in edits.added:
+        if isinstance(new, Clone) and new.source in names:
+            through = passed(ops[new.source], new.name, new.inputs)
+            new = dataclasses.replace(
+                new, inputs=tuple(through.get(i, t) for i, t in enumerate(new.inputs)))
+        added.append(new)
+    rewires = {(r.op, r.index): r for r in edits.rewires}
+    for name in names:
+        plain = [f"{graph.ops[source].name}:{slot}" for source, slot in ops[name].inputs]
+        read = [rewires.get((name, i), Rewire(name, i, t)).tensor for i, t in enumerate(plain)]
+        for i, tensor in passed(ops[name], name, read).items():
+            rewires[name, i] = Rewire(name, i, tensor)
+    return dataclasses.replace(edits, added=tuple(added), rewires=tuple(rewires.values()))

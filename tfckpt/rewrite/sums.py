@@ -9,13 +9,13 @@ plain step, and the sum reads its terms through pass-throughs whose names have t
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
-from tfckpt.edits import Clone, Create, Edits, Rewire
+from tfckpt.edits import Edits
 from tfckpt.graph import Graph
 from tfckpt.ops import record
-from tfckpt.rewrite.names import identity, term_name
+from tfckpt.rewrite.names import read_through, term_name
 from tfckpt.rewrite.passes.manager import Node, PlainStep
 
 _LARGEST_COMPARED = 1 << 16
@@ -44,14 +44,19 @@ def add_in_plain_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
     if optimised is None:
         return edits
     number = {op.name: classes[i] for i, op in enumerate(graph.ops)}
-    orders = {}
+    names: dict[str, Callable[[str], Sequence[tuple[int, str]]]] = {}
     for op in [graph.ops[i] for i in open_sums]:
         node = optimised.get(op.name)
         if node is not None and record(node.type).adds:
             order = _order([(classes[s], slot) for s, slot in op.inputs], node, number)
             if order is not None:
-                orders[op.name] = order
-    return _through_terms(edits, graph, orders)
+                names[op.name] = functools.partial(_terms, order)
+    return read_through(edits, graph, names)
+
+
+def _terms(order: Sequence[int], name: str) -> list[tuple[int, str]]:
+    """Return the inputs of a sum or a copy of one in an order, each with its pass-through."""
+    return [(i, term_name(name, place)) for place, i in enumerate(order)]
 
 
 def equal_ops(graph: Graph, plain: PlainStep) -> list[int]:
@@ -101,35 +106,3 @@ def _order(terms: Sequence[tuple[int, int]], node: Node,
     if len(order) != len(terms) or order.count(None) > 1:
         return None
     return [next(iter(left)) if i is None else i for i in order]
-
-
-def _through_terms(edits: Edits, graph: Graph, orders: Mapping[str, Sequence[int]]) -> Edits:
-    """Has the sums in `orders`, and copies of them, read pass-throughs in these orders."""
-    ops = {op.name: op for op in graph.ops}
-    added: list[Create | Clone] = []
-    for new in edits.added:
-        if isinstance(new, Clone) and new.source in orders:
-            terms = list(_terms(new.name, new.inputs, orders[new.source], ops[new.source].device,
-                                ops[new.source].outputs[0].dtype))
-            added += [term for _, term in terms]
-            inputs = list(new.inputs)
-            for i, term in terms:
-                inputs[i] = f"{term.name}:0"
-            new = dataclasses.replace(new, inputs=tuple(inputs))
-        added.append(new)
-    rewires = {(r.op, r.index): r for r in edits.rewires}
-    for name, order in orders.items():
-        op = ops[name]
-        read = [f"{graph.ops[source].name}:{slot}" for source, slot in op.inputs]
-        read = [rewires[name, i].tensor if (name, i) in rewires else tensor
-                for i, tensor in enumerate(read)]
-        for i, term in _terms(name, read, order, op.device, op.outputs[0].dtype):
-            added.append(term)
-            rewires[name, i] = Rewire(name, i, f"{term.name}:0")
-    return dataclasses.replace(edits, added=tuple(added), rewires=tuple(rewires.values()))
-
-
-def _terms(name: str, read: Sequence[str], order: Sequence[int], device: str, dtype: str
-           ) -> Iterator[tuple[int, Create]]:
-    for place, i in enumerate(order):
-        yield i, identity(term_name(name, place), read[i], (), dtype, device)
