@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tfckpt.branches import conditions, has_branches
 from tfckpt.errors import RewriteError
-from tfckpt.graph import Graph
+from tfckpt.graph import Graph, topological_order
 
 COPY = "_tfckpt_copy"
 """Attribute of copies: TensorFlow merges equal ops, and a copy is not equal to its original."""
@@ -178,24 +178,14 @@ def edited(graph: Graph, edits: Edits) -> tuple[dict[str, list[str]], dict[str, 
 
 def _order(before: dict[str, set[str]]) -> list[str]:
     """The names in a topological order."""
-    readers: dict[str, list[str]] = {name: [] for name in before}
     for name, entries in before.items():
-        for entry in sorted(entries):
-            if entry not in readers:
-                raise RewriteError(f"rewrite: {name!r} reads {entry!r}, which does not exist")
-            readers[entry].append(name)
-    waiting = {name: len(entries) for name, entries in before.items()}
-    ready = [name for name, count in waiting.items() if not count]
-    order = []
-    while ready:
-        name = ready.pop()
-        order.append(name)
-        for reader in readers[name]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                ready.append(reader)
+        missing = sorted(entries - before.keys())
+        if missing:
+            raise RewriteError(f"rewrite: {name!r} reads {missing[0]!r}, which does not exist")
+    order = topological_order(before)
     if len(order) != len(before):
-        stuck = next(name for name, count in waiting.items() if count)
+        done = frozenset(order)
+        stuck = next(name for name in before if name not in done)
         raise RewriteError(f"rewrite: the edits close a cycle through {stuck!r}; "
                            "the graph is left as it was")
     return order

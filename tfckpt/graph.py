@@ -7,9 +7,13 @@ and control edges, so an op's index is also a valid position in the original exe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from tfckpt.errors import CaptureError
+
+Key = TypeVar("Key", int, str)
 
 FORWARD, BACKWARD, UPDATE, OTHER = "forward", "backward", "update", "other"
 REGIONS = (FORWARD, BACKWARD, UPDATE, OTHER)
@@ -98,6 +102,21 @@ class Graph:
                     readers[source].append(index)
         return readers
 
+    def part(self, kept: Sequence[int]) -> Graph:
+        """Return the graph with some of its ops, in the order given.
+
+        Args:
+          kept: indices of ops, each after all that it reads or waits for.
+        """
+        number = {old: new for new, old in enumerate(kept)}
+        ops = tuple(dataclasses.replace(
+            self.ops[old], inputs=tuple((number[s], slot) for s, slot in self.ops[old].inputs),
+            controls=tuple(number[c] for c in self.ops[old].controls)) for old in kept)
+        return dataclasses.replace(
+            self, ops=ops,
+            fetches=tuple((number[i], slot) for i, slot in self.fetches if i in number),
+            sinks=tuple(number[i] for i in self.sinks if i in number))
+
     def has_gradient(self) -> bool:
         """Whether any op lies in the backward region."""
         return any(op.region == BACKWARD for op in self.ops)
@@ -113,6 +132,30 @@ def ancestors(ops: Sequence[Op], targets: Iterable[int]) -> set[int]:
         pending += sorted(new - found)
         found |= new
     return found
+
+
+def topological_order(sources: Mapping[Key, Collection[Key]]) -> list[Key]:
+    """Return the keys, each after its sources, the smallest of those that could be next first.
+
+    Keys on a cycle, or after one, are missing.
+
+    Args:
+      sources: by key; each is a key itself.
+    """
+    readers: dict[Key, list[Key]] = {key: [] for key in sources}
+    for key, entries in sources.items():
+        for entry in entries:
+            readers[entry].append(key)
+    waiting = {key: len(entries) for key, entries in sources.items()}
+    ready = sorted(key for key, count in waiting.items() if not count)
+    order: list[Key] = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for key in readers[order[-1]]:
+            waiting[key] -= 1
+            if not waiting[key]:
+                heapq.heappush(ready, key)
+    return order
 
 
 def check_graph(graph: Graph) -> None:

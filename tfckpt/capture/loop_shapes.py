@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops import entry_shape, result_shapes
 from tfckpt.capture.variables import behind
 from tfckpt.ops import record
-from tfckpt.ops.names import CONST
 
 
 def tell_shapes_behind_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph) -> None:
@@ -112,15 +112,7 @@ def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _
                      if record(made.op.type).is_loop else tf.TensorShape(None))
             if shape.is_fully_defined():
                 known(op).outputs[0].set_shape(tf.TensorShape([None]).concatenate(shape))
-                node.input[1] = _constant(definition, f"{node.name}/element_shape_known", shape)
+                node.input[1] = tf_adapter.add_shape(
+                    definition.node, f"{node.name}/element_shape_known", shape)
     except (KeyError, IndexError, ValueError, TypeError, tf.errors.OpError):
         return  # a body unlike any known: its shapes stay as they are
-
-
-def _constant(definition: tf.compat.v1.GraphDef, name: str, shape: tf.TensorShape) -> str:
-    """Adds a constant with the dimensions of a shape."""
-    node = definition.node.add(name=name, op=CONST)
-    value = tf.make_tensor_proto(shape.as_list(), tf.int32)
-    node.attr["dtype"].type = value.dtype
-    node.attr["value"].tensor.CopyFrom(value)
-    return name

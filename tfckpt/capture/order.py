@@ -8,7 +8,6 @@ step is made anew.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from tfckpt.graph import BACKWARD, FORWARD, Graph
@@ -46,7 +45,7 @@ def in_program_order(graph: Graph) -> Graph:
             if not done[op]:
                 done[op] = True
                 order.append(op)
-    return _renumbered(graph, order)
+    return graph.part(order)
 
 
 def _follows_gradient(graph: Graph, sources: Sequence[Sequence[int]], depth: Sequence[int]
@@ -68,15 +67,3 @@ def _follows_gradient(graph: Graph, sources: Sequence[Sequence[int]], depth: Seq
                        or op.region == BACKWARD and late[i] == depth[i] and any(
                            ops[s].region == FORWARD for s in sources[i]))
     return follows
-
-
-def _renumbered(graph: Graph, order: Sequence[int]) -> Graph:
-    number = [0] * len(order)
-    for new, old in enumerate(order):
-        number[old] = new
-    ops = tuple(dataclasses.replace(
-        graph.ops[old], inputs=tuple((number[s], slot) for s, slot in graph.ops[old].inputs),
-        controls=tuple(number[c] for c in graph.ops[old].controls)) for old in order)
-    return dataclasses.replace(
-        graph, ops=ops, fetches=tuple((number[i], slot) for i, slot in graph.fetches),
-        sinks=tuple(number[i] for i in graph.sinks))

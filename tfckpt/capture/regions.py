@@ -58,15 +58,11 @@ def regions(
                 seeds[c] for c in controls[op])
     needed_by_gradient = _ancestors(scoped, inputs)
     to_write = _ancestors([w and d for w, d in zip(writes, downstream, strict=True)], inputs)
-    result = []
-    backward = [False] * count
-    for op in range(count):
-        if scoped[op] or (downstream[op] and needed_by_gradient[op]):
-            backward[op] = True  # rule 2
-        elif downstream[op] and not writes[op] and not to_write[op]:
-            # rule 2: a gradient that is returned rather than applied
-            backward[op] = True
+    # rule 2: also a gradient that is returned rather than applied
+    backward = [scoped[op] or downstream[op] and (
+        needed_by_gradient[op] or not (writes[op] or to_write[op])) for op in range(count)]
     needed_by_backward = _ancestors(backward, inputs)
+    result: list[str] = []
     for op in range(count):
         if backward[op]:
             result.append(BACKWARD)

@@ -22,7 +22,7 @@ from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError, TfckptError
-from tfckpt.graph import BACKWARD, FORWARD, Graph, Op
+from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, ancestors
 from tfckpt.ops import Access, Source, record
 
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
@@ -207,17 +207,5 @@ def _is_state(op: Op) -> bool:
 
 def _needed(graph: Graph, wanted: Sequence[bool]) -> Graph:
     """The graph with only the wanted ops and what they need, by data or by control."""
-    ops, kept = graph.ops, list(wanted)
-    for i in range(len(ops) - 1, -1, -1):
-        if kept[i]:
-            for source in [s for s, _ in ops[i].inputs] + list(ops[i].controls):
-                kept[source] = True
-    number = {old: new for new, old in enumerate(i for i, k in enumerate(kept) if k)}
-    return dataclasses.replace(
-        graph,
-        ops=tuple(dataclasses.replace(
-            op, inputs=tuple((number[s], slot) for s, slot in op.inputs),
-            controls=tuple(number[c] for c in op.controls))
-            for i, op in enumerate(ops) if kept[i]),
-        fetches=tuple((number[i], slot) for i, slot in graph.fetches if kept[i]),
-        sinks=tuple(number[i] for i in graph.sinks if kept[i]))
+    chosen = {i for i, is_wanted in enumerate(wanted) if is_wanted}
+    return graph.part(sorted(chosen | ancestors(graph.ops, chosen)))

@@ -230,12 +230,18 @@ def _tell_entries(function: Any, argument: str, shape: tf.TensorShape) -> None:
              and (position := registry.record(node.op).lists.shape) is not None]
     if not reads:
         return
-    constant = function.node_def.add(name=f"{argument}_entry_shape", op=CONST)
-    value = tf.make_tensor_proto(shape.as_list(), tf.int32)
-    constant.attr["dtype"].type = value.dtype
-    constant.attr["value"].tensor.CopyFrom(value)
+    constant = add_shape(function.node_def, f"{argument}_entry_shape", shape)
     for node, position in reads:
-        node.input[position] = f"{constant.name}:output:0"
+        node.input[position] = f"{constant}:output:0"
+
+
+def add_shape(nodes: Any, name: str, shape: tf.TensorShape) -> str:
+    """Add a constant with the dimensions of a shape to NodeDefs, and return its name."""
+    node = nodes.add(name=name, op=CONST)
+    value = tf.make_tensor_proto(shape.as_list(), tf.int32)
+    node.attr["dtype"].type = value.dtype
+    node.attr["value"].tensor.CopyFrom(value)
+    return name
 
 
 def _keep_shapes_read(function: Any, traced: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Sequence
 
 import tensorflow as tf
@@ -17,7 +16,7 @@ from tfckpt.capture.regions import is_gradient_scope, regions
 from tfckpt.capture.repeated import repeat_loops
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
-from tfckpt.graph import Graph, Op, Tensor, check_graph
+from tfckpt.graph import Graph, Op, Tensor, check_graph, topological_order
 from tfckpt.ops import Source, record
 from tfckpt.target import Target
 
@@ -139,28 +138,14 @@ def _shrinks_large_constant(operations: Sequence[tf.Operation],
 def _sorted(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Operations in a topological order that stays as close to creation order as it can."""
     index = {op.name: i for i, op in enumerate(operations)}
-    sources = [
-        {index[t.op.name] for t in op.inputs} | {index[c.name] for c in op.control_inputs}
-        for op in operations
-    ]
-    if all(not s or max(s) < i for i, s in enumerate(sources)):
+    sources = {i: {index[t.op.name] for t in op.inputs} | {
+        index[c.name] for c in op.control_inputs} for i, op in enumerate(operations)}
+    if all(not s or max(s) < i for i, s in sources.items()):
         return list(operations)
-    waiting = [len(s) for s in sources]
-    readers: list[list[int]] = [[] for _ in operations]
-    for i, entry in enumerate(sources):
-        for source in sorted(entry):
-            readers[source].append(i)
-    ready = [i for i, count in enumerate(waiting) if not count]
-    order = []
-    while ready:
-        current = heapq.heappop(ready)
-        order.append(operations[current])
-        for reader in readers[current]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, reader)
+    order = topological_order(sources)
     if len(order) != len(operations):
-        stuck = next(op.name for i, op in enumerate(operations) if waiting[i])
+        done = frozenset(order)
+        stuck = next(op.name for i, op in enumerate(operations) if i not in done)
         raise CaptureError(f"capture: the graph has a cycle through {stuck!r} (a TF1 while loop?); "
                            "tfckpt reads while loops only in their functional form")
-    return order
+    return [operations[i] for i in order]
