@@ -110,9 +110,6 @@ class CheckpointedStep:
 class _BoundStep(functools.partial):
     """A method: the step with its instance filled in, and the step's reports."""
 
-    def __new__(cls, step: CheckpointedStep, instance):
-        return super().__new__(cls, step, instance)
-
     @property
     def report(self) -> Report | None:
         step: Any = self.func

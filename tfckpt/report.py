@@ -22,6 +22,7 @@ from tfckpt.trace import Ran, ran
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
 _SHOWN = 12
+_RECOMPUTED = "recomputed"
 REFUSALS = 8
 
 
@@ -312,6 +313,7 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
     time = planned.time if applied else cost.total_time
     plan = planned.plan
     total = max(cost.total_time, 1e-12)
+    fates = _fates(ours, (plan if applied else planned.plain.plan).schedule)
     return Report(
         name=name, baseline_peak_bytes=planned.baseline_bytes,
         planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes,
@@ -319,7 +321,7 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         overhead=time / total - 1.0,
         recomputed_ops=(sum(len(ours.vertices[v].ops) or 1 for v, _ in plan.recomputed)
                         if applied else 0),
-        kept_bytes=_kept(ours, (plan if applied else planned.plain.plan).schedule),
+        kept_bytes=sum(fate.bytes for fate in fates if fate.fate != _RECOMPUTED),
         applied=applied, reason=proposal.reason, solver=plan.solver,
         # what XLA fuses into the update is its own doing
         deferred_ops=len(plan.moves.deferred) if (
@@ -328,10 +330,9 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         fences=sum(op.name.startswith(FENCE) for op in added) if applied else 0,
         pins=len(plan.waits) if applied else 0,
         plan_seconds=seconds, op_count=len(graph.ops),
-        front=_front(name, planned, total, applied),
+        front=_front(name, planned, total, applied), fates=fates,
         timeline_before=planned.baseline, timeline_after=after,
         held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
-        fates=_fates(ours, (plan if applied else planned.plain.plan).schedule),
         inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
         forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
 
@@ -369,22 +370,8 @@ def _fates(cost: CostGraph, schedule) -> tuple[Fate, ...]:
 
 def _fate(op: str, kept: bool) -> str:
     if not kept:
-        return "recomputed"
+        return _RECOMPUTED
     return "derivative" if FORWARD_AD in op else "kept"
-
-
-def _kept(cost: CostGraph, schedule) -> int:
-    """Bytes of originals made in the forward and read later on by the backward."""
-    copies = [0] * len(cost.storages)
-    kept: set[int] = set()
-    for v, copy in schedule:
-        vertex = cost.vertices[v]
-        if vertex.region != FORWARD or copy:
-            kept.update(s for s in vertex.reads if not copies[s]
-                        and cost.vertices[cost.storages[s].producer].region == FORWARD)
-        for s in vertex.writes:
-            copies[s] = copy
-    return sum(cost.storages[s].bytes for s in kept)
 
 
 def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfckpt import dump
+from tfckpt.capture.steps import imported
 from tfckpt.driver import INLINED, Captured, Outcome, run
 from tfckpt.edits import Edits
 from tfckpt.errors import CaptureError
@@ -46,10 +47,7 @@ class Dumped:
 
     def capture(self, options: Options) -> Captured:
         """Return the step as it was captured."""
-        live = tf.Graph()
-        with live.as_default():
-            tf.graph_util.import_graph_def(
-                tf.compat.v1.GraphDef.FromString(self.read("graph.pb")), name="")
+        live = imported(tf.compat.v1.GraphDef.FromString(self.read("graph.pb")))
         graph = dump.from_json(self.read("graph.json"), "graph.json")
         return Captured(self.about["name"], graph, live, self.about["compiled"])
 

@@ -126,7 +126,13 @@ class Traced:
             if outcome.edits is None and self._inlining is not None:
                 self._inlining.undo()
 
-    def signature(self, graph: Any) -> str:
+    def rewrite_in(self, graph: Any) -> None:
+        """Rewrite the step, and note the report with the graph that the step ends up in."""
+        report = self.rewrite().report
+        if report is not None:
+            self.mark.records.add(self._signature(graph), report, graph)
+
+    def _signature(self, graph: Any) -> str:
         """Return the traced signature as text."""
         parts = [f"{t.dtype.name}{t.shape.as_list() if t.shape.rank is not None else '[?]'}"
                  for t in self.inputs]
@@ -243,10 +249,7 @@ def _on_trace(func_graph) -> None:
             _compiled_graphs(func_graph)
         return
     delattr(func_graph, _MARK)  # a graph is rewritten once
-    traced = Traced(func_graph, mark, uncaptured_inputs(func_graph))
-    report = traced.rewrite().report
-    if report is not None:
-        mark.records.add(traced.signature(func_graph), report, func_graph)
+    Traced(func_graph, mark, uncaptured_inputs(func_graph)).rewrite_in(func_graph)
 
 
 def _trains_compiled(func_graph) -> bool:
@@ -259,7 +262,4 @@ def _trains_compiled(func_graph) -> bool:
 
 def _rewrite_apart(outer, mark: Mark, func_graph, inputs, realise: Callable) -> None:
     """Rewrite a step that was traced by itself, in the graph that it is imported into."""
-    traced = TracedApart(func_graph, mark, inputs, realise)
-    report = traced.rewrite().report
-    if report is not None:
-        mark.records.add(traced.signature(outer), report, outer)
+    TracedApart(func_graph, mark, inputs, realise).rewrite_in(outer)

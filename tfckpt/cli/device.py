@@ -123,12 +123,7 @@ def plan_for(document: Document, step: Step, options: Options, device: Device,
     return result, Fit(
         device,
         Needs(plain.resident_bytes, report.baseline_peak_bytes, plain.seconds, largest[0]),
-        Needs(plain.resident_bytes, _planned_peak(result), after.seconds, largest[1]))
-
-
-def _planned_peak(result: Result) -> int:
-    report = result.report
-    return report.planned_peak_bytes if report.applied else report.baseline_peak_bytes
+        Needs(plain.resident_bytes, report.planned_peak_bytes, after.seconds, largest[1]))
 
 
 def _same_step(document: Document, step: Step, batch_size: int | None, fetches: Sequence[str],
@@ -166,7 +161,7 @@ class _Search:
         with progress(f"trying batch {batch}"):
             step = _same_step(self.document, self.step, batch, self.fetches)
             if rewritten:
-                peak = _planned_peak(plan_file_step(step, options))
+                peak = plan_file_step(step, options).report.planned_peak_bytes
             else:
                 peak = priced_plain(step, options.target).plain.peak_bytes
         return resident_bytes(self.definition, step.graph) + peak
