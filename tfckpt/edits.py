@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tfckpt.branches import conditions, has_branches
 from tfckpt.errors import RewriteError
-from tfckpt.graph import Graph, topological_order
+from tfckpt.graph import Graph, depth_first_order, topological_order
 
 COPY = "_tfckpt_copy"
 """Attribute of copies: TensorFlow merges equal ops, and a copy is not equal to its original."""
@@ -194,14 +194,9 @@ def _order(before: dict[str, set[str]]) -> list[str]:
 def _in_order(ops: Sequence[Create | Clone]) -> tuple[Create | Clone, ...]:
     """Return new ops, each after the new ops that it reads or waits for."""
     known = {op.name: op for op in ops}
-    done: dict[str, Create | Clone] = {}
-    stack = [op.name for op in reversed(ops)]
-    while stack:
-        op = known[stack[-1]]
-        needs = [n for n in [*map(op_of, op.inputs), *op.controls]
-                 if n in known and n not in done]
-        if op.name not in done and needs:
-            stack.extend(reversed(needs))
-            continue
-        done.setdefault(stack.pop(), op)
-    return tuple(done.values())
+
+    def needs(name: str) -> list[str]:
+        op = known[name]
+        return [n for n in [*reversed(op.controls), *map(op_of, reversed(op.inputs))] if n in known]
+
+    return tuple(known[name] for name in depth_first_order(known, needs))

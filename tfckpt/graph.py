@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from tfckpt.errors import CaptureError
@@ -156,6 +156,24 @@ def topological_order(sources: Mapping[Key, Collection[Key]]) -> list[Key]:
             if not waiting[key]:
                 heapq.heappush(ready, key)
     return order
+
+
+def depth_first_order(roots: Iterable[Key], sources: Callable[[Key], Iterable[Key]]) -> list[Key]:
+    """Return the roots and all that they need, each after its sources, in the order of the roots.
+
+    Args:
+      sources: gives those of a key; the last is looked at first.
+    """
+    done: dict[Key, None] = {}
+    for root in roots:
+        stack = [root]
+        while stack:
+            missing = [key for key in sources(stack[-1]) if key not in done]
+            if missing:
+                stack += missing
+            else:
+                done.setdefault(stack.pop())
+    return list(done)
 
 
 def check_graph(graph: Graph) -> None:

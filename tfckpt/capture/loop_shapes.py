@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops import entry_shape, result_shapes
 from tfckpt.capture.variables import behind
+from tfckpt.graph import depth_first_order
 from tfckpt.ops import record
 
 
@@ -54,23 +55,12 @@ class _Known:
 def _pieces(definition: tf.compat.v1.GraphDef) -> list[list[Any]]:
     """The nodes in a topological order, cut behind each whose shapes are to be told."""
     nodes = {node.name: node for node in definition.node}
-    done: set[str] = set()
+    order = depth_first_order(nodes, lambda name: map(_op_of, nodes[name].input))
     pieces: list[list] = [[]]
-    for root in nodes:
-        stack = [root]
-        while stack:
-            node = nodes[stack[-1]]
-            missing = [name for name in map(_op_of, node.input) if name not in done]
-            if missing:
-                stack += missing
-                continue
-            stack.pop()
-            if node.name in done:
-                continue
-            done.add(node.name)
-            pieces[-1].append(node)
-            if record(node.op).is_loop or record(node.op).lists.stacks:
-                pieces.append([])
+    for node in (nodes[name] for name in order):
+        pieces[-1].append(node)
+        if record(node.op).is_loop or record(node.op).lists.stacks:
+            pieces.append([])
     return [piece for piece in pieces if piece]
 
 

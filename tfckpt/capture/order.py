@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.graph import BACKWARD, FORWARD, Graph
+from tfckpt.graph import BACKWARD, FORWARD, Graph, depth_first_order
 
 
 def in_program_order(graph: Graph) -> Graph:
@@ -31,21 +31,8 @@ def in_program_order(graph: Graph) -> Graph:
     asked = _follows_gradient(graph, sources, depth)
     for before in sources:
         before.sort(key=lambda s: depth[s])  # the last is taken from a stack first
-    order: list[int] = []
-    done = [False] * len(ops)
     roots = sorted((i for i in range(len(ops)) if asked[i]), key=lambda i: (depth[i], i))
-    for root in [*roots, *range(len(ops))]:
-        stack = [root]
-        while stack:
-            missing = [s for s in sources[stack[-1]] if not done[s]]
-            if missing:
-                stack += missing
-                continue
-            op = stack.pop()
-            if not done[op]:
-                done[op] = True
-                order.append(op)
-    return graph.part(order)
+    return graph.part(depth_first_order([*roots, *range(len(ops))], sources.__getitem__))
 
 
 def _follows_gradient(graph: Graph, sources: Sequence[Sequence[int]], depth: Sequence[int]
