@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.purity import is_pure
-from tfckpt.capture.variables import ANY, behind, only_reads, variable
+from tfckpt.capture.variables import ANY, argument, behind, only_reads, variable
 from tfckpt.ops import record
 
 
@@ -40,7 +40,7 @@ def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> 
         arguments = _read_by_all(loop)
         body = tf_adapter.called_graph(loop, "body")
         for slot, tensor in enumerate(body.outputs):
-            if tensor.dtype == tf.resource and _argument(body, tensor) != slot:
+            if tensor.dtype == tf.resource and argument(body, behind(tensor)) != slot:
                 raise _Refusal("its body exchanges variables")
         for tensor in loop.inputs:
             if tensor.dtype == tf.variant and not _is_counted(tensor):
@@ -80,7 +80,7 @@ def _read_by_all(call: tf.Operation) -> set[int]:
     found: set[int] = set()
     for name in tf_adapter.called_functions(call):
         graph = tf_adapter.graph_called(call, name)
-        found |= {record(call.type).first_argument + argument for argument in _read(graph)}
+        found |= {record(call.type).first_argument + i for i in _read(graph)}
     return found
 
 
@@ -95,7 +95,7 @@ def _read(graph: tf.Graph) -> set[int]:
             handles += [t for t in op.inputs if t.dtype == tf.resource]
         elif not (known.does_nothing or known.passes_on or _is_pure(op)):
             raise _Refusal(f"its body holds {op.name} ({op.type}), which must not run twice")
-    arguments = {_argument(graph, handle) for handle in handles}
+    arguments = {argument(graph, behind(handle)) for handle in handles}
     if None in arguments:
         raise _Refusal("its body reads a variable that is no argument")
     return {a for a in arguments if a is not None}
@@ -107,8 +107,3 @@ def _is_pure(op: tf.Operation) -> bool:
         dtypes = tuple(dtype for dtype in dtypes if dtype != "variant")
     return (not tf_adapter.called_functions(op)
             and is_pure(op.type, tf_adapter.is_stateful(op), dtypes))
-
-
-def _argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:
-    name = behind(tensor).name
-    return next((i for i, given in enumerate(graph.inputs) if given.name == name), None)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.values import attrs_of, results_of
+from tfckpt.capture.variables import argument
 from tfckpt.graph import FORWARD, Graph, Loop, Op
 from tfckpt.ops import Access, record
 from tfckpt.target import HERE, Target
@@ -205,7 +206,7 @@ class _Loop:
         return min((b for b in bounds if b is not None), default=None)
 
     def _bound(self, counter: tf.Tensor, limit: tf.Tensor, *, inclusive: bool) -> int | None:
-        slot = _argument(self.cond, counter)
+        slot = argument(self.cond, _behind(counter))
         step = None if slot is None else self._step(slot)
         if slot is None or not step or step <= 0:
             return None
@@ -216,10 +217,10 @@ class _Loop:
 
     def _limit(self, tensor: tf.Tensor) -> int | None:
         """The value of a tensor of the condition that no iteration changes."""
-        slot = _argument(self.cond, tensor)
+        slot = argument(self.cond, _behind(tensor))
         if slot is None:
             return _value(tensor)
-        passed = _argument(self.body, self.body.outputs[slot])
+        passed = argument(self.body, _behind(self.body.outputs[slot]))
         return self._outside(slot) if passed == slot else None
 
     def _step(self, slot: int) -> int | None:
@@ -228,7 +229,7 @@ class _Loop:
         if not record(op.type).adds or len(op.inputs) != 2:
             return None
         for counter, step in (tuple(op.inputs), tuple(op.inputs)[::-1]):
-            if _argument(self.body, counter) == slot:
+            if argument(self.body, _behind(counter)) == slot:
                 return _value(step)
         return None
 
@@ -325,12 +326,6 @@ def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
     op = _behind(tensor).op
     entry = record(op.type).lists.entry
     return None if entry is None else op.inputs[entry]
-
-
-def _argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:
-    """Which argument of a function a tensor is."""
-    name = _behind(tensor).name
-    return next((i for i, given in enumerate(graph.inputs) if given.name == name), None)
 
 
 def _value(tensor: tf.Tensor) -> int | None:

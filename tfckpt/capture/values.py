@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -11,6 +12,8 @@ from tfckpt.ops import record
 
 _LARGEST_COMPARED = 1024
 """Elements of a constant that are compared to find whether they are all equal."""
+_VALUES = ("float_val", "half_val", "double_val", "bool_val")
+"""Fields of a constant's proto with its values one by one."""
 _LARGEST_READ = 1 << 20
 """Elements of a constant that is looked at: TensorFlow hands out copies."""
 
@@ -29,20 +32,15 @@ def attrs_of(op: tf.Operation) -> dict[str, object]:
 
 
 def _common_value(proto) -> float | None:
-    count = 1
-    for dimension in proto.tensor_shape.dim:
-        count *= dimension.size
+    count = math.prod(dimension.size for dimension in proto.tensor_shape.dim)
     repeated = len(proto.tensor_content) == 0  # the last value given stands for the rest
     if not count or (count > _LARGEST_COMPARED and not repeated):
         return None
     if repeated and count > _LARGEST_COMPARED:
-        proto = type(proto)(dtype=proto.dtype, float_val=proto.float_val,
-                            half_val=proto.half_val, double_val=proto.double_val,
-                            bool_val=proto.bool_val)
-        given = max(len(proto.float_val), len(proto.half_val), len(proto.double_val),
-                    len(proto.bool_val))
-        if given > 1:
+        given = {field: getattr(proto, field) for field in _VALUES}
+        if max(map(len, given.values())) > 1:
             return None
+        proto = type(proto)(dtype=proto.dtype, **given)
     values = tf.make_ndarray(proto).astype(float).ravel()
     return float(values[0]) if len(values) and (values == values[0]).all() else None
 
@@ -66,7 +64,4 @@ def _tensor(tensor: tf.Tensor, known: tf.TensorShape, of_list: int) -> Tensor:
         return Tensor(dtype.name, shape, of_list)
     if shape is None or None in shape:
         return Tensor(dtype.name, shape, None)
-    count = 1
-    for dimension in shape:
-        count *= dimension
-    return Tensor(dtype.name, shape, count * dtype.size)
+    return Tensor(dtype.name, shape, math.prod(shape) * dtype.size)

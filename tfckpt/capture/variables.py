@@ -31,6 +31,11 @@ def behind(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
+def argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:
+    """Return which argument of a function a tensor of its graph is; None for no argument."""
+    return next((i for i, given in enumerate(graph.inputs) if given.name == tensor.name), None)
+
+
 def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
     """What a resource tensor refers to, by name; `ANY` where that is not known.
 

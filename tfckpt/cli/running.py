@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -153,10 +154,7 @@ def _run_saved_model(document: Document, step: Step, batch_size, repeats) -> Mea
 
 def loaded_call(loaded, names: tuple[str, ...], function):
     """What to call: the object's own function, which fills in what is no tensor."""
-    found = loaded
-    for name in names:
-        found = getattr(found, name)
-    return found if names else function
+    return functools.reduce(getattr, names, loaded) if names else function
 
 
 def _callable(meta, loaded, wanted: str) -> tuple[Any, tuple[str, ...]]:
@@ -168,9 +166,7 @@ def _callable(meta, loaded, wanted: str) -> tuple[Any, tuple[str, ...]]:
         number, names = pending.popleft()
         node = nodes[number]
         if node.WhichOneof("kind") == "function" and wanted in node.function.concrete_functions:
-            found = loaded
-            for name in names:
-                found = getattr(found, name)
+            found = functools.reduce(getattr, names, loaded)
             index = list(node.function.concrete_functions).index(wanted)
             return found.concrete_functions[index], names
         for child in node.children:
@@ -187,12 +183,9 @@ def _callable(meta, loaded, wanted: str) -> tuple[Any, tuple[str, ...]]:
 def _wrapper_calls(meta, key: str, wanted: str) -> bool:
     """Whether the function behind a signature is, or calls, a FunctionDef."""
     prefix = f"__inference_signature_wrapper_{key}"
-    for function in meta.graph_def.library.function:
-        if function.signature.name.startswith(prefix):
-            if any("f" in node.attr and node.attr["f"].func.name == wanted
-                   for node in function.node_def):
-                return True
-    return False
+    return any("f" in node.attr and node.attr["f"].func.name == wanted
+               for function in meta.graph_def.library.function
+               if function.signature.name.startswith(prefix) for node in function.node_def)
 
 
 # Graphs: a session feeds the placeholders.

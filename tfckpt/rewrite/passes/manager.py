@@ -86,10 +86,6 @@ class Context:
     target: Target = HERE
 
 
-def _always(_: Context) -> str:
-    return ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Pass:
     """One step of the rewriter.
@@ -107,7 +103,7 @@ class Pass:
     run: Callable[[Context, Edits], Edits]
     requires: frozenset[Property] = frozenset()
     ensures: frozenset[Property] = frozenset()
-    refusal: Callable[[Context], str] = _always
+    refusal: Callable[[Context], str] = lambda _: ""
 
 
 @dataclasses.dataclass(frozen=True)

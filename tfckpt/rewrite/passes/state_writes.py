@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import networkx as nx
+
 from tfckpt.capture.devices import device_key
 from tfckpt.edits import AddControl, Edits, edited, op_of
 from tfckpt.errors import RewriteError
@@ -27,14 +29,14 @@ def delay_writes(graph: Graph, edits: Edits) -> Edits:
     """
     ops = {op.name: op for op in graph.ops}
     added: list[AddControl] = []
-    following: dict[str, list[str]] | None = None
+    following: nx.DiGraph | None = None
     for clone in edits.clones:
         source = ops.get(clone.source)
         if source is None or source.loop is None or not source.loop.later_writes:
             continue
         if following is None:
             following = _following(graph, edits)
-        after = _reached(following, clone.name)
+        after = nx.descendants(following, clone.name)
         for name in source.loop.later_writes:
             if name in after or name not in ops:  # a part of a graph has no initialisers
                 continue
@@ -45,25 +47,11 @@ def delay_writes(graph: Graph, edits: Edits) -> Edits:
     return dataclasses.replace(edits, controls=(*edits.controls, *added)) if added else edits
 
 
-def _following(graph: Graph, edits: Edits) -> dict[str, list[str]]:
-    """For each op of the edited graph those that read it or wait for it."""
+def _following(graph: Graph, edits: Edits) -> nx.DiGraph:
+    """The edited graph, with edges from each op to those that read it or wait for it."""
     tensors, waits, _ = edited(graph, edits)
-    found: dict[str, list[str]] = {name: [] for name in tensors}
-    for name in tensors:
-        for before in dict.fromkeys((*map(op_of, tensors[name]), *waits[name])):
-            found[before].append(name)
-    return found
-
-
-def _reached(following: dict[str, list[str]], start: str) -> set[str]:
-    found: set[str] = set()
-    pending = [start]
-    while pending:
-        for name in following[pending.pop()]:
-            if name not in found:
-                found.add(name)
-                pending.append(name)
-    return found
+    return nx.DiGraph([(before, name) for name in tensors
+                       for before in (*map(op_of, tensors[name]), *waits[name])])
 
 
 PASS = Pass("state writes", lambda context, edits: delay_writes(context.graph, edits),
