@@ -141,8 +141,7 @@ def run(carrier: Carrier, options: Options, refused: str = "") -> Outcome:
     target_of = place(options.target, step.compiled, carrier.optimised)
     if not step.graph.has_gradient():
         return _without_gradient(step, options, target_of, started)
-    definition = step.live.as_graph_def().SerializeToString() if (
-        dump.folder() and step.live is not None) else b""
+    definition = _definition(step) if dump.folder() else b""
     found = searches(step.graph, options, target_of, refused)
     context = Context(step.graph, plain=_plain(step), target=target_of(""))
     candidate = _accepted(carrier, context, found)
@@ -157,6 +156,15 @@ def run(carrier: Carrier, options: Options, refused: str = "") -> Outcome:
         _dump(step, definition, dataclasses.replace(options, target=target_of("")), outcome,
               report, carrier.optimised)
     return outcome
+
+
+def _definition(step: Captured) -> bytes:
+    """Return TensorFlow's graph of a step, before it is edited; empty where none can be written."""
+    try:
+        return b"" if step.live is None else step.live.as_graph_def().SerializeToString()
+    except ValueError as error:  # more than a protobuf message can have
+        logging.warning("tfckpt: %s is not dumped: %s", step.name, error)
+        return b""
 
 
 def _dump(step: Captured, definition: bytes, options: Options, outcome: Outcome,
