@@ -35,6 +35,11 @@ from tfckpt.capture import tf_adapter
 FILE = pathlib.Path(__file__).with_name("snapshot.json")
 RANDOM = 200
 QUICK = 8
+COUNTED = ("optimizers-sparse_gradients_adagrad_fit", "precision-float16_fit",
+           "randomness-augmentation_zoom_and_brightness", "randomness-dropout_fit",
+           "tapes-forward_accumulator")
+"""Steps whose new ops stand behind captures without a name. TensorFlow names these by a counter of
+the process, so that each such step is described in a process of its own."""
 OURS = "tfckpt"
 _NUMBERED = re.compile(r"_\d+(?=_|\b)")
 BUDGETS: tuple[object, ...] = ("min", "min", 0.8, 0.6, 0.45)
@@ -156,8 +161,8 @@ def collect(wanted: Callable[[int, str, zoo.Entry], bool], here: bool = False) -
     for number, (name, entry, options) in enumerate(everything()):
         if not wanted(number, name, entry):
             continue
-        apart = (entry.alone or entry.group == "distribution" and not distribution.available()
-                 ) and not here
+        apart = not here and (entry.alone or name in COUNTED or
+                              entry.group == "distribution" and not distribution.available())
         try:
             found[name] = _apart(name) if apart else describe(entry, options(), seen)
         except Exception as error:
