@@ -61,7 +61,6 @@ _ANY_ORDER = "what is made of it does not depend on the order"
 _BEFORE = "what a step reads was made by an earlier one"
 _FASTER = "it only saves time: without it the same is found"
 _A_MARK = "any number that is no turn will do"
-_READ = "f'{graph.ops[source].name}:{slot}'"
 EQUIVALENT: dict[str, dict[str, str]] = {
     "tfckpt/plan/liveness.py": {
         **{f": -{old} -> -{new}": _A_MARK for old, new in ((1, 0), (1, 2), (2, 1), (2, 3), (2, 4))},
@@ -112,11 +111,11 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "BestFit.__init__: self._end = 0 -> self._end = -1": "addresses are only compared",
         "BestFit.__init__: self._end = 0 -> self._end = 1": "addresses are only compared"},
     "tfckpt/rewrite/cubes.py": {
-        "_base: op.outputs[0] -> op.outputs[-1]": "a cube has one output",
         "_base_comes_first: square.inputs[0] < square.name -> square.inputs[0] <= square.name":
-            "a square reads something of another name",
-        **{f"multiply_in_plain_order: Rewire(name, 0, {_READ}) -> Rewire({other}, {_READ})":
-           "its tensor alone is used" for other in ("0, name", "name, 1", "name, -1")}},
+            "a square reads something of another name"},
+    "tfckpt/rewrite/sums.py": {
+        "equal_ops: sorted((found[c] for c in op.controls)) -> "
+        "sorted((found[c] for c in op.controls), reverse=True)": _ANY_ORDER},
     "tfckpt/edits.py": {
         "_in_order: op.name not in done and needs -> needs": "what is done needs nothing more"},
     "tfckpt/rewrite/sums_in_place.py": {
