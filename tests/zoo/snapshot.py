@@ -35,9 +35,9 @@ from tfckpt.capture import tf_adapter
 FILE = pathlib.Path(__file__).with_name("snapshot.json")
 RANDOM = 200
 QUICK = 8
-COUNTED = ("optimizers-sparse_gradients_adagrad_fit", "precision-float16_fit",
-           "randomness-augmentation_zoom_and_brightness", "randomness-dropout_fit",
-           "tapes-forward_accumulator")
+COUNTED = ("architectures-graph_convolution", "optimizers-sparse_gradients_adagrad_fit",
+           "precision-float16_fit", "randomness-augmentation_zoom_and_brightness",
+           "randomness-dropout_fit", "tapes-forward_accumulator")
 """Steps whose new ops stand behind captures without a name. TensorFlow names these by a counter of
 the process, so that each such step is described in a process of its own."""
 OURS = "tfckpt"
