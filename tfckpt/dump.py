@@ -48,13 +48,14 @@ def write(name: str, files: Mapping[str, bytes]) -> pathlib.Path:
     """
     above = pathlib.Path(folder())
     above.mkdir(parents=True, exist_ok=True)
-    made = pathlib.Path(tempfile.mkdtemp(dir=above, prefix=".tfckpt."))
-    for file, data in files.items():
-        (made / file).write_bytes(data)
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:60] or "step"
     target_folder = above / f"{readable}-{os.getpid()}-{next(_numbers)}"
-    made.chmod(0o755)
-    made.rename(target_folder)
+    with tempfile.TemporaryDirectory(dir=above, prefix=".tfckpt.") as around:
+        made = pathlib.Path(around) / "new"
+        made.mkdir()
+        for file, data in files.items():
+            (made / file).write_bytes(data)
+        made.rename(target_folder)
     return target_folder
 
 

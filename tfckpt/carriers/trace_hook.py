@@ -150,7 +150,6 @@ class TracedApart(Traced):
     kind: ClassVar[str] = "import route"
     leaves_out: ClassVar[Mapping[str, str]] = {
         INLINED: "a call in the imported definition stays one"}
-    optimised: ClassVar[bool] = False
 
     def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor],
                  realise: Callable[[Any, Edits], None]):
