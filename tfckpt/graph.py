@@ -163,15 +163,24 @@ def depth_first_order(roots: Iterable[Key], sources: Callable[[Key], Iterable[Ke
 
     Args:
       sources: gives those of a key; the last is looked at first.
+
+    Raises:
+      CaptureError: a key needs itself.
     """
     done: dict[Key, None] = {}
+    open_keys: set[Key] = set()  # those on the stack whose sources are being looked at
     for root in roots:
         stack = [root]
         while stack:
-            missing = [key for key in sources(stack[-1]) if key not in done]
+            key = stack[-1]
+            missing = [source for source in sources(key) if source not in done]
+            if not open_keys.isdisjoint(missing) or key in missing:
+                raise CaptureError(f"capture: {key!r} is on a cycle, which no order has")
             if missing:
+                open_keys.add(key)
                 stack += missing
             else:
+                open_keys.discard(key)
                 done.setdefault(stack.pop())
     return list(done)
 

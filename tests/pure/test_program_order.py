@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from tests.support.graphs import seeds
 from tfckpt.capture.order import in_program_order
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE, Graph, Op, Tensor, check_graph
+from tfckpt.errors import CaptureError
+from tfckpt.graph import (
+    BACKWARD,
+    FORWARD,
+    OTHER,
+    UPDATE,
+    Graph,
+    Op,
+    Tensor,
+    check_graph,
+    depth_first_order,
+)
 from tfckpt.plan.cuts import narrow_cuts
 
 UNIT = Tensor("float32", (1 << 16,), 1 << 18)
@@ -124,3 +135,15 @@ def test_control_edges_and_long_chains():
         write.op(f"v{k}", "Neg", f"v{k - 1}", controls=("v0",))
     graph = Graph("chain", tuple(write.ops), ((2999, 0),), ())
     assert in_program_order(graph) == graph
+
+
+@pytest.mark.parametrize("sources", [
+    {"a": "a"}, {"a": "b", "b": "a"}, {"a": "bc", "b": "c", "c": "d", "d": "eb", "e": ""}])
+def test_a_cycle_is_refused_and_not_searched_for_ever(sources):
+    with pytest.raises(CaptureError, match="is on a cycle"):
+        depth_first_order("a", sources.__getitem__)
+
+
+def test_sources_come_first():
+    sources = {"a": "bc", "b": "cd", "c": "d", "d": "", "e": "a"}
+    assert depth_first_order("ea", sources.__getitem__) == list("dcbae")

@@ -26,6 +26,9 @@ def tell_shapes_behind_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph) 
       definition: changed in place; its nodes have the names of the ops of `live`.
       live: a graph where the loops' functions can be found.
 
+    Raises:
+      CaptureError: the definition has a cycle (a TF1 while loop).
+
     Complexity: one import of all nodes, in as many pieces as there are loops and stacked lists.
     """
     pieces = _pieces(definition)

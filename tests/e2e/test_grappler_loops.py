@@ -1,0 +1,120 @@
+"""Loops under the native pass, which sees them as TensorFlow has lowered them: as cycles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import grappler_ext
+from tests.support import process
+
+pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
+                                reason="no C++ compiler")
+BATCH, LENGTH, WIDTH, CLASSES = 8, 12, 16, 8
+
+
+@pytest.fixture(autouse=True)
+def _off():
+    yield
+    process.without_pass()
+
+
+def recurrent(layer):
+    """A model around a recurrent layer, its loss and its data; the batch is open."""
+    x, y = batches(2)
+    model = keras.Sequential([keras.Input((LENGTH, WIDTH)), keras.layers.Dense(WIDTH, "gelu"),
+                              layer, keras.layers.Dense(CLASSES)])
+    return model, "mse", x, np.eye(CLASSES, dtype=np.float32)[y[:, 0]]
+
+
+def bidirectional():
+    return recurrent(keras.layers.Bidirectional(keras.layers.GRU(WIDTH)))
+
+
+def stateful():
+    x, y = batches(2)
+    model = keras.Sequential([keras.Input(batch_shape=(BATCH, LENGTH, WIDTH)),
+                              keras.layers.LSTM(WIDTH, stateful=True),
+                              keras.layers.Dense(CLASSES)])
+    return model, "mse", x, np.eye(CLASSES, dtype=np.float32)[y[:, 0]]
+
+
+def masked():
+    x, y = batches(2)
+    x[:, LENGTH // 2:] = 0.0
+    model = keras.Sequential([keras.Input((LENGTH, WIDTH)), keras.layers.Masking(),
+                              keras.layers.LSTM(WIDTH), keras.layers.Dense(CLASSES)])
+    return model, "mse", x, np.eye(CLASSES, dtype=np.float32)[y[:, 0]]
+
+
+def ctc():
+    """The loss has a loop that TensorFlow does not lower, beside those that it does."""
+    x, y = batches(2)
+    model = keras.Sequential([keras.Input((None, WIDTH)),
+                              keras.layers.Bidirectional(keras.layers.GRU(
+                                  WIDTH, return_sequences=True)), keras.layers.Dense(CLASSES)])
+
+    def loss(labels, logits):
+        rows = keras.ops.cast(keras.ops.shape(labels)[0], "int32")
+        lengths = keras.ops.ones((rows,), "int32")
+        return keras.ops.nn.ctc_loss(
+            keras.ops.cast(labels, "int32"), logits, keras.ops.shape(labels)[1] * lengths,
+            keras.ops.shape(logits)[1] * lengths, mask_index=0)
+
+    return model, loss, x, y[:, :4]
+
+
+def batches(count):
+    """Inputs and labels."""
+    rng = np.random.default_rng(0)
+    return (rng.standard_normal((count * BATCH, LENGTH, WIDTH), dtype=np.float32),
+            rng.integers(1, CLASSES, (count * BATCH, LENGTH)).astype(np.int32))
+
+
+def fitted(make, on):
+    """Losses and weights, as bytes."""
+    process.fresh()
+    model, loss, x, y = make()
+    model.compile("adam", loss, jit_compile=False)
+    if on:
+        grappler_ext.enable()
+    losses = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False).history["loss"]
+    process.without_pass()
+    return losses, [w.numpy().tobytes() for w in model.weights]
+
+
+@pytest.mark.parametrize("make", [
+    ctc, bidirectional, pytest.param(stateful, marks=pytest.mark.nightly),
+    pytest.param(masked, marks=pytest.mark.nightly)])
+def test_a_recurrent_model_trains_alike(make):
+    assert fitted(make, on=True) == fitted(make, on=False)
+
+
+def loop_step(weight):
+    @tf.function(input_signature=[tf.TensorSpec((None, WIDTH))])
+    def step(x):
+        with tf.GradientTape() as tape:
+            _, h = tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ weight)),
+                                 (0, tf.nn.gelu(x @ weight)))
+            loss = tf.reduce_mean(h * h)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+    return step
+
+
+def test_a_loop_of_ones_own_trains_alike():
+    found = []
+    for on in (False, True):
+        process.fresh()
+        weight = tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, 2)) / 4)
+        if on:
+            grappler_ext.enable()
+        step = loop_step(weight)
+        found.append([step(tf.ones((BATCH, WIDTH))).numpy() for _ in range(3)])
+        found[-1].append(weight.numpy().tobytes())
+    assert found[0] == found[1]
