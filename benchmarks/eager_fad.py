@@ -3,8 +3,8 @@
     python -m benchmarks.eager_fad
 
 Prints, for some activations, how many tensors of the activation's size a gradient tape holds per
-layer, with and without `tfckpt.eager_fad()`, and the time of a step; then each experiment with
-what was seen. Needs no GPU and takes some seconds.
+layer: plain, with `tfckpt.eager_fad()` and with `tfckpt.nested_forward_ad`, and the time of a step
+with either; then each experiment with what was seen. Needs no GPU and takes some seconds.
 """
 
 from __future__ import annotations
@@ -127,16 +127,20 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     import tensorflow as tf
 
+    import tfckpt
     from benchmarks.activations import ACTIVATIONS
 
-    print("| activation | tensors a layer, plain | with eager_fad | processor time |")
-    print("| --- | --- | --- | --- |")
+    print("| activation | tensors a layer, plain | eager_fad | nested_forward_ad "
+          "| time, eager_fad | nested_forward_ad |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name in NAMES:
         f = ACTIVATIONS[name]
-        counts = [held(f, fad) for fad in (False, True)]
-        pairs = [(seconds(f, True), seconds(f, False)) for _ in range(FLAGS.repeats + 1)][1:]
-        ratio = statistics.median(a / max(b, 1e-9) for a, b in pairs)
-        print(f"| {name} | {counts[0]:.2f} | {counts[1]:.2f} | {ratio:.2f}x |", flush=True)
+        ways = ((f, False), (f, True), (tfckpt.nested_forward_ad(f), False))
+        counts = [held(*way) for way in ways]
+        times = [[seconds(*way) for way in ways] for _ in range(FLAGS.repeats + 1)][1:]
+        ratios = [statistics.median(t[n] / max(t[0], 1e-9) for t in times) for n in (1, 2)]
+        print(" | ".join([f"| {name}", *(f"{c:.2f}" for c in counts),
+                          *(f"{r:.2f}x" for r in ratios)]) + " |", flush=True)
     swish = ACTIVATIONS["swish"]
     for line in (replaced_by_a_callback(), seen_by_dispatch(), named(swish),
                  states("x * sigmoid(x)", swish),

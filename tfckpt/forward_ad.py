@@ -21,6 +21,7 @@ import dataclasses
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -38,7 +39,11 @@ from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Builder, Program, Term, 
 
 
 def nested_forward_ad(fn: Callable) -> Callable:
-    """Wraps an element-wise function of one tensor so that a tape keeps only its derivative.
+    """Wrap an element-wise function of one tensor so that a tape keeps only its derivative.
+
+    Gradients of gradients are those of `fn`: a persistent tape, or one of several, keeps the
+    input instead of the derivative, which is then computed in the backward; and a
+    `tf.autodiff.ForwardAccumulator` sees `fn` itself.
 
     Args:
       fn: takes one float tensor and returns one or more tensors of its shape, each element of
@@ -46,8 +51,7 @@ def nested_forward_ad(fn: Callable) -> Callable:
 
     Returns:
       A function with the same results and gradients, for eager code and inside of a
-      `tf.function`. Where the gradient of `fn` overflows, this one may be finite. It can be
-      differentiated once: a gradient of its gradient raises `LookupError`.
+      `tf.function`. Where the gradient of `fn` overflows, this one may be finite.
 
     Raises:
       CaptureError: when called, if `fn` is not element-wise in one tensor; names the op.
@@ -61,22 +65,38 @@ def nested_forward_ad(fn: Callable) -> Callable:
 
     @tf.custom_gradient
     def wrapped(x):
-        outputs, derivatives = pair(x)
+        outputs, derivatives = _run_pair(pair, x)
 
         def gradient(*upstream):
-            parts = [cast_to(g, d.dtype) * d for g, d in zip(upstream, derivatives, strict=True)]
-            # the derivative is a constant to any outer tape: better no gradient than a wrong one
-            return tf.raw_ops.PreventGradient(
-                input=tf.add_n(parts), message="nested_forward_ad has no second derivative")
+            return tf.add_n([cast_to(g, d.dtype) * d
+                             for g, d in zip(upstream, derivatives(), strict=True)])
 
         return outputs, gradient
 
+    @tf.autograph.experimental.do_not_convert
     def call(x):
-        return wrapped(tf.convert_to_tensor(x))
+        x = tf.convert_to_tensor(x)
+        # what a custom gradient hands to an accumulator, tapes in a graph do not look through
+        return fn(x) if tf_adapter.has_tangents([x]) else wrapped(x)
 
     call.__name__ = getattr(fn, "__name__", "nested_forward_ad")
     call.__doc__ = fn.__doc__
     return call
+
+
+def _run_pair(pair, x: tf.Tensor) -> tuple[Any, Callable[[], list[tf.Tensor]]]:
+    """Return a function's outputs, and what gives their derivatives in the backward.
+
+    No tape records what runs here, since in eager code it would keep all that it records: the
+    derivatives stay or, where they may have to be differentiated themselves, the input does.
+    """
+    # a concrete function is a graph even under `tf.config.run_functions_eagerly`
+    concrete = pair.get_concrete_function(tf.TensorSpec(x.shape, x.dtype))
+    with tf_adapter.stop_recording():
+        outputs, derivatives = concrete(x)
+    if tf_adapter.gradient_order([x]) < 2:
+        return outputs, lambda: derivatives
+    return outputs, lambda: concrete(x)[1]
 
 
 def cast_to(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

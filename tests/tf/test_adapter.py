@@ -411,6 +411,15 @@ def test_gradient_order_and_stopped_recording():
         assert tf_adapter.gradient_order([x]) == 2
 
 
+def test_tangents_are_those_of_accumulators():
+    x, other = tf.constant([1.0]), tf.constant([2.0])
+    assert not tf_adapter.has_tangents([x])
+    with tf.GradientTape() as tape, tf.autodiff.ForwardAccumulator(x, x):
+        tape.watch(other)
+        assert tf_adapter.has_tangents([other, tf.tanh(x)])
+        assert not tf_adapter.has_tangents([other])
+
+
 def test_a_replaced_record_frees_the_old_one():
     x = tf.constant([1.0, 2.0])
     with tf.GradientTape() as tape:

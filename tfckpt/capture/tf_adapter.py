@@ -633,6 +633,11 @@ def gradient_order(tensors: Sequence[tf.Tensor]) -> int:
     return int(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(list(tensors)))
 
 
+def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
+    """Return whether a `tf.autodiff.ForwardAccumulator` follows one of these tensors."""
+    return bool(pywrap_tfe.TFE_Py_PackJVPs(list(tensors))[1])
+
+
 def replace_record(output: tf.Tensor, source: tf.Tensor, backward: Callable) -> None:
     """Has every tape forget how an eager tensor was made, and take `backward` for its gradient."""
     pywrap_tfe.TFE_Py_TapeSetDeleteTrace(output._id)
