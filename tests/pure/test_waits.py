@@ -32,10 +32,10 @@ def peaks(graph, schedule, found, waits=()):
         graph, schedule, policy, waits=waits, found=found))) for policy in POLICIES}
 
 
-def drawn(seed, count):
+def drawn(seed, count, equal=False):
     """A graph with sizes that differ, a schedule and its fences."""
     rng = random.Random(seed)
-    graph, schedule = marked_case(seed, count)
+    graph, schedule = marked_case(seed, count, equal)
     graph = dataclasses.replace(graph, storages=tuple(
         dataclasses.replace(s, bytes=rng.choice((1, 10, 100, 100, 1000, 1000)))
         for s in graph.storages))
@@ -46,10 +46,10 @@ def drawn(seed, count):
 cases = given(seeds, st.integers(3, 22), st.booleans())
 
 
-@cases
-@settings(max_examples=150)
-def test_waits_close_no_cycle(seed, count, await_updates):
-    graph, schedule, found = drawn(seed, count)
+@given(seeds, st.integers(3, 22), st.booleans(), st.booleans())
+@settings(max_examples=300)
+def test_waits_close_no_cycle(seed, count, await_updates, equal):
+    graph, schedule, found = drawn(seed, count, equal)
     target = timeline_of(graph, schedule).peak_bytes
     waits, _, _ = waits_of(graph, schedule, target, found=found, await_updates=await_updates)
     assert networkx.is_directed_acyclic_graph(ordering(graph, schedule, waits, found))

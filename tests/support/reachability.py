@@ -42,10 +42,11 @@ def may_be_awaited(vertex) -> bool:
     return not (vertex.fusible or vertex.join or vertex.conditional)
 
 
-def marked_graph(seed: int, count: int) -> CostGraph:
+def marked_graph(seed: int, count: int, equal: bool = False) -> CostGraph:
     """A random joint graph in which some vertices are fusible, joins, conditional or of no region.
 
-    Fusible is only what has one reader and is awaited by nothing, as TensorFlow would have it.
+    Fusible is only what is awaited by nothing and has one reader, or, if `equal`, several: equal
+    ones are one to TensorFlow.
     """
     rng = random.Random(seed)
     graph = random_joint_graph(seed, count)
@@ -54,7 +55,8 @@ def marked_graph(seed: int, count: int) -> CostGraph:
     for index, v in enumerate(graph.vertices):
         readers = [r for s in v.writes for r in graph.readers[s]]
         change = {}
-        if len(v.writes) == len(readers) == 1 and index not in awaited and rng.random() < 0.4:
+        merged = len(v.writes) == 1 and (len(readers) == 1 or equal and bool(readers))
+        if merged and index not in awaited and rng.random() < 0.4:
             change["fusible"] = True
         elif rng.random() < 0.2:
             change[rng.choice(("join", "conditional"))] = True
@@ -64,7 +66,7 @@ def marked_graph(seed: int, count: int) -> CostGraph:
     return dataclasses.replace(graph, vertices=tuple(vertices))
 
 
-def marked_case(seed: int, count: int):
+def marked_case(seed: int, count: int, equal: bool = False):
     """A marked graph and a schedule of it with repeats."""
-    graph = marked_graph(seed, count)
+    graph = marked_graph(seed, count, equal)
     return graph, random_schedule(graph, seed + 1)

@@ -44,6 +44,18 @@ def unknown_batch_by_hand(wrap):
                    input_signature=_UNKNOWN)
 
 
+@GROUP.entry(smoke=True)
+def unknown_batch_square_by_hand(wrap):
+    """Both gradients of h * h are one product, and the sums over the batch are not."""
+    ws = weights(4)
+
+    def forward(x):
+        h = chain(x, ws)
+        return tf.reduce_mean(h * h)
+
+    return by_hand(wrap, forward, ws, input_signature=_UNKNOWN)
+
+
 @GROUP.entry()
 def unknown_batch_convolutions(wrap):
     specs = [tf.TensorSpec((None, 16, 16, 3)), tf.TensorSpec((None,), tf.int32)]

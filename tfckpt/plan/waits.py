@@ -4,7 +4,8 @@ Ordering every op by control edges would cost parallelism (and Grappler turns su
 cycles), so waits are placed only where a simulated executor holds more than the plan: the steps
 that made something at its peak before their turn are held back until the step planned before
 them has run, and a step that allocates at that peak waits for readers that lag behind the plan.
-Every wait follows the schedule, hence none can close a cycle (but see `_merged_head`).
+Every wait follows the schedule, hence none can close a cycle. An op that TensorFlow merges into
+its readers counts as scheduled just before the first of them (see `_turns`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
-from tfckpt.plan.executor import ORDERS, executor_order
+from tfckpt.plan.executor import ORDERS, executor_order, needed_before
 from tfckpt.plan.fences import awaitable
 from tfckpt.plan.schedule import Fence, Resolved, Wait
 from tfckpt.plan.simulate import Timeline, simulate_order
@@ -57,6 +58,7 @@ class _Placer:
         self.waits: dict[tuple, Wait] = {}
         self.before: tuple[Wait, ...] = ()
         self.where = {step: p for p, step in enumerate(resolved.schedule)}
+        self.turns = _turns(graph, resolved, released)
         self.last_read = [-1] * len(resolved.storage)
         self.reader_count = [0] * len(resolved.storage)
         for position, bound in enumerate(resolved.reads):
@@ -139,15 +141,16 @@ class _Placer:
 
     def _put(self, waiting: int, awaited: int) -> None:
         schedule, first = self.resolved.schedule, self._merged_head(waiting)
+        before = min(waiting, self.turns[first])
         for p in awaitable(self.graph, self.resolved, awaited):
-            if p < waiting and self.graph.vertices[schedule[p][0]].region in self.regions:
+            if p < before and self.graph.vertices[schedule[p][0]].region in self.regions:
                 self.waits.setdefault((first, p), Wait(schedule[first], schedule[p]))
 
     def _merged_head(self, position: int) -> int:
         """The first of the ops that TensorFlow may merge into the one at a position.
 
-        A wait between two of them would keep them apart. Nothing but the next of them reads or
-        awaits such an op, so it can wait for whatever stands before the last one.
+        A wait between two of them would keep them apart; the first can wait for whatever stands
+        before its turn.
         """
         schedule, vertices = self.resolved.schedule, self.graph.vertices
         while not schedule[position][1]:
@@ -157,3 +160,22 @@ class _Placer:
                 break
             position = max(merged)
         return position
+
+
+def _turns(graph: CostGraph, resolved: Resolved, released: Sequence[int]) -> list[int]:
+    """Return for each step the position before which all stands that it may wait for.
+
+    Its own; for an op that TensorFlow may merge into its readers the turn of the first of them
+    (there are several where they are equal, such as both gradients of x * x). With merged ops
+    moved there every edge of the step still leads forward.
+    """
+    turns = list(range(len(resolved.schedule)))
+    first = [len(turns)] * len(turns)  # the turn of the first step that needs each
+    needed = needed_before(graph, resolved, released, ())
+    for position in range(len(turns) - 1, -1, -1):
+        vertex, copy = resolved.schedule[position]
+        if graph.vertices[vertex].fusible and not copy and first[position] < len(turns):
+            turns[position] = first[position]
+        for other in needed[position]:
+            first[other] = min(first[other], turns[position])
+    return turns
