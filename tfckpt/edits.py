@@ -133,10 +133,11 @@ def check_edits(graph: Graph, edits: Edits) -> None:
     """Raises `RewriteError` unless the edited graph exists, has no cycle and runs what it ran.
 
     Derived from the edits alone, without the plan: every name resolves, no name is taken twice,
-    a topological order of data and control edges exists, and no op of a branch takes an op with
-    it that ran whichever branch is taken.
+    each new op stands after the new ones that it reads, a topological order of data and control
+    edges exists, and no op of a branch takes an op with it that ran whichever branch is taken.
     """
     tensors, waits, kinds = edited(graph, edits)
+    _check_creation(edits.added)
     order = _order({name: {*map(op_of, tensors[name]), *waits[name]} for name in tensors})
     if has_branches(kinds.values()):
         needed = conditions((name, kinds[name], tensors[name], waits[name]) for name in order)
@@ -174,6 +175,16 @@ def edited(graph: Graph, edits: Edits) -> tuple[dict[str, list[str]], dict[str, 
             raise RewriteError(f"rewrite: {control.op!r}, which is to wait, does not exist")
         waits[control.op].append(control.control)
     return tensors, waits, kinds
+
+
+def _check_creation(added: Sequence[Create | Clone]) -> None:
+    """Raise `RewriteError` unless new ops can be made one after the other."""
+    later = {op.name for op in added}
+    for op in added:
+        for name in (*map(op_of, op.inputs), *op.controls):
+            if name in later:
+                raise RewriteError(f"rewrite: {op.name!r} is made before {name!r}, which it needs")
+        later.remove(op.name)
 
 
 def _order(before: dict[str, set[str]]) -> list[str]:

@@ -77,8 +77,12 @@ def expected(graph: Graph, edits: Edits):
     return inputs, controls
 
 
-def exists(inputs, controls) -> bool:
-    """Whether all that is read and awaited is there, and no edge closes a cycle."""
+def exists(inputs, controls, added) -> bool:
+    """Whether all that is read and awaited is there, new ops in time, and nothing is a cycle."""
+    for n, new in enumerate(added):
+        needed = {*(t.partition(":")[0] for t in new.inputs), *new.controls}
+        if needed & {other.name for other in added[n:]}:
+            return False
     edges = networkx.DiGraph()
     edges.add_edges_from((t.partition(":")[0], name) for name in inputs for t in inputs[name])
     edges.add_edges_from((c, name) for name in controls for c in controls[name])
@@ -96,7 +100,7 @@ def test_random_edits(seed):
         tensors, waits, kinds = edited(graph, edits)
         assert (tensors, waits) == known
         assert kinds.keys() == tensors.keys()
-    if known is not None and exists(*known):
+    if known is not None and exists(*known, edits.added):
         check_edits(graph, edits)
     else:
         with pytest.raises(RewriteError):
@@ -116,6 +120,10 @@ def test_errors_name_what_is_wrong():
     """The same of several every time, and of a cycle an op that cannot run."""
     graph = graph_of([("x", "Placeholder", [], []), ("a", "Tanh", ["x:0"], []),
                       ("b", "Mul", ["a:0", "x:0"], [])])
+    early = Edits((Create("new", "Mul", (), ("late",), (), {}),
+                   Create("late", "NoOp", (), (), (), {})))
+    with pytest.raises(RewriteError, match="'new' is made before 'late', which it needs"):
+        check_edits(graph, early)
     missing = Edits((Create("new", "Mul", ("q:0", "p:0", "r:0"), (), (), {}),))
     with pytest.raises(RewriteError, match="'new' reads 'p', which"):
         check_edits(graph, missing)
