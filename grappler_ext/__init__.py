@@ -146,7 +146,8 @@ _LAZY = {"PRESETS": "tfckpt.devices", "Device": "tfckpt.devices",
          **dict.fromkeys(("builtin_recomputation", "recompute_hint"), "grappler_ext.builtin")}
 
 
-def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module 'grappler_ext' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+if not TYPE_CHECKING:  # with it, checkers would let any name pass
+    def __getattr__(name: str):
+        if name not in _LAZY:
+            raise AttributeError(f"module 'grappler_ext' has no attribute {name!r}")
+        return getattr(importlib.import_module(_LAZY[name]), name)

@@ -36,12 +36,13 @@ _LAZY = {"eager_fad": ("tfckpt.forward_ad", "eager_fad"),
          "keras": ("tfckpt.keras", None), "verify": ("tfckpt.verify", None)}
 
 
-def __getattr__(name: str):
-    if name not in _LAZY:
-        raise AttributeError(f"module 'tfckpt' has no attribute {name!r}")
-    module, attribute = _LAZY[name]
-    loaded = importlib.import_module(module)
-    return getattr(loaded, attribute) if attribute else loaded
+if not TYPE_CHECKING:  # with it, checkers would let any name pass
+    def __getattr__(name: str):
+        if name not in _LAZY:
+            raise AttributeError(f"module 'tfckpt' has no attribute {name!r}")
+        module, attribute = _LAZY[name]
+        loaded = importlib.import_module(module)
+        return getattr(loaded, attribute) if attribute else loaded
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ import dataclasses
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -35,10 +35,12 @@ from tfckpt.ops import record
 from tfckpt.ops.tangents import At
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Builder, Program, Term, cast
 
+_Outputs = TypeVar("_Outputs")
+
 # One function by hand.
 
 
-def nested_forward_ad(fn: Callable) -> Callable:
+def nested_forward_ad(fn: Callable[[Any], _Outputs]) -> Callable[[Any], _Outputs]:
     """Wrap an element-wise function of one tensor so that a tape keeps only its derivative.
 
     Gradients of gradients are those of `fn`: a persistent tape, or one of several, keeps the
