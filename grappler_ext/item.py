@@ -8,17 +8,19 @@ imported with; edits are then applied to the item's own graph.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import tensorflow as tf
 
 from tfckpt.capture.inline import readable
 from tfckpt.capture.order import in_program_order
+from tfckpt.capture.regions import before_gradients
 from tfckpt.capture.steps import imported, known_shapes, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.driver import INLINED, Captured
 from tfckpt.edits import Edits
+from tfckpt.ops import record
 from tfckpt.ops.names import ARG, ASSERT, CONST, IDENTITY, PLACEHOLDER, RETVAL, VAR_HANDLE
 from tfckpt.options import Options
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
@@ -29,11 +31,20 @@ _OPTIMISED = "Grappler has run already"
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What Grappler says of an item: its id, what it returns, and the pass's parameters."""
+    """What Grappler says of an item.
+
+    Attributes:
+      id: of the function.
+      fetch: what it returns.
+      parameters: of the pass.
+      forward: names of the ops that followed no gradient before Grappler merged equal ops; empty
+        where nobody saw the function then.
+    """
 
     id: str
     fetch: tuple[str, ...]
     parameters: Mapping[str, str]
+    forward: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, text: str) -> Names:
@@ -42,7 +53,21 @@ class Names:
         given = (name.partition(" ") for kind, _, name in lines if kind == "parameter")
         return cls(next((name for kind, _, name in lines if kind == "id"), ""),
                    tuple(name for kind, _, name in lines if kind == "fetch"),
-                   {key: value for key, _, value in given})
+                   {key: value for key, _, value in given},
+                   _forward([name.split() for kind, _, name in lines if kind == "placed"]))
+
+
+def _forward(placed: Sequence[Sequence[str]]) -> frozenset[str]:
+    """The ops that follow no gradient.
+
+    Args:
+      placed: of each op its name, its type, and what it reads and (marked) waits for, by number.
+    """
+    return before_gradients(
+        [op[0] for op in placed],
+        [[int(source) for source in op[2:] if source[0] != "^"] for op in placed],
+        [[int(source[1:]) for source in op[2:] if source[0] == "^"] for op in placed],
+        {number for number, op in enumerate(placed) if record(op[1]).lists.empty})
 
 
 class Item:
@@ -70,7 +95,7 @@ class Item:
         shapes = known_shapes(live, options.batch_size, self.definition.library)
         name = readable(self.names.id)
         graph = in_program_order(training_part(
-            capture(live, fetches=fetches, name=name, shapes=shapes)))
+            capture(live, fetches=fetches, name=name, shapes=shapes, forward=self.names.forward)))
         return Captured(graph.name, graph, live) if trains(graph) else None
 
     def apply(self, edits: Edits) -> None:

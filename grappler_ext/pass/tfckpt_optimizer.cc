@@ -2,14 +2,18 @@
 //
 // Everything that decides anything is in Python. Here are only the registration, a look at the
 // names (graphs without gradients must cost next to nothing: no copy, no interpreter lock), and
-// the two copies across the boundary.
+// the copies across the boundary: of the graph, and of the edges that it had before Grappler merged
+// equal ops, which a second pass notes down.
 
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <string>
+#include <unordered_map>
 
+#include "tensorflow/core/common_runtime/optimization_registry.h"
+#include "tensorflow/core/graph/graph.h"
 #include "tensorflow/core/grappler/grappler_item.h"
 #include "tensorflow/core/grappler/optimizers/custom_graph_optimizer.h"
 #include "tensorflow/core/grappler/optimizers/custom_graph_optimizer_registry.h"
@@ -49,12 +53,16 @@ bool Skipped(const tensorflow::GraphDef& graph) {
   return true;
 }
 
+// The function that this thread has placed last, and its ops and edges then, a line each.
+thread_local std::string placed_function, placed_ops;
+
 std::string Names(const tensorflow::grappler::GrapplerItem& item) {
   std::string text = "id " + item.id + "\n";
   for (const auto& name : item.fetch) text += "fetch " + name + "\n";
   for (const auto& feed : item.feed) text += "feed " + feed.first + "\n";
   for (const auto& name : item.keep_ops) text += "keep " + name + "\n";
   for (const auto& name : item.init_ops) text += "init " + name + "\n";
+  if (item.id == placed_function) text += placed_ops;
   return text;
 }
 
@@ -74,6 +82,40 @@ extern "C" long tfckpt_skips(double* seconds) {
 }
 
 namespace tensorflow {
+
+// Runs before Grappler, in the same thread, on the graph that Grappler is then given.
+class TfckptObserver : public GraphOptimizationPass {
+ public:
+  absl::Status Run(const GraphOptimizationPassOptions& options) override {
+    placed_function.clear();
+    placed_ops.clear();
+    if (callback == nullptr || options.graph == nullptr || options.function_def == nullptr) {
+      return absl::OkStatus();
+    }
+    const Graph& graph = **options.graph;
+    bool any_gradient = false;
+    std::unordered_map<int, int> number;
+    for (const Node* node : graph.op_nodes()) {
+      any_gradient = any_gradient || node->name().find("gradient") != std::string::npos;
+      number.emplace(node->id(), static_cast<int>(number.size()));
+    }
+    if (!any_gradient) return absl::OkStatus();
+    for (const Node* node : graph.op_nodes()) {
+      placed_ops += "placed " + node->name() + " " + node->type_string();
+      for (const Edge* edge : node->in_edges()) {
+        const auto source = number.find(edge->src()->id());
+        if (source == number.end()) continue;  // TensorFlow's own first op
+        placed_ops += (edge->IsControlEdge() ? " ^" : " ") + std::to_string(source->second);
+      }
+      placed_ops += "\n";
+    }
+    placed_function = options.function_def->signature().name();
+    return absl::OkStatus();
+  }
+};
+
+REGISTER_OPTIMIZATION(OptimizationPassRegistry::POST_PLACEMENT, 0, TfckptObserver);
+
 namespace grappler {
 
 class TfckptOptimizer : public CustomGraphOptimizer {

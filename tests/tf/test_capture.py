@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfckpt.capture.devices import device_key
 from tfckpt.capture.purity import is_pure
-from tfckpt.capture.regions import regions
+from tfckpt.capture.regions import before_gradients, regions
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE, check_graph
@@ -165,6 +165,27 @@ def test_a_constant_merged_under_a_gradients_name_leads_nowhere():
     names = ["x", "gradient_tape/half", "product", "gradient_tape/seed", "gradient_tape/mul"]
     found = regions(names, [[], [], [0, 1], [], [2, 3]], [[]] * 5, [False] * 5)
     assert found == [FORWARD, BACKWARD, FORWARD, BACKWARD, BACKWARD]
+
+
+NAMES = ["x", "gradient_tape/square", "cube", "gradient_tape/seed", "gradient_tape/mul", "AddN"]
+READ = [[], [0], [0, 1], [], [2, 3], [1, 4]]
+
+
+def test_what_the_forward_reads_is_no_gradient_for_its_name():
+    """The square of the forward, merged under the name of one in the derivative of the cube."""
+    assert regions(NAMES, READ, [[]] * 6, [False] * 6).count(BACKWARD) == 5
+    found = regions(NAMES, READ, [[]] * 6, [False] * 6, forward=[0, 2])
+    assert found == [FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD]
+
+
+def test_what_followed_no_gradient_before_ops_were_merged():
+    """In any order, and with the cycle of a lowered loop."""
+    names = ["AddN", "gradient_tape/mul", "merge", "next", "x", "gradient_tape/list", "awaits"]
+    inputs = [[1, 5], [3, 4], [4, 3], [2], [], [], []]
+    found = before_gradients(names, inputs, [[]] * 6 + [[1]], {5})
+    assert found == {"merge", "next", "x"}
+    inputs[2].append(0)  # now the loop reads a gradient
+    assert before_gradients(names, inputs, [[]] * 6 + [[1]], {5}) == {"x"}
 
 
 def test_statistics_of_batch_normalisation_are_neither_forward_nor_update():

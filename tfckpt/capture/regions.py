@@ -13,6 +13,10 @@ Rules (numbered; branches below cite them):
   6. What waits for an update op or reads its result is update (a variable read back after its
      slot was written, then added to the weight).
   7. All else (metrics, BatchNorm statistics, counters) is other.
+  8. What an op of the forward reads is no gradient, whatever it is called. Grappler merges equal
+     ops of forward and backward (the square in tanh-GELU and in the derivative of its cube) under
+     one of their names, so in its graphs a name tells too little: which ops followed a gradient
+     is asked of the graph as it was before (`before_gradients`).
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ def regions(
     controls: Sequence[Sequence[int]],
     writes: Sequence[bool],
     empty_lists: Collection[int] = (),
+    forward: Collection[int] = (),
 ) -> list[str]:
     """The region of every op.
 
@@ -45,17 +50,15 @@ def regions(
       controls: for each op the indices of the ops it waits for.
       writes: for each op whether it writes a resource or is a collective.
       empty_lists: ops that make a list without entries.
+      forward: ops that are known to follow no gradient.
     """
     count = len(names)
-    scoped = [is_gradient_scope(name) and op not in empty_lists for op, name in enumerate(names)]
-    # a constant leads nowhere: Grappler merges the backward's with equal ones of the forward
-    seeds = [bool(s and read) for s, read in zip(scoped, inputs, strict=True)]
-    leads = list(seeds)
-    downstream = list(scoped)  # rules 1, 2
-    for op in range(count):
-        if not downstream[op] and op not in empty_lists:
-            downstream[op] = leads[op] = any(leads[i] for i in inputs[op]) or any(
-                seeds[c] for c in controls[op])
+    read_by_forward = _ancestors([op in forward for op in range(count)], inputs)
+    # rules 1, 8
+    scoped = [is_gradient_scope(name) and op not in empty_lists and not read_by_forward[op]
+              for op, name in enumerate(names)]
+    followers = _followers(scoped, inputs, controls, empty_lists)
+    downstream = [a or b for a, b in zip(scoped, followers, strict=True)]  # rules 1, 2
     needed_by_gradient = _ancestors(scoped, inputs)
     to_write = _ancestors([w and d for w, d in zip(writes, downstream, strict=True)], inputs)
     # rule 2: also a gradient that is returned rather than applied
@@ -78,6 +81,46 @@ def regions(
         else:
             result.append(OTHER)  # rule 7
     return result
+
+
+def before_gradients(
+    names: Sequence[str],
+    inputs: Sequence[Sequence[int]],
+    controls: Sequence[Sequence[int]],
+    empty_lists: Collection[int] = (),
+) -> frozenset[str]:
+    """Return the names of the ops that are no gradient and follow none (rule 8).
+
+    Args:
+      names, inputs, controls, empty_lists: of a graph whose ops are called what they are, in any
+        order and with cycles, if need be; as `regions`.
+    """
+    scoped = [is_gradient_scope(name) and op not in empty_lists for op, name in enumerate(names)]
+    followers = _followers(scoped, inputs, controls, empty_lists)
+    return frozenset(name for op, name in enumerate(names) if not (
+        scoped[op] or followers[op] or op in empty_lists))
+
+
+def _followers(scoped: Sequence[bool], inputs: Sequence[Sequence[int]],
+               controls: Sequence[Sequence[int]], empty_lists: Collection[int]) -> list[bool]:
+    """Which ops are gradients that were computed, or lie downstream of one (rule 2).
+
+    A constant leads nowhere: Grappler merges the backward's with equal ones of the forward.
+    """
+    found = [bool(s and read) for s, read in zip(scoped, inputs, strict=True)]
+    readers: list[list[int]] = [[] for _ in scoped]
+    for op in range(len(scoped)):
+        if not scoped[op] and op not in empty_lists:
+            for source in inputs[op]:
+                readers[source].append(op)
+            found[op] = any(scoped[c] and inputs[c] for c in controls[op])
+    pending = [op for op, is_found in enumerate(found) if is_found]
+    while pending:
+        for reader in readers[pending.pop()]:
+            if not found[reader]:
+                found[reader] = True
+                pending.append(reader)
+    return found
 
 
 def _ancestors(marked: Sequence[bool], inputs: Sequence[Sequence[int]]) -> list[bool]:
