@@ -412,9 +412,9 @@ def set_custom_optimizer(name: str | None, parameters: Mapping[str, str] | None 
     None restores what was configured. With other parameters than before, functions that were
     called before are optimised again.
     Other threads that have called functions before keep the configuration they began with.
+    TensorFlow's runtime is not started for this: devices and threads can be configured later.
     """
     ctx = eager_context.context()
-    ctx.ensure_initialized()
     if not hasattr(ctx, "_tfckpt_config"):
         ctx._tfckpt_config = ctx._config
     if name is None:
