@@ -235,6 +235,23 @@ def test_a_batch_size_or_real_arguments_resolve_them(batch, inputs):
     assert sorted(forward) == [ACTIVATION, ACTIVATION]
 
 
+def test_sizes_that_depend_on_data_do_not_grow_with_depth():
+    """Residual layers over some of the rows: no tensor is larger than over all of them."""
+    weight = tf.Variable(tf.ones((64, 64)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.boolean_mask(x, x[:, 0] > 0.0)
+            for _ in range(12):
+                h += tf.tanh(h @ weight) * h
+            loss = tf.reduce_sum(h)
+        return tape.gradient(loss, weight)
+
+    cost = build_cost_graph(traced(step, tf.TensorSpec((512, 64), tf.float32)))
+    assert ACTIVATION == 512 * 64 * 4
+    assert max(s.bytes for s in cost.storages) <= 1.1 * ACTIVATION
+
+
 def test_unknown_rank_is_refused_too():
     def step(x):
         with tf.GradientTape() as tape:

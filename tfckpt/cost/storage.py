@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 
 from tfckpt.errors import CostError
@@ -19,14 +21,14 @@ _FOLDED_BYTES = 100 * 1024
 def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[TensorId, int]:
     """Bytes of every tensor that allocates memory during the step.
 
-    A size that depends on the data (Where, Unique) is bounded by what the op reads. That is only
-    done where every source of the graph has a known shape; it is never counted as 1.
+    A size that depends on the data (Where, Unique) is bounded by what the op reads (`_Bounds`).
+    That is only done where every source of the graph has a known shape; it is never counted as 1.
 
     Raises:
       CostError: a source has an unknown dimension; the message names the tensor and the way out.
     """
     result: dict[TensorId, int] = {}
-    bound: dict[TensorId, int] = {}
+    bounds = _Bounds(graph)
     unknown_source = next((i for i, op in enumerate(graph.ops) if record(op.type).fed
                            and any(t.bytes is None for t in op.outputs)), None)
     for i, op in enumerate(graph.ops):
@@ -37,12 +39,50 @@ def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[Te
             elif size is None and unknown_source is not None:
                 raise _unknown(graph, unknown_source)
             elif size is None:
-                read = sum(bound.get(t, graph.ops[t[0]].outputs[t[1]].bytes or 0)
-                           for t in op.inputs)
-                size = bound[(i, slot)] = read * record(op.type).growth
+                size = bounds.add((i, slot))
             if root[i][slot] == (i, slot):
                 result[(i, slot)] = size or 0
     return result
+
+
+class _Bounds:
+    """Bounds on the bytes of tensors whose sizes depend on data.
+
+    1. What an op makes is no larger than what it reads, times its `growth`.
+    2. Where an op reads a tensor of unknown size, an unknown dimension of its result is no longer
+       than that of what it reads: of the longest, if it is element-wise, else of all together. By
+       the first rule alone, bounds would double with each op that reads two such tensors.
+    """
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._bytes: dict[TensorId, int] = {}
+        self._length: dict[TensorId, int] = {}  # of one unknown dimension
+
+    def add(self, tensor: TensorId) -> int:
+        """Bound a tensor; those that its op reads have been bounded before."""
+        op = self._graph.ops[tensor[0]]
+        known, result = record(op.type), op.outputs[tensor[1]]
+        size = known.growth * sum(self._read(t) for t in op.inputs)
+        lengths = [self._length[t] for t in op.inputs if t in self._length]
+        dimensions = result.shape or (None,)
+        one = _width(result.dtype) * math.prod(d for d in dimensions if d is not None)
+        if lengths and result.shape is not None:
+            length = max(lengths) if known.evaluate is not None else sum(lengths)
+            size = min(size, one * length ** dimensions.count(None))
+        self._bytes[tensor] = size
+        self._length[tensor] = size // max(one, 1)
+        return size
+
+    def _read(self, tensor: TensorId) -> int:
+        index, slot = tensor
+        return self._bytes.get(tensor, self._graph.ops[index].outputs[slot].bytes or 0)
+
+
+def _width(dtype: str) -> int:
+    """Return the bytes of an element, by the bits in the name of its type."""
+    bits = re.search(r"\d+", dtype)
+    return max(int(bits[0]) // 8, 1) if bits else 1
 
 
 def _unknown(graph: Graph, index: int) -> CostError:
