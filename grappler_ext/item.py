@@ -120,13 +120,16 @@ def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v
 def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.GraphDef:
     """The item's graph with a failing assertion before all else.
 
-    TensorFlow runs a function as it was if a pass fails on it; this is how a pass can insist.
+    TensorFlow runs a function as it was if a pass fails on it; this is how a pass can insist. Only
+    what nothing else comes before waits for the assertion: no edge may lead into a loop.
     """
     failed = tf.compat.v1.GraphDef()
     failed.CopyFrom(definition)
     device = next((node.device for node in definition.node if node.device), "")
+    arguments = {node.name for node in definition.node if node.op == ARG}
     for node in failed.node:
-        if node.op != ARG:
+        if node.op != ARG and all(
+                name.lstrip("^").partition(":")[0] in arguments for name in node.input):
             node.input.append(f"^{_FAILURE}")
     holds = failed.node.add(name=f"{_FAILURE}/holds", op=CONST, device=device)
     holds.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(False))

@@ -118,3 +118,13 @@ def test_a_loop_of_ones_own_trains_alike():
         found.append([step(tf.ones((BATCH, WIDTH))).numpy() for _ in range(3)])
         found[-1].append(weight.numpy().tobytes())
     assert found[0] == found[1]
+
+
+def test_strict_says_why_a_step_with_a_loop_is_not_rewritten():
+    process.fresh()
+    weight = tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, 2)) / 4)
+    before = weight.numpy()
+    with grappler_ext.enabled(budget=0.01, strict=True), pytest.raises(
+            tf.errors.InvalidArgumentError, match="step is not rewritten: .*loop"):
+        loop_step(weight)(tf.ones((BATCH, WIDTH)))
+    assert (weight.numpy() == before).all()
