@@ -20,6 +20,7 @@ from tfckpt.report import Report
 
 UNCHANGED, REWRITTEN, INTERRUPTED = 1, 2, 3
 _KEY = "rewriter"
+_NOT_LOADED = (tf.errors.OpError, OSError, RuntimeError)
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
                              ctypes.c_size_t, ctypes.c_void_p)
 
@@ -32,8 +33,7 @@ class Bridge:
     """
 
     def __init__(self, path: str | None = None) -> None:
-        path = path or str(build.shared_object())
-        tf.load_op_library(path)
+        path = _load(path) if path else _load_built()
         self.rewriters: dict[str, Rewriter] = {}
         self._latest: Rewriter  # connected last: that of a configuration that names none
         self._library = ctypes.CDLL(path)
@@ -63,6 +63,29 @@ class Bridge:
         """How many graphs without gradients were skipped, and the seconds the last one took."""
         seconds = ctypes.c_double()
         return self._library.tfckpt_skips(ctypes.byref(seconds)), seconds.value
+
+
+def _load(path: str) -> str:
+    tf.load_op_library(path)
+    return path
+
+
+def _load_built() -> str:
+    """Load the built library, and return its path; one that cannot be loaded is built anew, once.
+
+    Raises:
+      BuildError: it cannot be built, or not be loaded then.
+    """
+    try:
+        return _load(str(build.shared_object()))
+    except _NOT_LOADED as error:
+        logging.warning("tfckpt: the native pass is built anew: %s", error)
+    try:
+        return _load(str(build.shared_object(force=True)))
+    except _NOT_LOADED as error:
+        raise build.BuildError("grappler_ext: what was built just now cannot be loaded; this "
+                               "TensorFlow and its headers do not belong together: "
+                               f"{error}") from error
 
 
 class Rewriter:

@@ -3,7 +3,8 @@
     python -m grappler_ext.build [--force]
 
 The library lies in a cache of the user's (`$XDG_CACHE_HOME/tfckpt`, by default
-`~/.cache/tfckpt`), under a name that changes with everything it was made from.
+`~/.cache/tfckpt`), under a name that changes with everything it was made from. One that is broken,
+or that others could have put there, is built anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+from grappler_ext import cache
 
 SOURCE = pathlib.Path(__file__).parent / "pass" / "tfckpt_optimizer.cc"
 COMPILER = "CXX"
@@ -40,20 +43,20 @@ def shared_object(force: bool = False, flags: tuple[str, ...] = FLAGS) -> pathli
 
     Raises:
       BuildError: no compiler, no headers, a compiler that fails, or a cache that cannot be
-        written; says what to do.
+        written or belongs to somebody else; says what to do.
     """
     found, version = compiler()
     target = _cache() / f"tfckpt_optimizer-{_key(version, (*found[1:], *flags))}.so"
-    if target.exists() and not force:
+    if cache.may_be_loaded(target) and not force:
         return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        cache.make_folder(target.parent)
         with open(target.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if force or not target.exists():
+            if force or not cache.may_be_loaded(target):
                 _build(found, flags, target)
     except OSError as error:
-        raise BuildError(f"grappler_ext: {target.parent} cannot be written ({error}); name "
+        raise BuildError(f"grappler_ext: {target.parent} cannot be used ({error}); name "
                          "another folder in XDG_CACHE_HOME") from error
     return target
 
@@ -103,6 +106,7 @@ def _build(program: list[str], flags: tuple[str, ...], target: pathlib.Path) -> 
         raise BuildError(f"grappler_ext: TensorFlow {tf.__version__} here has no C++ headers "
                          f"({headers}); install the wheel from the package index")
     folder = tf.sysconfig.get_lib()
+    _say("building the native pass, some 20 seconds, once")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = pathlib.Path(scratch) / target.name
         command = [*program, *flags, "-w", "-shared", "-fPIC", str(SOURCE), "-o", str(made),
@@ -112,7 +116,12 @@ def _build(program: list[str], flags: tuple[str, ...], target: pathlib.Path) -> 
         if done.returncode:
             raise BuildError("grappler_ext: the compiler failed; a C++17 compiler such as g++ 9 or "
                              f"newer is needed\n{' '.join(command)}\n{done.stderr[-2000:]}")
-        os.replace(made, target)
+        cache.put(made, target)
+
+
+def _say(line: str) -> None:
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") == "0":
+        print(f"tfckpt: {line}", file=sys.stderr, flush=True)
 
 
 def main() -> int:

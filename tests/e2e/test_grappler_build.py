@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from grappler_ext import build
+from grappler_ext import build, cache
 
 pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
                                 reason="no C++ compiler")
@@ -82,11 +82,88 @@ class TestBuilding:
         assert done.returncode == 0, done.stderr[-2000:]
         assert "no finding" in done.stdout
 
+    def test_one_line_says_what_takes_so_long(self, tmp_path):
+        told = self.run(tmp_path, CXX="false", TF_CPP_MIN_LOG_LEVEL="0")
+        assert "tfckpt: building the native pass, some 20 seconds, once" in told.stderr
+        assert "building" not in self.run(tmp_path, CXX="false", TF_CPP_MIN_LOG_LEVEL="1").stderr
+
     def test_what_is_built_is_found_again(self):
         before = build.shared_object()
         started = time.perf_counter()
         assert build.shared_object() == before and before.exists()
         assert time.perf_counter() - started < 1
+
+
+COMPILER = """#!/bin/sh
+[ "$1" = --version ] && echo copies && exit
+echo >> {log}
+while [ "$1" != -o ]; do shift; done
+cp {library} "$2"
+"""
+
+
+class TestCache:
+    """What lies there is loaded only if nobody else could have put it there, and if it is whole."""
+
+    @pytest.fixture(autouse=True)
+    def _compiler(self, tmp_path, monkeypatch):
+        """One that copies the library that is there already, and writes down how often."""
+        self.log, program = tmp_path / "log", tmp_path / "copies"
+        program.write_text(COMPILER.format(log=self.log, library=build.shared_object()))
+        program.chmod(0o755)
+        monkeypatch.setenv("CXX", str(program))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        self.library = build.shared_object()
+
+    def builds(self):
+        return len(self.log.read_text().splitlines())
+
+    def test_it_is_built_once(self):
+        assert build.shared_object() == self.library and self.builds() == 1
+        assert self.library.parent.stat().st_mode & 0o777 == 0o700
+
+    def test_a_file_that_others_may_write_is_built_anew(self):
+        self.library.chmod(0o775)
+        assert build.shared_object() == self.library and self.builds() == 2
+        assert self.library.stat().st_mode & 0o777 == 0o755
+
+    def test_a_link_is_built_anew(self, tmp_path):
+        self.library.rename(tmp_path / "elsewhere.so")
+        self.library.symlink_to(tmp_path / "elsewhere.so")
+        assert build.shared_object() == self.library and self.builds() == 2
+        assert not self.library.is_symlink()
+
+    @pytest.mark.parametrize("damage", [
+        lambda b: b[:len(b) // 2], lambda b: b"", lambda b: b + b"!"])
+    def test_a_broken_file_is_built_anew(self, damage):
+        whole = self.library.read_bytes()
+        self.library.write_bytes(damage(whole))
+        assert build.shared_object() == self.library and self.builds() == 2
+        assert self.library.read_bytes() == whole
+
+    def test_a_folder_that_others_may_write_is_closed_to_them(self):
+        self.library.parent.chmod(0o777)
+        build.shared_object()
+        assert self.library.parent.stat().st_mode & 0o777 == 0o755 and self.builds() == 1
+
+    def test_a_folder_of_somebody_else_is_refused(self):
+        if os.geteuid():
+            pytest.skip("only root can give a folder away")
+        os.chown(self.library.parent, 12345, -1)
+        with pytest.raises(build.BuildError, match="belongs to user 12345.* name another folder"):
+            build.shared_object()
+
+    def test_what_cannot_be_loaded_is_built_anew_once(self, tmp_path):
+        (tmp_path / "junk").write_text("no library")
+        cache.put(tmp_path / "junk", self.library)
+        enable = [sys.executable, "-c", "import grappler_ext; grappler_ext.enable()"]
+        assert subprocess.run(enable).returncode == 0 and self.builds() == 2
+        program = tmp_path / "copies"
+        program.write_text(COMPILER.format(log=self.log, library=program))
+        cache.put(shutil.copy(program, tmp_path / "junk"), build.shared_object())
+        done = subprocess.run(enable, capture_output=True, text=True)
+        assert done.returncode == 1 and self.builds() == 3
+        assert "BuildError: grappler_ext: what was built just now cannot be" in done.stderr
 
 
 FIRST = """
