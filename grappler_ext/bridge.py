@@ -13,7 +13,7 @@ from grappler_ext.item import Item, Names, failing
 from tfckpt.capture.inline import readable
 from tfckpt.capture.shapes import uncaptured_inputs
 from tfckpt.carriers.trace_hook import Mark, Records, Traced
-from tfckpt.driver import run, switched_off
+from tfckpt.driver import Outcome, run, switched_off
 from tfckpt.errors import TfckptError
 from tfckpt.options import Options
 from tfckpt.report import Report
@@ -124,13 +124,15 @@ class Rewriter:
             self._say_once(readable(item.id), "interrupted")
             return INTERRUPTED, b""
         except Exception as error:
-            return self._fail(definition, readable(item.id), error)
+            return self._fail(definition, readable(item.id), _said(error))
 
     def _rewrite(self, definition, names: Names) -> tuple[int, bytes]:
         item = Item(definition, names)
-        report = None if switched_off() else run(item, self.options).report
-        if report is not None:
-            self.reports[report.name] = report
+        outcome = Outcome() if switched_off() else run(item, self.options)
+        if outcome.report is not None:
+            self.reports[outcome.report.name] = outcome.report
+        if outcome.unwanted:
+            return self._fail(definition, readable(names.id), outcome.unwanted)
         if item.rewritten is None:
             return UNCHANGED, b""
         return REWRITTEN, item.rewritten.SerializeToString()
@@ -155,8 +157,8 @@ class Rewriter:
             if report is not None:
                 self.reports[name] = report
 
-    def _fail(self, definition, name: str, error: Exception) -> tuple[int, bytes]:
-        message = self._say_once(name, _said(error))
+    def _fail(self, definition, name: str, why: str) -> tuple[int, bytes]:
+        message = self._say_once(name, why)
         if not self.strict:
             return UNCHANGED, b""
         return REWRITTEN, failing(definition, message).SerializeToString()

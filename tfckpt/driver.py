@@ -18,6 +18,7 @@ from absl import logging
 
 from tfckpt import dump
 from tfckpt.carriers.here import place
+from tfckpt.clock import time_limit
 from tfckpt.edits import Edits
 from tfckpt.errors import CostError, RewriteError
 from tfckpt.graph import Graph
@@ -132,8 +133,14 @@ def run(carrier: Carrier, options: Options, refused: str = "") -> Outcome:
     Raises:
       CaptureError, CostError: the step cannot be read or priced; it is untouched.
       InfeasibleBudgetError: states the smallest feasible budget in the unit it was given in.
-      PlanError: a device has no budget, or one that is not there has.
+      PlanError: a device has no budget, or one that is not there has; or the time limit is over
+        before the step is priced (later, the report says so).
     """
+    with time_limit(options.time_limit):
+        return _run(carrier, options, refused)
+
+
+def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
     started = time.perf_counter()
     step = carrier.capture(options)
     if step is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 
 from tfckpt.device_budgets import Budgets, parse_budgets
 from tfckpt.errors import PlanError
@@ -18,6 +19,8 @@ class Options:
       budgets: that of each device.
       solver, objective, batch_size, free_moves, fad: as `tfckpt.checkpoint` takes them.
       target: what the step is planned for; None for the devices of this process.
+      time_limit: seconds after which a step that is still being planned is left as it was; None
+        for no limit.
     """
 
     budgets: Budgets = Budgets()
@@ -27,6 +30,17 @@ class Options:
     free_moves: bool = True
     fad: str | bool = False
     target: Target | None = None
+    time_limit: float | None = None
+
+    def limited_to(self, seconds: object) -> Options:
+        """Return the same options with a time limit.
+
+        Raises:
+          PlanError: not a positive number of seconds.
+        """
+        if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or seconds <= 0:
+            raise PlanError(f"plan: time_limit={seconds!r} must be a positive number of seconds")
+        return dataclasses.replace(self, time_limit=float(seconds))
 
 
 NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad")

@@ -21,6 +21,7 @@ import tfckpt
 from grappler_ext import bridge
 from tests.support import process, saved
 from tests.support.models import MODELS, arrays, stack
+from tfckpt import clock
 from tfckpt.options import make_options
 from tfckpt.verify.executed import executed
 from tfckpt.verify.memory import measure_peak
@@ -328,3 +329,29 @@ def test_a_configuration_without_options_is_refused(monkeypatch):
     monkeypatch.setattr(grappler_ext, "_rewriter", None)
     with pytest.raises(tfckpt.PlanError, match=r"call grappler_ext\.enable\(\) first"):
         grappler_ext.session_config()
+
+
+def test_planning_ends_when_its_time_is_over(monkeypatch, caplog):
+    """The clock of a step that is hard to plan, which goes much faster here."""
+    ticks = iter(range(10 ** 6))
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: next(ticks)))
+    trained = []
+    for on in (False, True):
+        process.fresh()
+        made = MODELS["dense_gelu"](gradients=False)
+        if on:
+            grappler_ext.enable(time_limit=20)
+        step = tf.function(made.step)
+        for batch in made.batches:
+            step(*batch)
+        trained.append([v.numpy().tobytes() for v in made.variables()])
+    assert trained[0] == trained[1]
+    assert 20 < next(ticks) < 100
+    report = grappler_ext.reports()["step"]
+    assert not report.applied and "longer than time_limit=20 seconds" in str(report)
+    assert caplog.text.count("step is not rewritten: plan: planning took longer") == 1
+    with grappler_ext.enabled(time_limit=20, strict=True), pytest.raises(
+            tf.errors.InvalidArgumentError, match="time_limit=20 seconds"):
+        step(*made.batches[0])
+    with pytest.raises(tfckpt.PlanError, match="time_limit='x' must be a positive number"):
+        grappler_ext.enable(time_limit="x")

@@ -18,9 +18,12 @@ OTHER = {"budget": 0.5, "solver": "chen", "objective": "memory", "batch_size": 7
          "free_moves": False, "fad": "auto"}
 """A value for each option that is not its default."""
 
+OF_THE_DRIVER = ("target", "time_limit")
+"""Fields of the value that are no option of every front end."""
+
 
 def test_the_names_are_those_of_the_value():
-    fields = [field for field in Options.__dataclass_fields__ if field != "target"]
+    fields = [field for field in Options.__dataclass_fields__ if field not in OF_THE_DRIVER]
     assert ["budget", *fields[1:]] == list(options.NAMES) == list(OTHER)
     assert fields[0] == "budgets"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from tfckpt.clock import check_time
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.plan.liveness import walk
 from tfckpt.plan.schedule import Resolved, Schedule, resolve
@@ -54,9 +55,13 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
     Args:
       order: positions in execution order; None as scheduled.
 
+    Raises:
+      PlanError: planning has a time limit, which is over.
+
     Complexity: linear in the number of steps and reads.
     """
     storages, vertices, schedule = graph.storages, graph.vertices, resolved.schedule
+    check_time()  # every plan comes here many times on its way
     steps = range(len(schedule)) if order is None else order
     size = [storages[s].bytes for s in resolved.storage]
     end = [len(schedule)] * len(size)  # the last step through which each is live
