@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,7 +20,7 @@ from tests.support import saved
 from tests.support.cli import BATCH, listing
 from tests.support.forward_ad import COMPOSED
 from tfckpt.capture.files import read_path
-from tfckpt.cli.arguments import budget_value
+from tfckpt.cli.arguments import budget_value, parse
 
 ROOT = pathlib.Path(tfckpt.__file__).parents[1]
 
@@ -29,6 +31,13 @@ ROOT = pathlib.Path(tfckpt.__file__).parents[1]
 @pytest.mark.parametrize("arguments, said", [
     ([], "choose one of inspect, plan, rewrite, replay, compare"),
     (["frobnicate"], "frobnicate"),
+    (["ispect", "@graph.pb"], "did you mean inspect?"),
+    (["@graph.pb"], "is a path, not a command; write tfckpt inspect "),
+    (["--batch_size", "3", "plan", "@graph.pb"], "stands before the command"),
+    (["completion"], "takes SHELL, not 0 paths"),
+    (["completion", "tcsh"], "choose one of bash, zsh, fish"),
+    (["plan", "a", "--budget", "50%"], "--budget 50% cannot be read"),
+    (["plan", "a", "--budget", "GPU:0=much"], "--budget much cannot be read"),
     (["plan"], "takes GRAPH, not 0 paths"),
     (["plan", "a", "b"], "takes GRAPH, not 2 paths"),
     (["rewrite", "a"], "takes GRAPH and OUT, not 1 path"),
@@ -52,6 +61,24 @@ def test_help(tool):
     code, out, err = tool("rewrite", "--help")
     assert code == 0 and not err
     assert all(f"--{flag}" in out for flag in ("budget", "solver", "objective", "batch_size"))
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--batch-size", "7", "--no-free-moves"], ["--batch_size=7", "--nofree_moves"],
+    ["--batch-size=7", "--no_free-moves"], ["--batch_size", "7", "--free-moves=false"]])
+def test_dashes_and_underscores_are_the_same(arguments):
+    request = parse("plan", [*arguments, "--op-library=my-ops.so", "--", "--a-graph"])
+    assert request.batch_size == 7 and request.free_moves is False
+    assert request.op_library == ["my-ops.so"] and request.paths == ("--a-graph",)
+
+
+def test_help_and_version_of_what_is_installed(tool):
+    assert tool("help", "plan")[1] == tool("plan", "--help")[1]
+    code, out, err = tool("--version")
+    assert (code, err) == (0, "") and out == (
+        f"tfckpt {tfckpt.__version__} (TensorFlow {tf.__version__}, Keras {keras.__version__}, "
+        f"Python {platform.python_version()})\n")
+    assert tool("-V")[1] == out
 
 
 def test_budgets_are_read_as_people_write_them():

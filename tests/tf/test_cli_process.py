@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import pty
 import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 
 import pytest
 
 import tfckpt
 from tests.support.cli import contents, listing
+from tfckpt.cli import output, quiet
+from tfckpt.cli.arguments import COMMANDS, SHELLS, flags_of
+from tfckpt.cli.completion import script
 from tfckpt.cli.output import progress
 
 ROOT = pathlib.Path(tfckpt.__file__).parents[1]
 SCRIPT = pathlib.Path(sysconfig.get_path("scripts"), "tfckpt")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+LONG = re.compile(r"tfckpt: (reading|pricing|planning|running) .* (\.\.\.|took \d+ s)")
 installed = pytest.mark.skipif(not SCRIPT.is_file(), reason="tfckpt is not installed")
 
 
@@ -29,8 +37,8 @@ def test_the_script_reads_a_pipe_and_is_quiet_in_one(files, tmp_path):
     done = subprocess.run(
         [SCRIPT, "rewrite", "-", "out.pb", "--solver", "acg"], cwd=tmp_path, env=ENVIRONMENT,
         input=(files / "graph.pb").read_bytes(), capture_output=True, timeout=800, check=False)
-    said = done.stderr.decode()
-    assert done.returncode == 0 and said == "wrote out.pb and out.pb.report.txt\n", said
+    said = [line for line in done.stderr.decode().splitlines() if not LONG.fullmatch(line)]
+    assert done.returncode == 0 and said == ["wrote out.pb and out.pb.report.txt"], said
     assert re.fullmatch(r"standard input: .* -> .* planned, .* time\n", done.stdout.decode())
     assert listing(tmp_path) == ["out.pb", "out.pb.report.txt"]
 
@@ -68,10 +76,178 @@ def test_progress_is_shown_on_a_terminal(files, tmp_path):
     assert "planned peak" in results and "\r" not in results and "..." not in results
 
 
-def test_progress_is_not_shown_in_a_pipe(capsys):
+def test_a_pipe_is_told_of_long_work_only(capsys, monkeypatch):
     with progress("planning"):
-        time.sleep(0.7)
+        time.sleep(0.1)
     assert capsys.readouterr().err == ""
+    monkeypatch.setattr(output, "LONG", 0.1)
+    for silence, said in ((True, ""), (False, "tfckpt: planning ...\ntfckpt: planning took 0 s\n")):
+        monkeypatch.setattr(quiet, "SILENCED", silence)
+        with progress("planning"):
+            time.sleep(0.3)
+        assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("arguments", [
+    "--help", "--version", "help plan", "completion bash", "inspect GRAPH --top 100000",
+    *(pytest.param(arguments, marks=pytest.mark.nightly) for arguments in (
+        *(f"{command} --help" for command in COMMANDS), "completion zsh", "completion fish",
+        "plan GRAPH --json", "rewrite GRAPH out.pb", "compare GRAPH GRAPH --norun"))])
+def test_a_reader_that_has_seen_enough(files, tmp_path, arguments):
+    """Standard output is closed already: nothing is said of it, wherever the output breaks off."""
+    done = subprocess.run(
+        ["bash", "-c", 'exec 3>&1; { "$@" 2>&3; echo $? >&3; } | true', "-", sys.executable, "-c",
+         _SLOW_START, *arguments.replace("GRAPH", str(files / "graph.pb")).split()],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=800, check=False)
+    said = [line for line in done.stdout.splitlines() if not LONG.fullmatch(line)]
+    assert said in (["0"], ["wrote out.pb and out.pb.report.txt", "0"]) and done.stderr == ""
+
+
+_SLOW_START = """
+import os, select, sys
+poll = select.poll()
+poll.register(1, 0)
+poll.poll()  # until the other end of the pipe is closed
+from tfckpt.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_reader_that_leaves_in_the_middle():
+    """More than a pipe holds."""
+    program = ("from tfckpt import cli; cli._answer = lambda _: print('x' * 70 + chr(10), end='') "
+               "or [print('y' * 70) for _ in range(100000)] or 0; raise SystemExit(cli.main([]))")
+    done = subprocess.run(
+        ["bash", "-c", '"$@" | head -1; echo ${PIPESTATUS[0]}', "-", sys.executable, "-c",
+         program], env=ENVIRONMENT, capture_output=True, text=True, timeout=800, check=False)
+    assert done.stdout == "x" * 70 + "\n0\n" and done.stderr == ""
+
+
+@pytest.mark.parametrize("closed, out, err", [
+    ("0<&-", "result\n", "log\n"), ("1>&-", "", "log\n"), ("2>&-", "result\n", ""),
+    ("1>&- 2>&-", "", "")])
+def test_streams_that_are_closed(tmp_path, closed, out, err):
+    """An output file never gets the number, and so the text, of a stream that was closed."""
+    program = ("import sys\nfrom tfckpt import cli\n"
+               "def answer(_):\n    print('result')\n    print('log', file=sys.stderr)\n"
+               "    assert open('out', 'w').fileno() > 2\n    return 0\n"
+               "cli._answer = answer\nsys.exit(cli.main([]))")
+    done = subprocess.run(["bash", "-c", f'"$@" {closed}', "-", sys.executable, "-c", program],
+                          cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True,
+                          timeout=800, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, out, err)
+
+
+def test_help_version_and_usage_load_no_tensorflow():
+    program = ("import sys; from tfckpt.cli import main; assert not {'absl', 'numpy'} & "
+               "set(sys.modules); code = main(sys.argv[1:]); "
+               "assert 'tensorflow' not in sys.modules; print('code', code)")
+    for arguments, code in ((["--version"], 0), (["plan", "--help"], 0), (["completion", "zsh"], 0),
+                            (["plan", "a", "--budget", "much"], 2), (["planned"], 2)):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], env=ENVIRONMENT,
+                              capture_output=True, text=True, timeout=800, check=False)
+        assert done.stdout.endswith(f"code {code}\n"), done.stderr
+
+
+def test_an_interrupt_while_it_plans(files, tmp_path):
+    """Ctrl-C reaches the whole process group of a terminal's job."""
+    program = ("import os, signal, sys, time; signal.signal(signal.SIGINT, "
+               "signal.default_int_handler)\nfrom tfckpt.cli import main, quiet\n"
+               "load = quiet.load_tensorflow\n"
+               "def loaded():\n    load()\n    print('loaded', flush=True)\n"
+               "    from tfckpt.cli import commands\n"
+               "    commands.plan_file_step = lambda *_: time.sleep(600)\n"
+               "quiet.load_tensorflow = loaded\nsys.exit(main())")
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "rewrite", str(files / "graph.pb"), "out.pb"],
+        cwd=tmp_path, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == "loaded\n"
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=800)
+    assert (process.returncode, out) == (130, ""), err
+    assert err.endswith("tfckpt: error: interrupted; nothing was left half-written\n")
+    assert "Traceback" not in err and listing(tmp_path) == []
+
+
+# Completion, by the shells themselves.
+
+
+def completed(words: list[str], cursor: int | None = None) -> list[str]:
+    """What bash offers for the last word."""
+    number = len(words) - 1 if cursor is None else cursor
+    program = 'source "$1"; shift; COMP_WORDS=("${@:2}"); COMP_CWORD=$1; ' \
+              '_tfckpt tfckpt "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"; ' \
+              'printf "%s\n" "${COMPREPLY[@]}"'
+    with tempfile.NamedTemporaryFile("w", suffix=".bash") as file:
+        file.write(script("bash"))
+        file.flush()
+        done = subprocess.run(["bash", "--norc", "-c", program, "-", file.name, str(number),
+                               *words], capture_output=True, text=True, check=True, timeout=60)
+    assert not done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("words, offered", [
+    (["tfckpt", "re"], ["rewrite", "replay"]), (["tfckpt", "--v"], ["--version"]),
+    (["tfckpt", "plan", "--ba"], ["--batch_size"]),
+    (["tfckpt", "plan", "--batch-"], ["--batch-size"]),
+    (["tfckpt", "rewrite", "--free-"], ["--free-moves"]),
+    (["tfckpt", "plan", "m", "--solver", "a"], ["auto", "acg", "approx_dp"]),
+    (["tfckpt", "plan", "--solver", "=", "op"], ["optimal"]),
+    (["tfckpt", "plan", "--objective", "="], ["time", "memory"]),
+    (["tfckpt", "plan", "--device", "H1"], ["H100-80GB"]),
+    (["tfckpt", "inspect", "--so"], []), (["tfckpt", "completion", ""], list(SHELLS)),
+    (["tfckpt", "inspect", "a"], []), (["tfckpt", "frobnicate", "--"], [])])
+def test_what_bash_offers(words, offered):
+    assert completed(words) == offered
+
+
+def test_bash_offers_every_flag():
+    for command in COMMANDS:
+        named = {f"--{name}" for name in flags_of(command) if len(name) > 1}
+        assert named <= set(completed(["tfckpt", command, "--"]))
+
+
+def test_an_interactive_bash_completes(tmp_path):
+    """Keys in, a command line out: readline asks the function, and paths are completed too."""
+    (tmp_path / "completion.bash").write_text(script("bash"))
+    (tmp_path / "some_model.pb").write_text("")
+    (tmp_path / "tfckpt").write_text('#!/bin/sh\necho "got: $*"\n')
+    (tmp_path / "tfckpt").chmod(0o755)
+    ours, theirs = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"], cwd=tmp_path, stdin=theirs, stdout=theirs,
+        stderr=theirs, start_new_session=True,
+        env={**ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TERM": "dumb",
+             "HOME": str(tmp_path), "INPUTRC": "/dev/null"})
+    os.close(theirs)
+    os.write(ours, b"source completion.bash\ntfckpt ins\tsome\t--batch-\t7\nexit\n")
+    said = b""
+    with contextlib.suppress(OSError):  # the last one has closed the terminal
+        while chunk := os.read(ours, 4096):
+            said += chunk
+    os.close(ours)
+    assert shell.wait(timeout=60) == 0
+    assert b"got: inspect some_model.pb --batch-size 7" in said, said
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_reads_its_script(shell, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not here")
+    (tmp_path / "script").write_text(script(shell))
+    subprocess.run([shell, "-n", tmp_path / "script"], check=True, timeout=60)
+
+
+def test_fish_gets_every_flag_in_both_spellings():
+    lines = script("fish").splitlines()
+    for command in COMMANDS:
+        assert any(f"-a {command} -d " in line for line in lines)
+        for name in flags_of(command):
+            wanted = {f"-l {name} ", f"-l {name.replace('_', '-')} "} if len(name) > 1 else set()
+            assert not wanted or any(f"from {command}'" in line and all(
+                text in line for text in wanted) for line in lines), (command, name)
 
 
 _SIGNALLED = """

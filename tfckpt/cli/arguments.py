@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from absl import flags
 
+from tfckpt.budget import parse_budget
+from tfckpt.errors import PlanError
 from tfckpt.plan.planner import AUTO, OBJECTIVES, SOLVER_NAMES
 
 COMMANDS = {
@@ -17,11 +21,20 @@ COMMANDS = {
     "rewrite": ("GRAPH OUT", "writes a graph that needs less memory, and a report beside it"),
     "replay": ("FOLDER", "plans a step that TFCKPT_DUMP=DIR wrote again: does the same come out?"),
     "compare": ("A B", "two graphs: ops, planned peaks and, where both run, what they measure"),
+    "completion": ("SHELL", "prints what has bash, zsh or fish complete commands and flags"),
 }
+SHELLS = ("bash", "zsh", "fish")
 _GRAPH = """\
 GRAPH is a SavedModel directory, a GraphDef or a MetaGraphDef, binary or text; - reads a GraphDef
 or MetaGraphDef from standard input. Results go to standard output, messages to standard error.
-Exit codes: 0 done, 1 could not, 2 usage."""
+Exit codes: 0 done, 1 could not, 2 usage, 130 interrupted, 143 terminated; whichever it is, outputs
+are whole or not there."""
+_FLAGS = "In names of flags - and _ are the same: --batch-size is --batch_size."
+_COMPLETION = """\
+bash: tfckpt completion bash > ~/.local/share/bash-completion/completions/tfckpt
+      or, without the package bash-completion: source <(tfckpt completion bash) in ~/.bashrc
+zsh:  source <(tfckpt completion zsh) in ~/.zshrc
+fish: tfckpt completion fish > ~/.config/fish/completions/tfckpt.fish"""
 FAD = {"auto": "auto", "true": True, "false": False}
 """What --fad may be, and what it is called in Python."""
 _FRACTION = re.compile(r"^[0-9]*\.[0-9]+$")
@@ -49,12 +62,14 @@ def parse(command: str, arguments: Sequence[str]) -> Request:
     Raises:
       flags.Error: an unknown flag, a malformed value, or too few or many paths.
     """
-    values = _flags(command)
-    rest = values(["tfckpt", *arguments])[1:]
+    values = flags_of(command)
+    rest = values(["tfckpt", *_underscored(arguments, set(values))])[1:]
     wanted = COMMANDS[command][0].split()
     if len(rest) != len(wanted) and not values.help:
         raise flags.Error(f"tfckpt {command} takes {' and '.join(wanted)}, not "
                           f"{len(rest)} {'path' if len(rest) == 1 else 'paths'}")
+    if command == "completion" and not values.help and rest[0] not in SHELLS:
+        raise flags.Error(f"no completion for {rest[0]!r}; choose one of {', '.join(SHELLS)}")
     found: dict[str, Any] = {name: values[name].value for name in values}
     if "budget" in found:
         found["budget"] = budget_value(found["budget"])
@@ -62,15 +77,56 @@ def parse(command: str, arguments: Sequence[str]) -> Request:
     return Request(command, tuple(rest), found, bool(values.help), bool(values.debug))
 
 
+def command_name(text: str = "") -> str:
+    """Return the command that an argument names.
+
+    Raises:
+      flags.Error: none; says which one may have been meant.
+    """
+    if text in COMMANDS:
+        return text
+    if not text:
+        raise flags.Error(f"no command; choose one of {', '.join(COMMANDS)}")
+    if text.startswith("-"):
+        raise flags.Error(f"{text!r} stands before the command; write tfckpt COMMAND ... {text}")
+    if os.path.exists(text):
+        raise flags.Error(f"{text!r} is a path, not a command; write tfckpt inspect {text}, say")
+    near = difflib.get_close_matches(text, COMMANDS, 1)
+    raise flags.Error(f"unknown command {text!r}; " + (
+        f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"))
+
+
+def _underscored(arguments: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return arguments with the names of flags as absl spells them."""
+    result: list[str] = []
+    for number, argument in enumerate(arguments):
+        if argument == "--":
+            return [*result, *arguments[number:]]
+        name, equals, value = argument.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if name.startswith("no_") and name.removeprefix("no_") in known:
+            name = "no" + name.removeprefix("no_")
+        result.append(f"--{name}{equals}{value}" if argument.startswith("--") else argument)
+    return result
+
+
 def budget_value(text: str) -> object:
     """Return a budget as `tfckpt.checkpoint` takes it.
 
     "0.5" is a fraction, "GPU:0=30GB,*=min" a mapping from devices; all else stays text.
+
+    Raises:
+      flags.Error: it cannot be read.
     """
     if "=" in text:
         entries = [entry.partition("=") for entry in text.split(",")]
         return {device.strip(): budget_value(one) for device, _, one in entries}
-    return float(text) if _FRACTION.match(text.strip()) else text
+    found = float(text) if _FRACTION.match(text.strip()) else text
+    try:
+        parse_budget(found)
+    except PlanError as error:
+        raise flags.Error(str(error)) from error
+    return found
 
 
 def usage(command: str | None = None) -> str:
@@ -80,19 +136,24 @@ def usage(command: str | None = None) -> str:
         lines = [f"  tfckpt {f'{name} {paths}':<{width}}  {what}"
                  for name, (paths, what) in COMMANDS.items()]
         return "\n".join(["usage:", *lines, "", _GRAPH, "",
-                          "tfckpt COMMAND --help lists the flags of a command."])
+                          "tfckpt COMMAND --help lists the flags of a command, tfckpt --version",
+                          "prints the versions of tfckpt, TensorFlow and Keras."])
     paths, what = COMMANDS[command]
-    listed = _flags(command).get_help(include_special_flags=False)
+    listed = flags_of(command).get_help(include_special_flags=False)
     listed = listed.partition(":\n")[2]  # absl heads the list with the name of this module
-    return f"usage: tfckpt {command} {paths} [flags]\n\n{what}\n\n{_GRAPH}\n\n{listed}"
+    more = _COMPLETION if command == "completion" else f"{_GRAPH}\n\n{_FLAGS}"
+    return f"usage: tfckpt {command} {paths} [flags]\n\n{what}\n\n{more}\n\n{listed}"
 
 
-def _flags(command: str) -> flags.FlagValues:
+def flags_of(command: str) -> flags.FlagValues:
+    """Return the flags of a command, with their defaults."""
     values = flags.FlagValues()
     values.set_gnu_getopt(True)
     where: Any = {"flag_values": values}
     flags.DEFINE_bool("help", False, "Shows this help.", short_name="h", **where)
     flags.DEFINE_bool("debug", False, "Shows the traceback of an unexpected error.", **where)
+    if command == "completion":
+        return values
     if command != "replay":
         flags.DEFINE_integer("batch_size", None, "What an unknown leading dimension stands for.",
                              lower_bound=1, **where)

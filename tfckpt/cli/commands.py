@@ -55,12 +55,16 @@ def _read(path: str) -> Document:
         return read_path(path)
     if sys.stdin is None:
         raise CaptureError("capture: standard input is closed; name a file or pipe a graph in")
+    if sys.stdin.isatty():
+        print("tfckpt: reading a graph from the terminal; name a file, or pipe one in",
+              file=sys.stderr)
     return read_bytes(sys.stdin.buffer.read(), "standard input")
 
 
 def _steps(request: Request, document: Document, rewritten: bool = False) -> list[Step]:
-    return training_steps(document, batch_size=request.batch_size, fetches=request.fetch,
-                          rewritten=rewritten)
+    with progress(f"reading {document.source}"):
+        return training_steps(document, batch_size=request.batch_size, fetches=request.fetch,
+                              rewritten=rewritten)
 
 
 def _options(request: Request) -> Options:
@@ -109,7 +113,8 @@ def _inspect(request: Request) -> int:
 
 
 def _description(step: Step, top: int) -> dict:
-    graph, part = step.graph, priced_plain(step)
+    with progress(f"pricing {step.name}"):
+        graph, part = step.graph, priced_plain(step)
     cost = part.cost
     types = collections.Counter(op.type for op in graph.ops)
     count = collections.Counter(op.region for op in graph.ops)
@@ -229,7 +234,8 @@ def _rewrite(request: Request) -> int:
 
 
 def _replay(request: Request) -> int:
-    outcome, different = replay(request.paths[0])
+    with progress(f"planning {request.paths[0]}"):
+        outcome, different = replay(request.paths[0])
     print(outcome.report)
     print(f"differs from the dump: {', '.join(different)}" if different else
           "plans and edits are those of the dump")

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from tfckpt.cli import quiet
 from tfckpt.errors import RewriteError
 
 _MAIN_FILES = ("saved_model.pb", "saved_model.pbtxt")
@@ -146,25 +147,47 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for line in lines)
 
 
+LONG = 2.0
+"""Seconds after which work is said to be going on, where there is no terminal to show it on."""
+
+
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Shows on a terminal what takes long, and for how long already; nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield
-        return
+    """Say on standard error what takes long.
+
+    A terminal shows for how long already, until it is done; elsewhere there is a line after
+    `LONG` seconds, and one with the time that it took, unless `TF_CPP_MIN_LOG_LEVEL` asks for
+    silence.
+    """
+    terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     done = threading.Event()
-    started = time.monotonic()
-
-    def show() -> None:
-        while not done.wait(0.5):
-            print(f"\r{what} ... {time.monotonic() - started:.0f} s", end="", file=sys.stderr,
-                  flush=True)
-
-    thread = threading.Thread(target=show, daemon=True)
+    thread = threading.Thread(target=_count if terminal else _announce, args=(what, done),
+                              daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _count(what: str, done: threading.Event) -> None:
+    """Show seconds on a line of a terminal, and clear it."""
+    started = time.monotonic()
+    while not done.wait(0.5):
+        _message(f"\r{what} ... {time.monotonic() - started:.0f} s", end="")
+    _message("\r\033[K", end="")
+
+
+def _announce(what: str, done: threading.Event) -> None:
+    """Write a line once it takes long, and another at its end."""
+    started = time.monotonic()
+    if not done.wait(LONG) and not quiet.SILENCED:
+        _message(f"tfckpt: {what} ...")
+        done.wait()
+        _message(f"tfckpt: {what} took {time.monotonic() - started:.0f} s")
+
+
+def _message(text: str, end: str = "\n") -> None:
+    with contextlib.suppress(OSError):  # nobody listens: no reason to stop the work
+        print(text, end=end, file=sys.stderr, flush=True)

@@ -8,6 +8,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+SILENCED = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "") not in ("", "0")
+"""Whether who called silenced TensorFlow: then work in progress is not announced either."""
+
 
 def load_tensorflow() -> None:
     """Imports TensorFlow; what it says is shown only if it fails."""
