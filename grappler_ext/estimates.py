@@ -21,7 +21,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_parts
 from tfckpt.capture.inline import readable
 from tfckpt.capture.shapes import (
-    argument_shapes,
+    CallSizes,
     concrete_shapes,
     to_variable,
     uncaptured_inputs,
@@ -263,7 +263,7 @@ def inlined_graph(traced: Any, args: Sequence[Any] = (),
         if known is not None:
             to_variable(nodes[tensor.op.name], *known)
     live = imported(definition)
-    given = argument_shapes(uncaptured_inputs(traced.graph), args)
+    given = CallSizes.of(args).inputs(uncaptured_inputs(traced.graph))
     shaped = concrete_shapes(live, batch_size, given, library=definition.library)
     graph = capture(shaped, name=_name(traced),
                     fetches=[shaped.get_tensor_by_name(t.name) for t in traced.outputs])

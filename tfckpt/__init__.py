@@ -20,7 +20,7 @@ from tfckpt.errors import (
 
 if TYPE_CHECKING:
     from tfckpt import keras, verify
-    from tfckpt.api import checkpoint
+    from tfckpt.api import checkpoint, report_of
     from tfckpt.forward_ad import eager_fad, nested_forward_ad
     from tfckpt.report import Report
 
@@ -28,11 +28,12 @@ __version__ = "0.1.0"
 
 __all__ = ["CaptureError", "CostError", "InfeasibleBudgetError", "PlanError", "Report",
            "RewriteError", "TfckptError", "VerificationError", "checkpoint", "eager_fad", "keras",
-           "nested_forward_ad", "verify"]
+           "nested_forward_ad", "report_of", "verify"]
 
 _LAZY = {"eager_fad": ("tfckpt.forward_ad", "eager_fad"),
          "nested_forward_ad": ("tfckpt.forward_ad", "nested_forward_ad"),
-         "checkpoint": ("tfckpt.api", "checkpoint"), "Report": ("tfckpt.report", "Report"),
+         "checkpoint": ("tfckpt.api", "checkpoint"), "report_of": ("tfckpt.api", "report_of"),
+         "Report": ("tfckpt.report", "Report"),
          "keras": ("tfckpt.keras", None), "verify": ("tfckpt.verify", None)}
 
 

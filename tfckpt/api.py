@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.shapes import CallSizes
 from tfckpt.carriers.trace_hook import Mark, Records, called_with, traces_compiled, wrap_body
 from tfckpt.errors import PlanError
 from tfckpt.options import Options, make_options
@@ -25,12 +30,13 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
     Args:
       fn: a `tf.function`, or a Python function that is traced inside one.
       budget: bytes of the whole device as an int or "6GiB", a fraction of the plain step's
-        dynamic peak as a float in (0, 1], or "min"; or a mapping from devices to such budgets
+        dynamic peak as a float in (0, 1], "min", or "device": what the device that the step
+        runs on has free when it is planned; or a mapping from devices to such budgets
         (see `tfckpt.device_budgets`): a single one is that of each device.
       solver: "auto", "store_all", "chen", "lcg", "acg", "exact_dp",
         "approx_dp" or "optimal".
       objective: "time" (fastest plan that fits) or "memory" (least peak).
-      batch_size: what an unknown leading dimension stands for.
+      batch_size: what an unknown leading dimension stands for where the call does not tell.
       free_moves: whether moves that cost no time may be used.
       fad: whether the derivative of an element-wise activation may be kept instead of the
         tensors that it is computed from (nested forward AD). False takes none: recomputation
@@ -41,20 +47,78 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and
-      `reports` (by signature).
+      `reports` (by signature); as a method of a class, those of each object.
 
     Raises:
-      PlanError: malformed options. At trace time: InfeasibleBudgetError (states the smallest
-        feasible budget), CostError (unknown dimensions), or PlanError where a mapping of budgets
-        lacks a device of the step or has one that does not exist.
+      PlanError: malformed options, or what is no function. At the first trace, before anything has
+        trained: InfeasibleBudgetError (states the smallest feasible budget), CostError (bytes are
+        asked for, and sizes are unknown), or PlanError where a mapping of budgets lacks a device
+        of the step or has one that does not exist.
     """
     options = make_options(budget, solver, objective, batch_size, free_moves, fad)
     if fn is None:
-        return lambda function: CheckpointedStep(function, options)
-    if not callable(fn):
-        raise PlanError(f"plan: tfckpt.checkpoint takes a function, not {type(fn).__name__}; "
+        return lambda function: CheckpointedStep(_checked(function), options)
+    return CheckpointedStep(_checked(fn), options)
+
+
+def _checked(fn: Any) -> Any:
+    """Return what is to be decorated.
+
+    Raises:
+      PlanError: it is no function that can be traced; the message says what to write instead.
+    """
+    kind = type(fn).__name__
+    if hasattr(fn, "train_step") and hasattr(fn, "fit"):
+        what = "a class" if isinstance(fn, type) else f"a model ({kind})"
+        raise PlanError(f"plan: tfckpt.checkpoint takes a training step, not {what}; write "
+                        "model = tfckpt.keras.checkpoint(model, ...) before model.compile(...), "
+                        "or put the decorator on the model's train_step method")
+    if hasattr(fn, "trainable_weights") and hasattr(fn, "call"):
+        raise PlanError(f"plan: tfckpt.checkpoint takes a training step, not a layer ({kind}): "
+                        "which layers' results are recomputed it decides by itself")
+    if isinstance(fn, CheckpointedStep):
+        raise PlanError(f"plan: {fn.__name__} is decorated with tfckpt.checkpoint already; "
+                        "decorate fn.plain to have other options")
+    if isinstance(fn, tf.types.experimental.ConcreteFunction):
+        raise PlanError("plan: tfckpt.checkpoint takes the tf.function, not a concrete function "
+                        "that it has been traced to")
+    if isinstance(fn, staticmethod | classmethod | property):
+        raise PlanError(f"plan: tfckpt.checkpoint takes the function below @{kind}; put "
+                        f"@{kind} above @tfckpt.checkpoint")
+    body = fn.python_function if tf_adapter.is_tf_function(fn) else fn
+    if isinstance(body, type) or not callable(fn):
+        raise PlanError(f"plan: tfckpt.checkpoint takes a function, not {_named(fn)}; "
                         "options are keyword-only")
-    return CheckpointedStep(fn, options)
+    if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body):
+        raise PlanError("plan: tfckpt.checkpoint takes a function that TensorFlow can trace, not "
+                        f"a coroutine or generator ({getattr(body, '__name__', kind)})")
+    return fn
+
+
+def _named(fn: Any) -> str:
+    return f"the class {fn.__name__}" if isinstance(fn, type) else type(fn).__name__
+
+
+def report_of(step: Any) -> Report | None:
+    """Return the latest report of a step or Keras model; None before the first trace.
+
+    Args:
+      step: what `tfckpt.checkpoint` or `tfckpt.keras.checkpoint` returned, a `tf.function` over a
+        decorated function, or a model whose `train_step` is decorated.
+
+    Raises:
+      PlanError: it is none of these.
+    """
+    if tf_adapter.is_tf_function(step):
+        step = step.python_function
+    if isinstance(step, CheckpointedStep | _BoundStep):
+        return step.report
+    if hasattr(step, "train_step"):
+        from tfckpt import keras
+
+        return keras.report(step)
+    raise PlanError(f"plan: {step!r} has no report; pass a step that tfckpt.checkpoint decorated, "
+                    "or a model")
 
 
 class CheckpointedStep:
@@ -62,13 +126,14 @@ class CheckpointedStep:
 
     def __init__(self, fn: Any, options: Options):
         self._records = Records()
+        self._methods: dict[int, tuple[Callable[[], object], Records]] = {}
         self._is_function = tf_adapter.is_tf_function(fn)
         body = fn.python_function if self._is_function else fn
         name = getattr(body, "__name__", "step")
         mark = Mark(options, self._records, name,
                     self._is_function and tf_adapter.compiles_with_xla(fn))
 
-        marked = wrap_body(body, mark)
+        marked = wrap_body(body, mark, self._records_of_call)
         self._plain = fn
         self._fn = tf_adapter.clone_function(fn, marked) if self._is_function else marked
         # inside a compiled function: what was traced for the executor would be of no use there
@@ -90,8 +155,35 @@ class CheckpointedStep:
         """The step as it was given."""
         return self._plain
 
+    def records_of(self, instance: object) -> Records:
+        """Return where the reports of one object go, whose method the step is."""
+        owner, records = self._methods.get(id(instance), (lambda: None, self._records))
+        if owner() is not instance:
+            records = Records(around=self._records)
+            forget = functools.partial(_forget, weakref.ref(self), id(instance))
+            self._methods[id(instance)] = (_reference(instance, forget), records)
+        return records
+
+    def _records_of_call(self, args: tuple) -> Records:
+        owner, records = self._methods.get(id(args[0]) if args else 0, (lambda: None, None))
+        return records if records is not None and owner() is args[0] else self._records
+
     def __call__(self, *args, **kwargs):
-        return called_with(self._compiled if traces_compiled() else self._fn, *args, **kwargs)
+        function = self._compiled if traces_compiled() else self._fn
+        if not self._records.opened or not tf.executing_eagerly():
+            return called_with(function, *args, **kwargs)
+        records = self._records_of_call(args)
+        traces = len(records.reports)
+        result = called_with(function, *args, **kwargs)
+        if len(records.reports) == traces:
+            records.warn_if_larger(CallSizes.of((args, kwargs)), self.__name__)
+        return result
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        if name == "train_step" and hasattr(owner, "make_train_function"):
+            from tfckpt.keras import look_at_batches
+
+            look_at_batches(owner)
 
     def __get__(self, instance, owner=None):
         if instance is None:
@@ -107,15 +199,36 @@ class CheckpointedStep:
         return found
 
 
+def _forget(step: Callable[[], CheckpointedStep | None], number: int, _: object) -> None:
+    """Drop the records of an object that is gone."""
+    found = step()
+    if found is not None:
+        found._methods.pop(number, None)
+
+
+def _reference(instance: object, gone: Callable[[object], None]) -> Callable[[], object]:
+    try:
+        return weakref.ref(instance, gone)
+    except TypeError:  # it has no place for one: kept for as long as the step is
+        return lambda: instance
+
+
 class _BoundStep(functools.partial):
-    """A method: the step with its instance filled in, and the step's reports."""
+    """A method: the step with its instance filled in, and the instance's reports."""
+
+    @property
+    def _records(self) -> Records:
+        step: Any = self.func
+        return step.records_of(self.args[0])
 
     @property
     def report(self) -> Report | None:
-        step: Any = self.func
-        return step.report
+        return self._records.report
 
     @property
     def reports(self) -> dict[str, Report]:
-        step: Any = self.func
-        return step.reports
+        return dict(self._records.reports)
+
+    def __call__(self, *args, **kwargs):
+        _ = self._records  # from now on reports go there
+        return super().__call__(*args, **kwargs)

@@ -2,29 +2,49 @@
 
 * an int, or a string such as "6GiB" or "800 MB": bytes of the whole device, resident included;
 * a float in (0, 1]: a fraction of the plain step's dynamic peak;
-* "min": the least peak that a plan reaches.
+* "min": the least peak that a plan reaches;
+* "device": what is free on the device that the step runs on, when it is planned.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import re
 
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+          "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+DEVICE = "device"
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*$")
+_PERCENT = re.compile(r"^[0-9]+(?:\.[0-9]+)?\s*%$")
 _HELP = ('write bytes as an int, a size such as "6GiB" or "800MB", a fraction of the plain peak '
-         'such as 0.5, or "min"')
+         'such as 0.5, "min", or "device" for what is free there')
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """A checked budget. Exactly one of the two is set; neither means "min"."""
+    """A checked budget. At most one is set; none means "min".
+
+    Attributes:
+      device_bytes: of the whole device, what is resident there included.
+      fraction: of the plain step's dynamic peak.
+      free_bytes: what the device has free when the step is planned; with `of_device`, 0 until
+        somebody has asked the device.
+      of_device: whether `free_bytes` is the budget.
+    """
 
     device_bytes: int | None = None
     fraction: float | None = None
+    of_device: bool = False
+    free_bytes: int = 0
+
+    @property
+    def sized(self) -> bool:
+        """Return whether the budget is a number of bytes, which unknown sizes cannot be held to."""
+        return self.device_bytes is not None or self.of_device
 
     def dynamic(self, baseline_bytes: int, resident_bytes: int) -> int | None:
         """Bytes that the dynamic peak must not pass; None for the least peak."""
@@ -32,11 +52,13 @@ class Budget:
             return int(self.fraction * baseline_bytes)
         if self.device_bytes is not None:
             return self.device_bytes - resident_bytes
-        return None
+        return self.free_bytes if self.of_device else None
 
     def __str__(self) -> str:
         if self.fraction is not None:
             return f"{self.fraction:g} of plain"
+        if self.of_device:
+            return f"{format_bytes(self.free_bytes)} free on the device"
         return "min" if self.device_bytes is None else format_bytes(self.device_bytes)
 
     def explain(self, error: InfeasibleBudgetError, baseline_bytes: int, resident_bytes: int,
@@ -46,7 +68,7 @@ class Budget:
         Args:
           device: which of several devices it is about.
         """
-        least = error.smallest_bytes
+        least = min(error.smallest_bytes, baseline_bytes)  # the plain step is a plan too
         where = f" on {device}" if device else ""
         if self.fraction is not None:
             ratio = least / max(baseline_bytes, 1)
@@ -55,6 +77,12 @@ class Budget:
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
                 f" cannot be met{where}; the smallest feasible fraction found is {ratio:g} "
                 f'({format_bytes(least)}). Pass budget={ratio:g} or budget="min"', least)
+        if self.of_device:
+            return InfeasibleBudgetError(
+                f'plan: budget="device" cannot be met{where}: {format_bytes(self.free_bytes)} are '
+                f"free, and the least that a step needs there above what it starts with is "
+                f"{format_bytes(least)}. Use a smaller batch, free memory before the first step, "
+                'or pass budget="min"', least)
         total = least + resident_bytes
         return InfeasibleBudgetError(
             f"plan: budget={format_bytes(self.device_bytes or 0)} cannot be met{where}; the "
@@ -71,22 +99,28 @@ def parse_budget(budget: object) -> Budget:
     """
     if isinstance(budget, Budget):
         return budget
-    if isinstance(budget, bool) or not isinstance(budget, int | float | str):
-        raise PlanError(f"plan: budget={budget!r} is not a budget; {_HELP}")
     if isinstance(budget, str):
         return _parse_text(budget)
-    if isinstance(budget, float):
-        if not 0.0 < budget <= 1.0:
-            raise PlanError(f"plan: budget={budget!r} is a fraction outside (0, 1]; {_HELP}")
-        return Budget(fraction=budget)
-    if budget <= 0:
-        raise PlanError(f"plan: budget={budget!r} bytes must be positive; {_HELP}")
-    return Budget(device_bytes=budget)
+    if isinstance(budget, bool) or not isinstance(budget, numbers.Real):
+        raise PlanError(f"plan: budget={budget!r} is not a budget; {_HELP}")
+    if isinstance(budget, numbers.Integral):
+        if budget <= 0:
+            raise PlanError(f"plan: budget={budget!r} bytes must be positive; {_HELP}")
+        return Budget(device_bytes=int(budget))
+    number = float(budget)
+    if not 0.0 < number <= 1.0:
+        in_bytes = f"for bytes write budget={int(number)}; " if 1e6 <= number < 1e18 else ""
+        raise PlanError(f"plan: budget={budget!r} is a fraction outside (0, 1]; {in_bytes}{_HELP}")
+    return Budget(fraction=number)
 
 
 def _parse_text(text: str) -> Budget:
-    if text.strip().lower() == "min":
-        return Budget()
+    word = text.strip().lower()
+    if word in ("min", DEVICE):
+        return Budget(of_device=word == DEVICE)
+    if _PERCENT.match(word):
+        raise PlanError(f"plan: budget={text!r} cannot be read; for a fraction of the plain peak "
+                        f"write a number: budget={float(word.rstrip('% ')) / 100:g}")
     match = _QUANTITY.match(text)
     if match and not match[2] and 0.0 < float(match[1]) <= 1.0 and "." in match[1]:
         raise PlanError(f"plan: budget={text!r} is text; for a fraction of the plain peak drop the "

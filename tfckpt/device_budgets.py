@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfckpt.budget import Budget, parse_budget
 from tfckpt.errors import PlanError
-from tfckpt.verify.memory import default_device
+from tfckpt.verify.memory import default_device, free_bytes
 
 OTHERS = "*"
 _HELP = 'write {"GPU:0": "30GB", "GPU:1": "70GB"}; "*" stands for all other devices'
@@ -31,8 +31,15 @@ class Budgets:
 
     entries: tuple[tuple[str, Budget], ...] = ((OTHERS, Budget()),)
 
+    @property
+    def sized(self) -> bool:
+        """Return whether a budget is a number of bytes, which unknown sizes cannot be held to."""
+        return any(budget.sized for _, budget in self.entries)
+
     def of(self, device: str) -> Budget:
         """The budget of a device, as ops spell it; "" is where ops without a device run.
+
+        What a device has free is asked now.
 
         Raises:
           PlanError: no key fits it.
@@ -43,7 +50,12 @@ class Budgets:
         if key not in keys:
             raise PlanError(f"plan: budget has no entry for {_short(_full(device))}, where a part "
                             f"of this step runs; add one, or {OTHERS!r} for all other devices")
-        return keys[key]
+        budget = keys[key]
+        if budget.of_device:
+            spec = _full(device)
+            free = free_bytes(f"{spec.device_type}:{spec.device_index}")
+            return dataclasses.replace(budget, free_bytes=free)
+        return budget
 
     def check(self, devices: Iterable[str]) -> None:
         """Refuses keys of devices that neither a step nor TensorFlow in this process knows.

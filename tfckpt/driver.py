@@ -26,11 +26,12 @@ from tfckpt.judges import JUDGES, Candidate, Rejected
 from tfckpt.options import Options
 from tfckpt.parts import Proposal, unchanged
 from tfckpt.plan.schedule import Plan
-from tfckpt.proposals import NOTHING_TO_GAIN, Search, parts_of, searches
+from tfckpt.proposals import NOTHING_TO_GAIN, PLAIN_FITS, Search, parts_of, searches
 from tfckpt.report import Report, report_of
 from tfckpt.rewrite.passes.manager import Context
 from tfckpt.rewrite.passes.manager import Outcome as PassOutcome
 from tfckpt.rewrite.plain_step import LiveStep
+from tfckpt.say import waiting_for
 
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
@@ -51,6 +52,7 @@ class Captured:
       graph: the step as plain data.
       live: TensorFlow's graph that it was read from, not edited.
       compiled: whether XLA compiles the step.
+      planned_for: where the trace leaves sizes open, what they are taken to be, in words.
       gradient_inside: names the op inside which a gradient is computed, where the graph has none;
         "" where none is.
     """
@@ -59,6 +61,7 @@ class Captured:
     graph: Graph
     live: Any
     compiled: bool = False
+    planned_for: str = ""
     gradient_inside: Callable[[], str] = str
 
 
@@ -116,7 +119,7 @@ class Outcome:
         if self.report is None:
             return ""
         return next((p.reason for p in self.proposals
-                     if not p.changes and p.reason != NOTHING_TO_GAIN), "")
+                     if not p.changes and p.reason not in (NOTHING_TO_GAIN, PLAIN_FITS)), "")
 
 
 def switched_off() -> bool:
@@ -148,6 +151,16 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
     target_of = place(options.target, step.compiled, carrier.optimised)
     if not step.graph.has_gradient():
         return _without_gradient(step, options, target_of, started)
+    with waiting_for(f"planning {step.name} ({len(step.graph.ops):,} operations)") as done:
+        outcome, report = _planned(carrier, step, options, target_of, refused, started)
+        done(report.summary)
+    logging.info("%s", report)
+    return outcome
+
+
+def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refused: str,
+             started: float) -> tuple[Outcome, Report]:
+    """Plan a step that trains, and hand the edits back."""
     definition = _definition(step) if dump.folder() else b""
     found = searches(step.graph, options, target_of, refused)
     context = Context(step.graph, plain=_plain(step), target=target_of(""))
@@ -155,14 +168,13 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
     proposals = tuple(sorted(candidate.proposals, key=lambda p: -p.decision.planned.peak_bytes))
     report = report_of(step.name, step.graph, proposals, candidate.edits,
                        tuple(line for search in found for line in search.rejected),
-                       time.perf_counter() - started)
-    logging.info("%s", report)
+                       time.perf_counter() - started, step.planned_for)
     outcome = Outcome(report, candidate.edits, proposals,
                       () if candidate.realised is None else candidate.realised.outcomes)
     if definition:
         _dump(step, definition, dataclasses.replace(options, target=target_of("")), outcome,
               report, carrier.optimised)
-    return outcome
+    return outcome, report
 
 
 def _definition(step: Captured) -> bytes:
@@ -240,4 +252,4 @@ def _without_gradient(step: Captured, options: Options, target_of, started: floa
         return Outcome()
     proposal = unchanged(part, _INSIDE.format(inside))
     return Outcome(report_of(step.name, step.graph, (proposal,), None, (),
-                             time.perf_counter() - started), None, (proposal,))
+                             time.perf_counter() - started, step.planned_for), None, (proposal,))

@@ -56,9 +56,18 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
       PlanError: an option is malformed; the message says what may be written.
     """
     check_names(solver, objective)
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)
-                                   or batch_size <= 0):
-        raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
+    if batch_size is not None:
+        batch_size = _positive(batch_size)
+    if not isinstance(free_moves, bool):
+        raise PlanError(f"plan: free_moves={free_moves!r} must be True or False")
     if not isinstance(fad, bool) and fad != AUTO:
         raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
     return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, target)
+
+
+def _positive(batch_size: object) -> int:
+    """Return a batch size as an int, which NumPy's are not."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, numbers.Integral) or (
+            batch_size <= 0):
+        raise PlanError(f"plan: batch_size={batch_size!r} must be a positive int")
+    return int(batch_size)

@@ -40,6 +40,11 @@ class Part:
         """Return what tells the names of the part's new ops from those of others."""
         return "" if self.number is None else f"_{self.number}"
 
+    @property
+    def room(self) -> int | None:
+        """Return the dynamic bytes that the peak must not pass; None for the least peak."""
+        return self.budget.dynamic(self.plain.peak_bytes, self.cost.resident_bytes)
+
     def over(self, graph: Graph) -> Part:
         """Return the part with another graph, priced anew."""
         return priced(self.device, self.number, self.budget, self.target, graph)

@@ -22,13 +22,14 @@ from tfckpt.ops import record
 from tfckpt.options import Options
 from tfckpt.parts import Part, Proposal, priced, unchanged
 from tfckpt.plan.forward_ad import Decision, decisions_of
-from tfckpt.plan.planner import AUTO, Planned, plans_of
+from tfckpt.plan.planner import AUTO, SAFETY, Planned, plans_of
 from tfckpt.rewrite.passes.reference_variables import has_references
 from tfckpt.target import Target
 
 MOST = 8
 """Proposals for one part: the search is bounded by their number, never by the clock."""
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
+PLAIN_FITS = "the plain step fits the budget"
 EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
              "that waited for another replica could wait for ever")
 
@@ -73,7 +74,7 @@ class Search:
         self._whole = part
         self.rejected: list[str] = []
         self.leader = leader
-        self._reason = refused
+        self._reason = refused = refused or ("" if not _plain_fits(part, SAFETY) else PLAIN_FITS)
         self._known: dict[bool, tuple[Iterator[Decision], list[Decision]]] = {}
         self._proposals = iter(()) if refused else itertools.islice(self._all(), MOST)
         self._step()
@@ -129,7 +130,9 @@ class Search:
         try:
             return next(source, None)
         except InfeasibleBudgetError:
-            if not self.rejected:
+            if _plain_fits(self.part):
+                self._reason = PLAIN_FITS
+            elif not self.rejected:
                 raise
             return None
         except PlanError as error:
@@ -156,6 +159,12 @@ class Search:
                     return
                 known.append(decision)
             yield known[number]
+
+
+def _plain_fits(part: Part, share: float = 1.0) -> bool:
+    """Return whether the plain step's peak fits a share of the budget; not where none is given."""
+    room = part.room
+    return room is not None and part.plain.peak_bytes <= share * room
 
 
 def searches(graph: Graph, options: Options, target_of: Callable[[str], Target],
@@ -198,7 +207,7 @@ def decisions(part: Part, options: Options, single: bool) -> Iterator[Decision]:
       PlanError: no plan could be made.
     """
     plain, cost = part.plain, part.cost
-    room = part.budget.dynamic(plain.peak_bytes, cost.resident_bytes)
+    room = part.room
 
     def plans(of: CostGraph) -> Iterator[Planned]:
         return plans_of(of, room, solver=options.solver, objective=options.objective,

@@ -145,6 +145,8 @@ class Report:
       solver: which proposal the plan came from.
       deferred_ops, released_joins, fences, pins: what else was changed.
       plan_seconds: capture, planning and rewriting, in seconds.
+      planned_for: the sizes that were planned for, where the trace leaves them open: shapes, or a
+        batch.
       op_count: ops of the captured step that run, and its arguments.
       front: the plans that no other beats in both peak and time (see `Front`).
       fates: what becomes of each forward tensor that the backward reads, largest first.
@@ -186,6 +188,7 @@ class Report:
     rejected: tuple[str, ...] = ()
     forward_ad_regions: tuple[ForwardAdRegion, ...] = ()
     devices: tuple[DevicePeak, ...] = ()
+    planned_for: str = ""
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
     traced: tuple[tuple[CostGraph, Plan], tuple[CostGraph, Plan]] | None = dataclasses.field(
@@ -206,6 +209,7 @@ class Report:
     def __str__(self) -> str:
         ratio = self.planned_peak_bytes / max(self.baseline_peak_bytes, 1)
         rows = [
+            *([("planned for", self.planned_for)] if self.planned_for else []),
             ("plain peak", format_bytes(self.baseline_peak_bytes)),
             ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
             ("measured peak", "not measured" if self.measured_peak_bytes is None
@@ -233,6 +237,15 @@ class Report:
         saved = sum(r.saved_bytes or 0 for r in taken)
         return (f"{len(taken)} of {len(regions)} regions keep their derivative"
                 + (f", {format_bytes(saved)} less" if taken else ""))
+
+    @property
+    def summary(self) -> str:
+        """What was done, in a line."""
+        if not self.applied:
+            return f"{self.name} is left as it is: {self.reason}"
+        return (f"{self.name}: {format_bytes(self.planned_peak_bytes)} of "
+                f"{format_bytes(self.baseline_peak_bytes)} plain, {100 * self.overhead:+.0f} % "
+                f"time, planned in {self.plan_seconds:.0f} s")
 
     def explain(self, top: int = _SHOWN) -> str:
         """What is live at the peak before and after: bytes, op, layer, why it is kept."""
@@ -273,7 +286,7 @@ class Report:
 
 
 def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edits | None,
-              rejected: tuple[str, ...], seconds: float) -> Report:
+              rejected: tuple[str, ...], seconds: float, planned_for: str = "") -> Report:
     """Return the report of a step: that of its fullest device, with the peaks of the others.
 
     Args:
@@ -282,9 +295,10 @@ def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edi
       edits: of the whole step; None where nothing was changed.
       rejected: a line for each plan that was given up.
       seconds: capture, planning and rewriting.
+      planned_for: what open sizes were taken to be.
     """
     report = _report_of_part(name, graph, proposals[0], edits, seconds)
-    report.rejected = rejected
+    report.rejected, report.planned_for = rejected, planned_for
     report.refused = tuple(dict.fromkeys(
         (*report.refused, *(line for p in proposals for line in p.part.graph.refused))))[:REFUSALS]
     if len(proposals) > 1:

@@ -141,7 +141,9 @@ def test_as_a_method_of_any_class():
     wanted = run(tf.function(plain.learn), plain)
     assert run(one.step, one) == wanted
     assert run(other.step, other) == wanted  # each instance trains its own weights
-    assert one.step.report.applied and Trainer.step.report is one.step.report
+    assert one.step.report.applied and other.step.report.applied
+    assert one.step.report is not other.step.report is Trainer.step.report  # the latest of all
+    assert Trainer().step.report is None and Trainer().step.reports == {}
 
 
 def test_called_inside_another_function(wanted):

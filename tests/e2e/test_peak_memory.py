@@ -126,7 +126,7 @@ def test_a_measured_peak_above_the_plain_one_warns(monkeypatch):
     tfckpt.keras.checkpoint(model)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = arrays(2048)
-    monkeypatch.setattr(tfckpt.keras, "memory_info",
+    monkeypatch.setattr(tfckpt.keras.peak_memory, "memory_info",
                         lambda device, reset=False: {"current": 0, "peak": 1 << 40})
     with pytest.warns(UserWarning, match="above the plain step's planned"):
         model.fit(x, y, batch_size=1024, verbose=0, callbacks=[tfckpt.keras.PeakMemory()])
@@ -150,7 +150,7 @@ def test_every_gpu_of_a_strategy(monkeypatch):
         asked.append(device)
         return {"current": MIB, "peak": (3 if device == "GPU:0" else 7) * MIB}
 
-    monkeypatch.setattr(tfckpt.keras, "memory_info", info)
+    monkeypatch.setattr(tfckpt.keras.peak_memory, "memory_info", info)
     callback = tfckpt.keras.PeakMemory()
     callback.set_model(Model())
     callback.on_train_begin()
@@ -203,7 +203,7 @@ def test_the_warning_names_what_is_measured_nowhere(monkeypatch):
     def info(device, reset=False):
         raise tfckpt.VerificationError("verify: nothing for TPU:0")
 
-    monkeypatch.setattr(tfckpt.keras, "memory_info", info)
+    monkeypatch.setattr(tfckpt.keras.peak_memory, "memory_info", info)
     process.fresh()
     with pytest.warns(UserWarning, match="PeakMemory measures nothing. verify: nothing for TPU"):
         history = train(Holder(1), tfckpt.keras.PeakMemory(compare=True)).history
@@ -260,7 +260,7 @@ def test_tensorboard_without_a_wrapped_model_without_statistics_without_matplotl
     def info(device, reset=False):
         raise tfckpt.VerificationError("verify: nothing here")
 
-    monkeypatch.setattr(tfckpt.keras, "memory_info", info)
+    monkeypatch.setattr(tfckpt.keras.peak_memory, "memory_info", info)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     model = stack()
     tfckpt.keras.checkpoint(model, solver="approx_dp")

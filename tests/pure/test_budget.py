@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from tfckpt.budget import parse_budget
@@ -13,12 +16,15 @@ BASELINE, RESIDENT = 1_000_000, 30_000
     (123456, 123456), ("123456", 123456), ("100b", 100), ("2GiB", 2 * 1024**3),
     (" 800 MB ", 800_000_000), ("1.5gib", 1_610_612_736), ("1.5KB", 1500), ("1tb", 10**12),
     ("3 MiB", 3_145_728), ("7kib", 7168), ("1 TiB", 1024**4), ("2gb", 2 * 10**9),
+    ("16G", 16 * 10**9), ("1.5m", 1_500_000), ("3k", 3000), ("1T", 10**12),
+    (np.int64(123456), 123456), (np.uint8(200), 200),
 ])
 def test_bytes_of_the_whole_device_hold_what_is_resident_too(budget, device_bytes):
     assert parse_budget(budget).dynamic(BASELINE, RESIDENT) == device_bytes - RESIDENT
 
 
-@pytest.mark.parametrize(("budget", "dynamic"), [(1.0, 1_000_000), (0.25, 250_000)])
+@pytest.mark.parametrize(("budget", "dynamic"), [
+    (1.0, 1_000_000), (0.25, 250_000), (np.float32(0.25), 250_000), (np.float64(0.5), 500_000)])
 def test_a_fraction_is_of_the_plain_dynamic_peak(budget, dynamic):
     assert parse_budget(budget).dynamic(BASELINE, RESIDENT) == dynamic
 
@@ -26,3 +32,9 @@ def test_a_fraction_is_of_the_plain_dynamic_peak(budget, dynamic):
 @pytest.mark.parametrize("budget", ["min", "MIN", " min "])
 def test_the_least_has_no_limit(budget):
     assert parse_budget(budget).dynamic(BASELINE, RESIDENT) is None
+
+
+def test_what_a_device_has_free_is_all_for_the_step():
+    asked = dataclasses.replace(parse_budget("device"), free_bytes=777)
+    assert asked.dynamic(BASELINE, RESIDENT) == 777 and asked.sized
+    assert [parse_budget(b).sized for b in ("1GB", 5, 0.5, "min")] == [True, True, False, False]

@@ -506,3 +506,50 @@ def test_optimized():
     assert sum(n.op == "_Retval" for n in nodes) == 2
     assert counter.numpy() == 0
     assert {op.type for op in graph.get_operations()} >= {"Cos", "Placeholder"}
+
+
+class _MakesItself(tf.Module):
+    """A step that makes its variable in its first trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = None
+
+    @tf.function
+    def step(self, x):
+        if self.weight is None:
+            self.weight = tf.Variable(tf.fill([3], 2.0))
+        return self.weight * x
+
+    @tf.function
+    def outer(self, x):
+        return self.step(x)
+
+
+@pytest.mark.parametrize("method", ["step", "outer"])
+def test_a_trace_that_makes_variables_is_told_from_the_one_that_runs(hook, method):
+    found = []
+    hook(lambda graph: found.append((graph.name, tf_adapter.makes_variables(graph))))
+    made = _MakesItself()
+    np.testing.assert_array_equal(getattr(made, method)(tf.ones(3)), [2, 2, 2])
+    inner = [makes for name, makes in found if name == "step"]
+    assert inner[0] and not inner[-1]
+    assert ("outer", True) not in found
+
+
+def test_a_step_that_asks_whether_a_variable_has_a_value_makes_none(hook):
+    found, variable = [], tf.Variable(1.0)
+    hook(lambda graph: found.append(tf_adapter.makes_variables(graph)))
+    assert tf.function(variable.is_initialized)().numpy() and found == [False]
+
+
+def test_batch_sizes_of_datasets():
+    data = tf.data.Dataset.range(10)
+    assert tf_adapter.batch_size(data.batch(3).map(lambda x: x + 1).prefetch(1)) == 3
+    assert tf_adapter.batch_size(data.map(lambda x: x + 1)) is None
+
+
+def test_the_memory_that_a_device_may_take():
+    assert tf_adapter.memory_limit("CPU:0") > 0
+    with pytest.raises(ValueError, match="XPU:7"):
+        tf_adapter.memory_limit("XPU:7")

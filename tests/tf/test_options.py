@@ -49,7 +49,7 @@ def test_a_front_end_hands_an_option_on(monkeypatch, front_end, name):
         bound.apply_defaults()
         raise Made(bound.arguments)
 
-    for module in (tfckpt.api, tfckpt.keras, options):
+    for module in (tfckpt.api, tfckpt.keras.wrapping, options):
         monkeypatch.setattr(module, "make_options", made)
     subject = {"native pass": ()}.get(front_end, (lambda: None,))
     with pytest.raises(Made) as caught:

@@ -7,17 +7,78 @@ never counted as 1: what stays unknown is refused later, by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loop_shapes import tell_shapes_behind_loops
+from tfckpt.errors import CostError
 from tfckpt.ops import Source, record
 from tfckpt.ops.names import PLACEHOLDER, VAR_HANDLE
 
 _LARGE = 1 << 24
 """Bytes of a constant whose value no shape is computed from."""
+STAND_IN = 32
+"""What a batch is planned as where nothing tells it and no budget is a number of bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSizes:
+    """What a call says of sizes that its trace leaves open.
+
+    Attributes:
+      leaves: for each tensor, array or composite (a ragged or sparse tensor) in the order of
+        `tf.nest` the shapes of its parts: one, or those of its components. An entry is None where
+        it is not known.
+      batch: an unknown leading dimension that the leaves do not tell.
+    """
+
+    leaves: tuple[tuple[tuple[int, ...] | None, ...], ...] = ()
+    batch: int | None = None
+
+    @classmethod
+    def of(cls, arguments: object, batch: int | None = None) -> CallSizes:
+        """Return the sizes of what a call is made with: a nest with all its arguments."""
+        leaves = [call_tensors(leaf) for leaf in tf.nest.flatten(arguments)]
+        return cls(tuple(tuple(_size(t) for t in leaf) for leaf in leaves if leaf), batch)
+
+    @property
+    def elements(self) -> int:
+        """Return how many numbers there are in all tensors of known shape."""
+        shapes = [shape for leaf in self.leaves for shape in leaf if shape is not None]
+        return sum(math.prod(shape) for shape in shapes)
+
+    def inputs(self, placeholders: Sequence[tf.Tensor]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the placeholders that stand for the call's tensors, by op name."""
+        parts = [shape for leaf in self.leaves for shape in leaf]
+        if len(parts) != len(placeholders):
+            return {}
+        return {t.op.name: shape for shape, t in zip(parts, placeholders, strict=True)
+                if shape is not None and t.shape.is_compatible_with(shape)}
+
+    def element(self, count: int) -> tuple[tuple[int, ...] | None, ...]:
+        """Return the shapes of a dataset's element of so many tensors, a composite being one."""
+        if len(self.leaves) != count:
+            return (None,) * count
+        return tuple(leaf[0] if len(leaf) == 1 else None for leaf in self.leaves)
+
+    def __str__(self) -> str:
+        shapes = ["x".join(map(str, shape)) or "scalar" for leaf in self.leaves for shape in leaf
+                  if shape is not None]
+        more = f" and {len(shapes) - _SHOWN} more" if len(shapes) > _SHOWN else ""
+        return ", ".join(shapes[:_SHOWN]) + more
+
+
+_SHOWN = 4
+
+
+def _size(tensor) -> tuple[int, ...] | None:
+    shape = tf.TensorShape(tensor.shape)
+    return tuple(shape.as_list()) if shape.is_fully_defined() else None
+
 
 
 def has_unknown_shapes(graph: tf.Graph) -> bool:
@@ -38,26 +99,46 @@ def uncaptured_inputs(func_graph) -> list[tf.Tensor]:
     return [t for t in func_graph.inputs if t.name not in captured]
 
 
-def argument_shapes(inputs: Sequence[tf.Tensor], arguments: object) -> dict[str, Sequence[int]]:
-    """Shapes of a call's real tensors, by the placeholders that stand for them.
+def composite_parts(func_graph, inputs: Sequence[tf.Tensor]) -> frozenset[str]:
+    """The placeholders among the inputs that are parts of ragged and sparse tensors, by op name.
+
+    Their leading dimensions are no batch: they have as many rows as there are values.
+    """
+    specs = tf.nest.flatten(getattr(func_graph, "structured_input_signature", None) or ())
+    parts = [not isinstance(spec, tf.TensorSpec) for spec in specs
+             if isinstance(spec, tf.TypeSpec)
+             for _ in tf.nest.flatten(spec, expand_composites=True)]
+    if len(parts) != len(inputs):
+        return frozenset()
+    return frozenset(t.op.name for t, part in zip(inputs, parts, strict=True) if part)
+
+
+def leaves_batch_open(graph: tf.Graph, inputs: Mapping[str, Sequence[int]], sizes: CallSizes,
+                      parts: Collection[str] = ()) -> bool:
+    """Whether a leading dimension of what the graph is given stays unknown.
 
     Args:
-      inputs: the placeholders.
-      arguments: a nest with all arguments; tensors of unknown shape are left out.
+      inputs: shapes of placeholders that are known.
+      sizes: of the call, for the elements of a dataset that the graph reads.
+      parts: placeholders whose leading dimension is no batch.
     """
-    tensors = call_tensors(arguments)
-    if len(tensors) != len(inputs):
-        return {}
-    found = {}
-    for tensor, placeholder in zip(tensors, inputs, strict=True):
-        shape = tf.TensorShape(tensor.shape)
-        if shape.is_fully_defined() and placeholder.shape.is_compatible_with(shape):
-            found[placeholder.op.name] = shape.as_list()
-    return found
+    given = {*inputs, *parts}
+    for op in graph.get_operations():
+        if record(op.type).source is Source.ELEMENT:
+            known = sizes.element(len(op.outputs))
+        elif op.type == PLACEHOLDER and op.name not in given:
+            known = (None,)
+        else:
+            continue
+        if any(shape is None and t.shape.rank and t.shape[0] is None
+               for shape, t in zip(known, op.outputs, strict=True)):
+            return True
+    return False
 
 
 def concrete_shapes(graph: tf.Graph, batch_size: int | None,
-                    inputs: Mapping[str, Sequence[int]], library=None) -> tf.Graph:
+                    inputs: Mapping[str, Sequence[int]], library=None,
+                    sizes: CallSizes | None = None, parts: Collection[str] = ()) -> tf.Graph:
     """A scratch graph with the same op names and as many shapes known as can be.
 
     Args:
@@ -65,6 +146,11 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
       batch_size: what an unknown leading dimension of a source stands for, or None.
       inputs: full shapes of placeholders by name, from the call's real arguments.
       library: the functions that the graph calls, where it does not hold them itself.
+      sizes: of the call, for the elements of a dataset that the graph reads.
+      parts: placeholders whose leading dimension is no batch.
+
+    Raises:
+      CostError: no batch of that size can pass through the graph.
     """
     definition = _definition(graph)
     if library is not None:
@@ -72,16 +158,34 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
     placeholders = {op.name: op for op in graph.get_operations() if op.type == PLACEHOLDER}
     for node in definition.node:
         if node.name in placeholders:
-            _fix_placeholder(node, placeholders[node.name], batch_size, inputs)
+            _fix_placeholder(node, placeholders[node.name],
+                             None if node.name in parts else batch_size, inputs)
         elif record(node.op).source is Source.ELEMENT:
-            for shape in node.attr["output_shapes"].list.shape:
-                _fill(shape, batch_size)
+            _fix_element(node.attr["output_shapes"].list.shape, batch_size, sizes or CallSizes())
     if any(record(node.op).is_loop for node in definition.node):
         tell_shapes_behind_loops(definition, graph)
     scratch = tf.Graph()
     with scratch.as_default():
-        tf.graph_util.import_graph_def(definition, name="")
+        try:
+            tf.graph_util.import_graph_def(definition, name="")
+        except ValueError as error:
+            given = f"a batch of {batch_size}" if batch_size is not None else "these sizes"
+            name = getattr(graph, "name", "the step")
+            raise CostError(f"cost: {given} cannot pass through {name!r} ({_first_line(error)}); "
+                            "pass the batch_size=... that it is trained with, or none") from error
     return scratch
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
+def _fix_element(shapes, batch_size: int | None, sizes: CallSizes) -> None:
+    """Fill in what is known of a dataset's element."""
+    for shape, known in zip(shapes, sizes.element(len(shapes)), strict=True):
+        if known is not None and tf.TensorShape(shape).is_compatible_with(known):
+            shape.CopyFrom(tf.TensorShape(known).as_proto())
+        _fill(shape, batch_size)
 
 
 def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:

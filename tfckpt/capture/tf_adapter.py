@@ -35,7 +35,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util, handle_data_util
 
 from tfckpt.ops import Access, registry
-from tfckpt.ops.names import ARG, CONST, ENSURE_SHAPE, RETVAL
+from tfckpt.ops.names import ARG, CONST, ENSURE_SHAPE, RETVAL, VAR_IS_INITIALIZED
 
 try:
     from tensorflow.python.eager.polymorphic_function.transform import FUNC_GRAPH_TRANSFORMS
@@ -343,6 +343,54 @@ def handle_shape(resource: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:
         return None
     entry = data.shape_and_type[0]
     return tf.TensorShape(entry.shape), tf.dtypes.as_dtype(entry.dtype)
+
+
+def makes_variables(graph: FuncGraph) -> bool:
+    """Whether a trace makes variables that do not have their first values yet.
+
+    TensorFlow gives them those after the trace, throws it away, and traces again.
+    """
+    outside = {id(inner): outer for outer, inner in graph.captures}
+    handles = [outside.get(id(op.inputs[0])) for op in graph.get_operations()
+               if op.type == VAR_IS_INITIALIZED]
+    with tf.init_scope():
+        return any(not tf.raw_ops.VarIsInitializedOp(resource=handle)
+                   for handle in map(_outermost, handles) if handle is not None)
+
+
+def _outermost(handle: Any) -> Any:
+    """What a captured tensor is where TensorFlow runs eagerly; None where it is made in a graph."""
+    while handle is not None and not hasattr(handle, "numpy"):
+        around = getattr(handle.graph, "captures", ())
+        handle = next((outer for outer, inner in around if inner is handle), None)
+    return handle
+
+
+def batch_size(dataset: tf.data.Dataset) -> int | None:
+    """The batch size of the nearest batching step behind a dataset; None where there is none."""
+    pending: list[Any] = [dataset]
+    while pending:
+        current = pending.pop(0)
+        size = getattr(current, "_batch_size", None)
+        if size is not None:
+            value = tf.get_static_value(size)
+            return None if value is None else int(value)
+        pending.extend(current._inputs())
+    return None
+
+
+def memory_limit(device: str) -> int:
+    """The bytes that TensorFlow's allocator may take of a device such as "GPU:0".
+
+    Raises:
+      ValueError: there is no such device.
+    """
+    from tensorflow.python.client import device_lib
+
+    limits = {found.name: int(found.memory_limit) for found in device_lib.list_local_devices()}
+    if f"/device:{device}" not in limits:
+        raise ValueError(f"there is no device {device}")
+    return limits[f"/device:{device}"]
 
 
 def is_reference(tensor: tf.Tensor) -> bool:

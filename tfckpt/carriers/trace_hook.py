@@ -6,12 +6,13 @@ traced twice, no nested function is made, and no other graph is touched.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -20,29 +21,62 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.inline import Inlining, is_rewritten
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import (
-    argument_shapes,
+    STAND_IN,
+    CallSizes,
+    composite_parts,
     concrete_shapes,
     has_unknown_shapes,
+    leaves_batch_open,
     uncaptured_inputs,
 )
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
+from tfckpt.device_budgets import Budgets
 from tfckpt.driver import INLINED, Captured, Outcome, run, switched_off
 from tfckpt.edits import Edits
+from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.options import Options
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
 
 _MARK = "_tfckpt_mark"
+GROWTH = 1.1
+"""A batch this much larger than what was planned for is planned anew, or warned about."""
 
 
 class Records:
-    """The reports of one decorated step: the latest, and one for each traced signature."""
+    """The reports of one decorated step: the latest, and one for each traced signature.
 
-    def __init__(self) -> None:
+    Attributes:
+      open_for: what a trace with open dimensions was planned for, the latest of them; None where
+        no call told.
+      opened: whether there was such a trace.
+      around: the records of the decorator, where these are of one object whose method it made.
+    """
+
+    def __init__(self, around: Records | None = None) -> None:
         self.report: Report | None = None
         self.reports: dict[str, Report] = {}
         self.graph: Callable[[], tf.Graph | None] = lambda: None
+        self.open_for: CallSizes | None = None
+        self.opened = False
+        self.around = around
+
+    def open(self, sizes: CallSizes | None) -> None:
+        """Note what a trace with open dimensions is planned for; None where no call told."""
+        self.open_for, self.opened = sizes, self.opened or sizes is not None
+        if self.around is not None:
+            self.around.opened |= self.opened
+
+    def warn_if_larger(self, sizes: CallSizes, name: str) -> None:
+        """Warn, once for a plan, of a call that is larger than the open trace was planned for."""
+        if self.open_for is None or sizes.elements <= GROWTH * self.open_for.elements:
+            return
+        planned, self.open_for = self.open_for, None
+        warnings.warn(
+            f"tfckpt: {name} was planned for {planned} and is called with {sizes} now: its peak "
+            "will be higher than planned. Call it with its largest batch first, or leave the "
+            "dimension out of the input_signature, so that each size is planned", stacklevel=4)
 
     def add(self, signature: str, report: Report, graph: tf.Graph) -> None:
         """Note the report of a trace, and its graph for as long as TensorFlow keeps that."""
@@ -53,6 +87,8 @@ class Records:
             number += 1
             key = f"{signature} #{number}"
         self.reports[key] = report
+        if self.around is not None:
+            self.around.add(signature, report, graph)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +128,32 @@ class Traced:
     def capture(self, options: Options) -> Captured:
         """Return the step, nested functions inlined."""
         self._inlining = self._inline()
-        graph, shapes = self.func_graph, None
+        graph, shapes, planned_for = self.func_graph, None, ""
         if has_unknown_shapes(graph):
-            batch = options.batch_size or getattr(_calls, "batch", None)
-            arguments: object = getattr(_calls, "arguments", None) or ((), {})
-            shapes = concrete_shapes(graph, batch, argument_shapes(self.inputs, arguments))
+            shapes, planned_for = self._shapes(options)
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
         return Captured(self.mark.name, capture(graph, shapes=shapes, inlining=self._inlining,
                                                 compiled=compiled),
-                        graph, compiled, gradient_inside=lambda: gradient_inside(graph))
+                        graph, compiled, planned_for,
+                        gradient_inside=lambda: gradient_inside(graph))
+
+    def _shapes(self, options: Options) -> tuple[tf.Graph, str]:
+        """Return the graph with its open dimensions filled in, and with what, in words."""
+        sizes = _sizes()
+        inputs = sizes.inputs(self.inputs)
+        parts = composite_parts(self.func_graph, self.inputs)
+        batch = options.batch_size or sizes.batch
+        words = [str(sizes)] if sizes.leaves else []
+        if leaves_batch_open(self.func_graph, inputs, sizes, parts):
+            words = [str(sizes)] if inputs else []
+            if batch is not None:
+                words.append(f"a batch of {batch}")
+            elif not options.budgets.sized:
+                batch = STAND_IN
+                words.append(f"a batch of {STAND_IN}: nothing says what it is")
+        self.mark.records.open(sizes if inputs else None)
+        shapes = concrete_shapes(self.func_graph, batch, inputs, sizes=sizes, parts=parts)
+        return shapes, ", ".join(words)
 
     def _inline(self) -> Inlining | None:
         return Inlining(self.func_graph)
@@ -112,12 +165,33 @@ class Traced:
     def rewrite(self) -> Outcome:
         """Run the driver on the step; nested functions stay calls where nothing is changed.
 
+        Nothing is raised in a step that has trained before: a budget that a later trace cannot
+        meet is given up for the least peak, with a warning.
+
         Raises:
-          CostError, InfeasibleBudgetError: the graph is untouched.
+          InfeasibleBudgetError, PlanError: the graph is untouched.
+          CostError: of a budget in bytes; the graph is untouched.
         """
+        options, name = self.mark.options, self.mark.name
+        trained = self.mark.records.report is not None
+        try:
+            return self._run(options)
+        except InfeasibleBudgetError as error:
+            if not trained:
+                raise
+            warnings.warn(f"tfckpt: {name} was traced again, and now {error}; it is planned for "
+                          "the least peak instead", stacklevel=2)
+            return self._run(dataclasses.replace(options, budgets=Budgets()))
+        except (CostError, PlanError) as error:
+            if not trained and (isinstance(error, PlanError) or options.budgets.sized):
+                raise
+            warnings.warn(f"tfckpt: {name} trains unchanged: {error}", stacklevel=2)
+            return Outcome()
+
+    def _run(self, options: Options) -> Outcome:
         outcome = Outcome()
         try:
-            outcome = run(self, self.mark.options)
+            outcome = run(self, options)
             if outcome.unwanted:
                 warnings.warn(f"tfckpt: {self.mark.name} trains unchanged: {outcome.unwanted}",
                               stacklevel=2)
@@ -164,8 +238,14 @@ class TracedApart(Traced):
         self._realise(self.func_graph, edits)
 
 
-def wrap_body(body: Callable, mark: Mark) -> Callable:
-    """Return the Python function of a step, such that what it is traced into is rewritten."""
+def wrap_body(body: Callable, mark: Mark,
+              records_of: Callable[[tuple], Records] | None = None) -> Callable:
+    """Return the Python function of a step, such that what it is traced into is rewritten.
+
+    Args:
+      records_of: takes a call's positional arguments and returns where its reports go; default to
+        those of the mark.
+    """
     problem = tf_adapter.hook_problem()
     if problem:
         announce(problem)
@@ -178,7 +258,8 @@ def wrap_body(body: Callable, mark: Mark) -> Callable:
         if graph is None:
             _warn_eager(mark.name)
             return body(*args, **kwargs)
-        this = dataclasses.replace(mark, arguments=_python_values(args, kwargs))
+        this = dataclasses.replace(mark, arguments=_python_values(args, kwargs),
+                                   records=records_of(args) if records_of else mark.records)
         if problem and refusal():
             warnings.warn(f"tfckpt: {mark.name} trains unchanged: {problem}, and {refusal()}",
                           stacklevel=2)
@@ -205,22 +286,28 @@ def on_compiled_graphs(callback: Callable[[Any], None] | None) -> None:
         tf_adapter.install_trace_hook(_on_trace)
 
 
-def set_batch_hint(size: int | None) -> int | None:
-    """Set what an unknown leading dimension stands for in traces of this thread."""
-    previous = getattr(_calls, "batch", None)
-    _calls.batch = size
-    return previous
+def _sizes() -> CallSizes:
+    """Return what is known of the call that traces now."""
+    return getattr(_calls, "sizes", CallSizes())
+
+
+@contextlib.contextmanager
+def knowing(sizes: CallSizes) -> Iterator[None]:
+    """What is traced in this context by this thread knows the sizes of the call."""
+    previous = _sizes()
+    _calls.sizes = sizes
+    try:
+        yield
+    finally:
+        _calls.sizes = previous
 
 
 def called_with(function: Callable, *args, **kwargs):
     """Call what may trace, such that the trace knows with which arguments."""
-    previous = getattr(_calls, "arguments", None)
-    if tf.executing_eagerly():
-        _calls.arguments = (args, kwargs)
-    try:
+    if not tf.executing_eagerly():
         return function(*args, **kwargs)
-    finally:
-        _calls.arguments = previous
+    with knowing(CallSizes.of((args, kwargs), _sizes().batch)):
+        return function(*args, **kwargs)
 
 
 def traces_compiled() -> bool:
@@ -244,10 +331,13 @@ def _warn_eager(name: str) -> None:
 def _on_trace(func_graph) -> None:
     mark = getattr(func_graph, _MARK, None)
     if mark is None:
-        if _compiled_graphs is not None and _trains_compiled(func_graph):
+        if _compiled_graphs is not None and _trains_compiled(func_graph) and (
+                not tf_adapter.makes_variables(func_graph)):
             _compiled_graphs(func_graph)
         return
     delattr(func_graph, _MARK)  # a graph is rewritten once
+    if tf_adapter.makes_variables(func_graph):
+        return  # TensorFlow traces again
     Traced(func_graph, mark, uncaptured_inputs(func_graph)).rewrite_in(func_graph)
 
 

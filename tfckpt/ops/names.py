@@ -23,6 +23,7 @@ RETVAL = "_Retval"
 SELECT = "SelectV2"
 STRIDED_SLICE = "StridedSlice"
 VAR_HANDLE = "VarHandleOp"
+VAR_IS_INITIALIZED = "VarIsInitializedOp"
 XLA_BARRIER = "XlaOptimizationBarrier"
 
 ELSEWHERE = "tfckpt.Elsewhere"

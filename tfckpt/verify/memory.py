@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import resource
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -73,6 +75,58 @@ def memory_info(device: str, reset: bool = False) -> dict[str, int]:
         return tf.config.experimental.get_memory_info(device)
     except (ValueError, tf.errors.OpError) as error:
         raise VerificationError(f"verify: {_REMEDY.format(device=device)}") from error
+
+
+def free_bytes(device: str) -> int:
+    """Bytes that a device has left: what TensorFlow may take of it less what is allocated now.
+
+    Of a CPU it is what the machine has available, less where the process or its control group may
+    not take as much.
+
+    Args:
+      device: such as "GPU:0".
+
+    Raises:
+      VerificationError: the device's allocator keeps no statistics.
+    """
+    if device.startswith("CPU"):
+        return _free_on_host()
+    return max(0, tf_adapter.memory_limit(device) - memory_info(device)["current"])
+
+
+def _free_on_host() -> int:
+    """The least of what the machine, the control group and the process's own limit leave."""
+    status = _kibibytes("/proc/self/status")
+    left = [_kibibytes("/proc/meminfo").get("MemAvailable", 0)]
+    for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        most = resource.getrlimit(limit)[0]
+        if most != resource.RLIM_INFINITY:
+            left.append(most - status.get(used, 0))
+    for folder, most_name, used_name in _CONTROL_GROUPS:
+        allowed, taken = _number(folder / most_name), _number(folder / used_name)
+        if allowed is not None and taken is not None:
+            left.append(allowed - taken)
+    return max(0, min(left))
+
+
+_CONTROL_GROUPS = (
+    (pathlib.Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (pathlib.Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"))
+
+
+def _kibibytes(path: str) -> dict[str, int]:
+    """The lines of a table of the kernel that count kB, in bytes by name."""
+    lines = (line.split() for line in pathlib.Path(path).read_text().splitlines())
+    return {line[0].rstrip(":"): 1024 * int(line[1]) for line in lines
+            if len(line) == 3 and line[2] == "kB"}
+
+
+def _number(path: pathlib.Path) -> int | None:
+    """What a file of one number says; None where there is none."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
 
 
 def _snapshot(fn, args, kwargs) -> list[tuple[tf.Tensor, object, tf.DType]]:

@@ -1,136 +1,22 @@
-"""Keras: `checkpoint(model)` makes `compile` and `fit` train in less memory, as ever.
-
-`PeakMemory()` is a callback that measures what they really need.
-"""
+"""`PeakMemory()`: a Keras callback that measures what training steps really need."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import statistics
 import warnings
-import weakref
 
 import keras
 import tensorflow as tf
 
 from tfckpt.budget import format_bytes
-from tfckpt.carriers.trace_hook import Mark, Records, set_batch_hint, wrap_body
-from tfckpt.errors import PlanError, TfckptError, VerificationError
-from tfckpt.options import make_options
+from tfckpt.carriers.trace_hook import Records
+from tfckpt.errors import TfckptError, VerificationError
+from tfckpt.keras.wrapping import records_of
 from tfckpt.pictures import step_figure
-from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 from tfckpt.tensorboard import Board
 from tfckpt.verify.memory import default_device, memory_info
-
-_records: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def checkpoint(model, *, budget: object = "min", solver: str = AUTO, objective: str = "time",
-               batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False):
-    """Has the model's training step rewritten whenever Keras traces it.
-
-    Args:
-      model: a built `keras.Model`; it is returned, with its `train_step` and `fit` wrapped.
-      budget, solver, objective, batch_size, free_moves, fad: see `tfckpt.checkpoint`. `batch_size`
-        is needed only where `fit` cannot tell it (a dataset of unknown batch size).
-
-    Raises:
-      PlanError: malformed options, not a model, or a model that is not built yet.
-    """
-    options = make_options(budget, solver, objective, batch_size, free_moves, fad)
-    if not hasattr(model, "train_step") or not hasattr(model, "fit"):
-        raise PlanError(f"plan: tfckpt.keras.checkpoint takes a keras.Model, not "
-                        f"{type(model).__name__}")
-    if not getattr(model, "built", False):
-        raise PlanError(f"plan: model {getattr(model, 'name', '')!r} is not built yet; call "
-                        "model.build(input_shape) or run it once before tfckpt.keras.checkpoint")
-    records = Records()
-    mark = Mark(options, records, f"{model.name}.train_step")
-    _wrap(model, mark)
-    _records[model] = records
-    model.train_function = None  # a step traced before must be traced again
-    return model
-
-
-def report(model) -> Report | None:
-    """The report of the model's latest trace; None before the first.
-
-    Raises:
-      PlanError: the model was never wrapped.
-    """
-    if model not in _records:
-        raise PlanError("plan: this model was not wrapped; call tfckpt.keras.checkpoint(model)")
-    return _records[model].report
-
-
-def _wrap(model, mark: Mark) -> None:
-    step = type(model).train_step
-    fit = type(model).fit
-    owner = weakref.ref(model)
-
-    @functools.wraps(step)
-    def train_step(*args, **kwargs):
-        return step(owner(), *args, **kwargs)
-
-    @functools.wraps(fit)
-    def fit_with_hint(*args, **kwargs):
-        this = owner()
-        previous = set_batch_hint(_replica_batch(
-            this, _batch_of(inspect.signature(fit), this, args, kwargs)))
-        try:
-            return fit(this, *args, **kwargs)
-        finally:
-            set_batch_hint(previous)
-
-    object.__setattr__(model, "train_step", wrap_body(train_step, mark))
-    object.__setattr__(model, "fit", fit_with_hint)
-
-
-def _batch_of(signature, model, args, kwargs) -> int | None:
-    """The batch size that a call of `fit` will train with, where it can be told."""
-    try:
-        bound = signature.bind(model, *args, **kwargs).arguments
-    except TypeError:
-        return None  # fit itself will say what is wrong
-    data, size = bound.get("x"), bound.get("batch_size")
-    if isinstance(data, tf.data.Dataset):
-        return _dataset_batch(data)
-    if hasattr(data, "__getitem__") and hasattr(data, "num_batches"):  # a keras PyDataset
-        return _leading(data[0])
-    count = _leading(data)
-    return None if count is None else min(count, size or 32)
-
-
-def _replica_batch(model, batch: int | None) -> int | None:
-    """What one replica gets of a batch, at most."""
-    strategy = getattr(model, "distribute_strategy", None)
-    replicas = strategy.num_replicas_in_sync if strategy is not None else 1
-    return None if batch is None else -(-batch // replicas)
-
-
-def _leading(data) -> int | None:
-    for leaf in tf.nest.flatten(data):
-        shape = getattr(leaf, "shape", None)
-        if shape is not None and len(shape):
-            return int(shape[0])
-    return None
-
-
-def _dataset_batch(dataset: tf.data.Dataset) -> int | None:
-    """The batch size of the nearest batching step behind a dataset."""
-    pending = [dataset]
-    while pending:
-        current = pending.pop(0)
-        size = getattr(current, "_batch_size", None)
-        if size is not None:
-            value = tf.get_static_value(size)
-            return None if value is None else int(value)
-        pending.extend(current._inputs())
-    return None
-
 
 PEAK = "peak_memory_mib"
 _MIB = float(1 << 20)
@@ -176,6 +62,16 @@ class PeakMemory(keras.callbacks.Callback):
         self._largest: dict[str, int] = {}
         self._dynamic: list[int] = []
 
+    def _implements_train_batch_hooks(self) -> bool:
+        """Answer Keras 2, which asks each callback and has no such method in those of Keras 3."""
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
     def on_train_begin(self, logs=None):
         """Finds the devices and whether they can be measured."""
         self._dynamic = []
@@ -212,7 +108,7 @@ class PeakMemory(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Notes the epoch's peak; after the first epoch, fills the report and compares."""
-        records = _records.get(self.model)
+        records = records_of(self.model)
         found = records.report if records else None
         if self._dynamic:
             _write(logs, self._largest)

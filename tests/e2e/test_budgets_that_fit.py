@@ -1,0 +1,96 @@
+"""Budgets that plain meets, and budgets that the machine sets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+import tfckpt
+
+
+def _products():
+    """A step whose least planned peak lies above its plain one."""
+    made = [tf.Variable(tf.random.stateless_normal((1024, 1024), (1, i)) * .02) for i in range(2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ made[0]) @ made[1])
+        for variable, gradient in zip(made, tape.gradient(loss, made), strict=True):
+            variable.assign_sub(.1 * gradient)
+        return loss
+
+    return tf.function(step)
+
+
+def _planned(budget, **options):
+    step = tfckpt.checkpoint(_products(), budget=budget, **options)
+    step.get_concrete_function(tf.TensorSpec((8192, 1024)))
+    return step.report
+
+
+@pytest.mark.parametrize("options", [{}, {"solver": "store_all"}, {"objective": "memory"}], ids=str)
+def test_a_budget_that_plain_meets(options):
+    least = _planned("min", **options)
+    plain = least.baseline_peak_bytes
+    for budget in (1.0, plain + least.resident_bytes, int(1.02 * plain) + least.resident_bytes,
+                   int(1.2 * plain) + least.resident_bytes, "1TB"):
+        report = _planned(budget, **options)
+        assert not report.applied and report.reason == "the plain step fits the budget"
+        assert report.planned_peak_bytes == plain
+    said = "found is 1 .*Pass budget=1 or"
+    with pytest.raises(tfckpt.InfeasibleBudgetError, match=said) as caught:
+        _planned(0.98, **options)
+    assert caught.value.smallest_bytes == plain
+
+
+_ON_THE_DEVICE = """
+import re, resource, sys
+import tensorflow as tf, tfckpt
+from tfckpt.verify.memory import free_bytes
+
+weights = [tf.Variable(tf.random.stateless_normal((256, 256), (1, i)) / 16) for i in range(24)]
+@tfckpt.checkpoint(budget="device")
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        h = x
+        for weight in weights:
+            h = tf.tanh(h @ weight)
+        loss = tf.reduce_mean(h * h)
+    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        weight.assign_sub(.1 * gradient)
+    return loss
+x = tf.ones((65536, 256))
+tf.function(lambda: tf.constant(1.0) + 1)()
+virtual = int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+if sys.argv[1] != "0":
+    resource.setrlimit(resource.RLIMIT_AS, (virtual + int(sys.argv[1]), -1))
+free = free_bytes("CPU:0")
+try:
+    report = step.get_concrete_function(x) and step.report
+except tfckpt.InfeasibleBudgetError as error:
+    print("refused", error)
+else:
+    print(free, report.baseline_peak_bytes, report.planned_peak_bytes, report.reason)
+"""
+
+
+def _on_the_device(limit: int) -> str:
+    done = subprocess.run([sys.executable, "-c", _ON_THE_DEVICE, str(limit)], text=True,
+                          capture_output=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+                          check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_what_is_free_on_the_device_is_a_budget():
+    """The kernel limits the process: 1.6 GB plain, and the plan has to fit what is left."""
+    free, plain, planned, reason = _on_the_device(0).split(maxsplit=3)
+    assert int(plain) > 1.5e9 and int(planned) <= int(free)
+    free, plain, planned, *reason = _on_the_device(1_000_000_000).split()
+    assert int(planned) <= int(free) <= 1_000_000_000 < int(plain) and not reason
+    assert "budget=\"device\" cannot be met: " in _on_the_device(120_000_000)

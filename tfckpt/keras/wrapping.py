@@ -1,0 +1,83 @@
+"""`checkpoint(model)`: the model's training step is rewritten whenever Keras traces it."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+
+from tfckpt.api import CheckpointedStep
+from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
+from tfckpt.errors import PlanError
+from tfckpt.keras.batches import look_at_batches, require_tensorflow
+from tfckpt.options import make_options
+from tfckpt.plan.planner import AUTO
+from tfckpt.report import Report
+
+_records: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def checkpoint(model, *, budget: object = "min", solver: str = AUTO, objective: str = "time",
+               batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False):
+    """Has the model's training step rewritten whenever Keras traces it.
+
+    Sizes that a trace leaves open are those of the first batch that Keras trains with. A batch that
+    is larger by a tenth and more is planned anew when an epoch begins.
+
+    Args:
+      model: a `keras.Model`, of Keras 3 on TensorFlow or of Keras 2 (`tf_keras`); it is returned,
+        with its `train_step`, `make_train_function` and `fit` wrapped. Wrapped again, it takes the
+        new options.
+      budget, solver, objective, batch_size, free_moves, fad: see `tfckpt.checkpoint`.
+
+    Raises:
+      PlanError: malformed options, not a model, or one whose step cannot be rewritten.
+    """
+    options = make_options(budget, solver, objective, batch_size, free_moves, fad)
+    if isinstance(model, type) or not hasattr(model, "train_step") or not hasattr(model, "fit"):
+        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise PlanError(f"plan: tfckpt.keras.checkpoint takes a keras.Model, not {what}")
+    require_tensorflow(model)
+    if _decorated(model) is not None:
+        raise PlanError(f"plan: {type(model).__name__}.train_step is decorated with "
+                        "tfckpt.checkpoint already; give the options there, or remove the "
+                        "decorator to use tfckpt.keras.checkpoint")
+    records = Records()
+    _wrap(model, Mark(options, records, f"{model.name}.train_step"))
+    _records[model] = records
+    model.train_function = None  # a step traced before must be traced again
+    return model
+
+
+def report(model) -> Report | None:
+    """The report of the model's latest trace; None before the first.
+
+    Raises:
+      PlanError: neither was the model wrapped, nor its `train_step` decorated.
+    """
+    records = records_of(model)
+    if records is None:
+        raise PlanError("plan: this model was not wrapped; call tfckpt.keras.checkpoint(model)")
+    return records.report
+
+
+def records_of(model) -> Records | None:
+    """Where the reports of a model are: wrapped, or of a class with a decorated `train_step`."""
+    decorated = _decorated(model)
+    return _records.get(model) if decorated is None else decorated.records_of(model)
+
+
+def _decorated(model) -> CheckpointedStep | None:
+    found = getattr(type(model), "train_step", None)
+    return found if isinstance(found, CheckpointedStep) else None
+
+
+def _wrap(model, mark: Mark) -> None:
+    step = type(model).train_step
+    owner = weakref.ref(model)
+
+    @functools.wraps(step)
+    def train_step(*args, **kwargs):
+        return step(owner(), *args, **kwargs)
+
+    object.__setattr__(model, "train_step", wrap_body(train_step, mark))
+    look_at_batches(model)
