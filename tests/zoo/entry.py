@@ -148,12 +148,13 @@ def train(entry: Entry, rewrite: bool, solver: str = "auto") -> Trained:
     training = entry.build(wrap)
     results, states = [], []
     for batch in training.batches:
-        results.append(_arrays(training.step(*batch)))
-        states.append(_arrays(training.state()))
+        results.append(arrays(training.step(*batch)))
+        states.append(arrays(training.state()))
     return Trained(results, states, wrap.reports(), training)
 
 
-def _arrays(nest: Any) -> list[np.ndarray]:
+def arrays(nest: Any) -> list[np.ndarray]:
+    """Return the leaves of a nest of tensors, composite ones too, as arrays."""
     found = []
     for leaf in tf.nest.flatten(nest, expand_composites=True):
         if leaf is None:
