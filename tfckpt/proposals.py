@@ -38,15 +38,22 @@ def parts_of(graph: Graph, options: Options, target_of: Callable[[str], Target])
     """Return the part of each device, priced.
 
     Raises:
-      CostError: the bytes of a tensor are unknown.
+      CostError: the bytes of a tensor are unknown, or those of a variable that a size counts.
       PlanError: a device has no budget, or one that is not there has.
     """
     split = device_parts(graph, target_of(""))
     options.budgets.check(split)
     several = len(split) > 1
-    return [priced(device if several else "", number if several else None,
-                   options.budgets.of(device), target_of(device), part)
-            for number, (device, part) in enumerate(split.items())]
+    parts = [priced(device if several else "", number if several else None,
+                    options.budgets.of(device), target_of(device), part)
+             for number, (device, part) in enumerate(split.items())]
+    for part in parts:
+        if part.cost.unknown_variables and part.budget.device_bytes is not None:
+            raise CostError(
+                f"cost: budget={part.budget} counts variables, and {part.cost.unknown_variables} "
+                f"of {graph.name!r} have an unknown size; pass a fraction of the plain peak such "
+                'as budget=0.5, or budget="min"')
+    return parts
 
 
 def may_await_updates(graph: Graph) -> bool:

@@ -158,6 +158,7 @@ class Report:
       rejected: plans that were given up before the one that was taken, with the reason.
       devices: where the step runs on several, peaks and budget of each, the fullest first; all
         else here is of that one.
+      unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
     """
 
@@ -189,6 +190,7 @@ class Report:
     forward_ad_regions: tuple[ForwardAdRegion, ...] = ()
     devices: tuple[DevicePeak, ...] = ()
     planned_for: str = ""
+    unknown_variables: int = 0
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
     traced: tuple[tuple[CostGraph, Plan], tuple[CostGraph, Plan]] | None = dataclasses.field(
@@ -214,7 +216,9 @@ class Report:
             ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
             ("measured peak", "not measured" if self.measured_peak_bytes is None
              else format_bytes(self.measured_peak_bytes)),
-            ("resident", format_bytes(self.resident_bytes)),
+            ("resident", format_bytes(self.resident_bytes) + (
+                f" and {self.unknown_variables} variables of unknown size"
+                if self.unknown_variables else "")),
             ("planned overhead", f"{100 * self.overhead:+.1f} % time"),
             ("kept for backward", format_bytes(self.kept_bytes)),
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
@@ -331,7 +335,7 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
     return Report(
         name=name, baseline_peak_bytes=planned.baseline_bytes,
         planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes,
-        resident_bytes=cost.resident_bytes,
+        resident_bytes=cost.resident_bytes, unknown_variables=cost.unknown_variables,
         overhead=time / total - 1.0,
         recomputed_ops=(sum(len(ours.vertices[v].ops) or 1 for v, _ in plan.recomputed)
                         if applied else 0),

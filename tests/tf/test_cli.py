@@ -367,3 +367,75 @@ def test_forward_ad_in_a_saved_model(tool):
     assert step["types"]["Sigmoid"][1] < step["types"]["Sigmoid"][0] == 3
     before, after = step["planned_peak_bytes"]
     assert after < before
+
+
+# Variables whose sizes a file does not say.
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory):
+    """Graphs of one step, whose variables are captured handles; all sizes but theirs are known
+    in "ensured.pb"."""
+    folder = tmp_path_factory.mktemp("captured")
+    weights = [tf.Variable(tf.eye(64)) for _ in range(3)]
+
+    def graph(read, **options):
+        @tf.function(autograph=False)
+        def step(x):
+            with tf.GradientTape() as tape:
+                values = [read(w) for w in weights]
+                h = x
+                for value in values:
+                    h = COMPOSED["gelu_tanh"](h @ value)
+                loss = tf.reduce_mean(h * h)
+            for w, g in zip(weights, tape.gradient(loss, values), strict=True):
+                w.assign_sub(0.1 * g)
+            return loss
+
+        traced = step.get_concrete_function(tf.TensorSpec((256, 64)))
+        return traced.graph.as_graph_def(**options).SerializeToString()
+
+    plain, ensured = tf.convert_to_tensor, lambda w: tf.ensure_shape(w, (64, 64))
+    (folder / "bare.pb").write_bytes(graph(plain))
+    (folder / "shapes.pb").write_bytes(graph(plain, add_shapes=True))
+    (folder / "ensured.pb").write_bytes(graph(ensured))
+    return folder
+
+
+def test_variables_of_unknown_size_are_said_to_be_unknown(tool, captured):
+    code, out, err = tool("inspect", captured / "bare.pb")
+    assert code == 0 and "parameters  3 variables of unknown size\n" in out, err
+    assert "plain peak  unknown: variable " in out and "add_shapes=True" in out
+    found = json.loads(tool("inspect", captured / "bare.pb", "--json")[1])["steps"][0]
+    assert found["unknown_variables"] == 3 and found["baseline_peak_bytes"] is None
+    code, out, err = tool("compare", captured / "bare.pb", captured / "shapes.pb", "--norun")
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in out.splitlines()}
+    assert code == 0 and rows["variables of unknown size"] == ["3", "0"]
+    assert re.search(r"planned peak +unknown +\d", out)
+    for command in (["plan", captured / "bare.pb"], ["rewrite", captured / "bare.pb", "out"]):
+        code, out, err = tool(*command)
+        assert code == 1 and out == "" and "has an unknown shape" in err
+        assert "add_shapes=True" in err and err.count("\n") == 1
+    assert listing(".") == []
+
+
+def test_only_the_variables_are_of_unknown_size(tool, captured):
+    """Peaks are those of the graph that says all; a size, which counts variables, is refused."""
+    code, out, err = tool("inspect", captured / "ensured.pb")
+    assert code == 0 and "parameters  3 variables of unknown size\n" in out
+    whole = json.loads(tool("inspect", captured / "shapes.pb", "--json")[1])["steps"][0]
+    assert whole["unknown_variables"] == 0 and whole["variable_bytes"] == 3 * 4 * 64 * 64
+    found = json.loads(tool("inspect", captured / "ensured.pb", "--json")[1])["steps"][0]
+    assert found["baseline_peak_bytes"] == whole["baseline_peak_bytes"]
+    assert found["resident_bytes"] == whole["resident_bytes"] - whole["variable_bytes"]
+    for size in ("2MiB", "1000000"):
+        for command in (["plan", captured / "ensured.pb"],
+                        ["rewrite", captured / "ensured.pb", "out"]):
+            code, out, err = tool(*command, "--budget", size)
+            assert code == 1 and out == "" and err.count("\n") == 1
+            assert "3 of " in err and "--budget 0.5, or --budget min" in err
+    code, out, err = tool("plan", captured / "ensured.pb", "--budget", "0.7")
+    assert code == 0 and out.endswith("not counted: 3 variables of unknown size\n")
+    code, out, err = tool("rewrite", captured / "ensured.pb", "out")
+    assert code == 0 and out.endswith("not counted: 3 variables of unknown size\n")
+    assert "and 3 variables of unknown size" in pathlib.Path("out.report.txt").read_text()

@@ -26,11 +26,12 @@ from tfckpt.cli.output import (
     write_file,
 )
 from tfckpt.cli.running import largest_difference, run_step
-from tfckpt.errors import CaptureError, PlanError, VerificationError
+from tfckpt.cost.storage import unknown_variables
+from tfckpt.errors import CaptureError, CostError, PlanError, VerificationError
 from tfckpt.graph import REGIONS
 from tfckpt.options import Options, make_options
 from tfckpt.pictures import drawn, front_figure, kind_of
-from tfckpt.report import held_at_peak
+from tfckpt.report import Report, held_at_peak
 
 
 def run(request: Request) -> int:
@@ -101,8 +102,10 @@ def _inspect(request: Request) -> int:
         kinds = ", ".join(f"{count} {kind}" for kind, count in list(entry["types"].items())[:8])
         print(f"\n{entry['name']}: {entry['ops']} ops ({regions})")
         print(f"  most are    {kinds}")
-        print(f"  parameters  {entry['variables']} variables, "
-              f"{format_bytes(entry['variable_bytes'])}")
+        print(f"  parameters  {_parameters(entry)}")
+        if entry["unknown"]:
+            print(f"  plain peak  unknown: {entry['unknown']}")
+            continue
         print(f"  resident    {format_bytes(entry['resident_bytes'])} with inputs and constants")
         print(f"  plain peak  {format_bytes(entry['baseline_peak_bytes'])} above that")
         if entry["live_at_peak"]:
@@ -112,18 +115,47 @@ def _inspect(request: Request) -> int:
     return 0
 
 
+def _parameters(entry: dict) -> str:
+    unknown = entry["unknown_variables"]
+    known = entry["variables"] - unknown
+    said = [f"{known} variables, {format_bytes(entry['variable_bytes'])}"] if (
+        known or not unknown) else []
+    return " and ".join(said + [_of_unknown_size(unknown)] * bool(unknown))
+
+
+def _of_unknown_size(count: int) -> str:
+    return f"{count} variable{'s' * (count != 1)} of unknown size"
+
+
 def _description(step: Step, top: int) -> dict:
-    with progress(f"pricing {step.name}"):
-        graph, part = step.graph, priced_plain(step)
-    cost = part.cost
+    graph = step.graph
     types = collections.Counter(op.type for op in graph.ops)
     count = collections.Counter(op.region for op in graph.ops)
     return {
         "name": step.name, "function": step.function, "ops": len(graph.ops),
         "types": dict(sorted(types.items(), key=lambda entry: (-entry[1], entry[0]))),
         "regions": {region: count[region] for region in REGIONS if count[region]},
-        "variables": len(cost.variable_bytes), "variable_bytes": sum(cost.variable_bytes),
+    } | _sizes(step, top)
+
+
+def _sizes(step: Step, top: int) -> dict:
+    """What a step needs; None for what is unknown since variables have no shape."""
+    variables = unknown_variables(step.graph)
+    try:
+        with progress(f"pricing {step.name}"):
+            part = priced_plain(step)
+    except CostError as error:
+        if not variables:
+            raise
+        return {"variables": len(variables), "unknown_variables": len(variables),
+                "variable_bytes": None, "resident_bytes": None, "baseline_peak_bytes": None,
+                "unknown": str(error).partition(": ")[2], "live_at_peak": []}
+    cost = part.cost
+    return {
+        "variables": len(cost.variable_bytes) + len(variables),
+        "unknown_variables": len(variables), "variable_bytes": sum(cost.variable_bytes),
         "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": part.plain.peak_bytes,
+        "unknown": "",
         "live_at_peak": [{"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
                          for h in held_at_peak(cost, part.plain.timeline)[:top]],
     }
@@ -173,6 +205,7 @@ def _planned(result: Result) -> dict:
     return {
         "name": report.name, "baseline_peak_bytes": report.baseline_peak_bytes,
         "planned_peak_bytes": report.planned_peak_bytes, "resident_bytes": report.resident_bytes,
+        "unknown_variables": report.unknown_variables,
         "overhead": report.overhead, "recomputed_ops": report.recomputed_ops,
         "kept_derivatives": sum(region.taken for region in report.forward_ad_regions),
         "solver": report.solver, "applied": report.applied, "reason": report.reason,
@@ -193,7 +226,13 @@ def _front_table(result: Result) -> str:
              table(["planned peak", "of plain", "time", "solver  "], rows)]
     lines.append("* chosen. Peaks in the table are what is asked for; the line above counts what "
                  "the allocator takes" if report.applied else f"not applied: {report.reason}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_not_counted(report)])
+
+
+def _not_counted(report: Report) -> list[str]:
+    """A line on variables whose sizes nobody knows."""
+    return [f"not counted: {_of_unknown_size(report.unknown_variables)}"] * bool(
+        report.unknown_variables)
 
 
 # rewrite
@@ -226,6 +265,8 @@ def _rewrite(request: Request) -> int:
                   f"{100 * report.overhead:+.1f} % time")
         else:
             print(f"{report.name}: unchanged, {report.reason}")
+        for line in _not_counted(report):
+            print(line)
     print(f"wrote {target} and {note}", file=sys.stderr)
     return 0
 
@@ -288,7 +329,8 @@ def _comparison(request: Request, documents: Sequence[Document],
         "name": pair[0].name,
         "ops": [len(step.graph.ops) for step in pair],
         "types": {kind: [c[kind] for c in counts] for kind in kinds},
-        "planned_peak_bytes": [priced_plain(step).plain.peak_bytes for step in pair],
+        "planned_peak_bytes": [_sizes(step, 0)["baseline_peak_bytes"] for step in pair],
+        "unknown_variables": [len(unknown_variables(step.graph)) for step in pair],
     }
     if request.run:
         entry.update(_measured(request, documents, pair))
@@ -312,11 +354,12 @@ def _measured(request: Request, documents, pair) -> dict:
 def _comparison_text(entry: dict) -> str:
     rows = [["ops", *map(str, entry["ops"])],
             *([f"  {kind}", *map(str, counts)] for kind, counts in entry["types"].items()),
-            ["planned peak", *map(format_bytes, entry["planned_peak_bytes"])]]
+            ["planned peak", *map(_bytes_or_unknown, entry["planned_peak_bytes"])]]
+    if any(entry["unknown_variables"]):
+        rows.append(["variables of unknown size", *map(str, entry["unknown_variables"])])
     last = entry.get("not_run", "")
     if "seconds" in entry:
-        rows.append(["measured peak", *("unknown" if peak is None else format_bytes(peak)
-                                        for peak in entry["measured_peak_bytes"])])
+        rows.append(["measured peak", *map(_bytes_or_unknown, entry["measured_peak_bytes"])])
         rows.append(["time", *(f"{1e3 * s:.1f} ms" for s in entry["seconds"])])
         worst = entry["largest_relative_difference"]
         last = ("no results to compare" if worst is None else
@@ -324,3 +367,6 @@ def _comparison_text(entry: dict) -> str:
                 f"largest relative difference after a step: {worst:.2e} in {entry['differs_most']}")
     return "\n".join([table([entry["name"], "A", "B"], rows), *([last] if last else [])])
 
+
+def _bytes_or_unknown(size: int | None) -> str:
+    return "unknown" if size is None else format_bytes(size)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
-from tfckpt.cost.storage import roots, storage_bytes
+from tfckpt.cost.storage import roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import is_expensive, seconds
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
 from tfckpt.ops import Access, Source, record
@@ -58,7 +58,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
                 workspace(graph, root, inner, members[anchor]) if len(members[anchor]) > 1 else 0)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
-    result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables)
+    result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables,
+                       len(unknown_variables(graph)))
     check_cost_graph(result)
     return result
 
@@ -66,10 +67,13 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
 def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:
     """Bytes of each variable (once, however often it is read), and of inputs and constants."""
     variables: dict[TensorId, int] = {}
+    unknown = frozenset(unknown_variables(graph))
     fed = 0
     for op in graph.ops:
         size = sum(t.bytes or 0 for t in op.outputs)
         known = record(op.type)
+        if known.access is Access.VALUE and op.inputs[0][0] in unknown:
+            continue
         if known.access is Access.VALUE:
             variables[op.inputs[0]] = size
         elif known.source in _FED_OR_CONSTANT:

@@ -88,6 +88,7 @@ class CostGraph:
     Attributes:
       resident_bytes: variables, fed inputs and constants.
       variable_bytes: size of each variable.
+      unknown_variables: how many more there are, of unknown size and counted nowhere.
     """
 
     vertices: tuple[Vertex, ...]
@@ -95,6 +96,7 @@ class CostGraph:
     resident_bytes: int = 0
     name: str = ""
     variable_bytes: tuple[int, ...] = ()
+    unknown_variables: int = 0
 
     @functools.cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:

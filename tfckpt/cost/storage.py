@@ -23,6 +23,7 @@ def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[Te
 
     A size that depends on the data (Where, Unique) is bounded by what the op reads (`_Bounds`).
     That is only done where every source of the graph has a known shape; it is never counted as 1.
+    Variables of unknown shape are no obstacle where nothing else depends on them.
 
     Raises:
       CostError: a source has an unknown dimension; the message names the tensor and the way out.
@@ -31,6 +32,7 @@ def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[Te
     bounds = _Bounds(graph)
     unknown_source = next((i for i, op in enumerate(graph.ops) if record(op.type).fed
                            and any(t.bytes is None for t in op.outputs)), None)
+    unknown_variable = next(iter(unknown_variables(graph)), None)
     for i, op in enumerate(graph.ops):
         for slot, output in enumerate(op.outputs):
             size = output.bytes
@@ -38,6 +40,8 @@ def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[Te
                 size = 0  # a few integers, however many
             elif size is None and unknown_source is not None:
                 raise _unknown(graph, unknown_source)
+            elif size is None and unknown_variable is not None and root[i][slot] != RESIDENT:
+                raise _depends_on(graph, unknown_variable, i)
             elif size is None:
                 size = bounds.add((i, slot))
             if root[i][slot] == (i, slot):
@@ -93,6 +97,23 @@ def _unknown(graph: Graph, index: int) -> CostError:
         f"cost: tensor {op.name}:{slot} of {graph.name!r} has the unknown shape "
         f"{list(shape) if shape is not None else '<unknown rank>'}; pass batch_size=... (or call "
         "the step with tensors of known shape) so that its bytes can be counted")
+
+
+def unknown_variables(graph: Graph) -> list[int]:
+    """Return the handles of the variables of which not even the rank is known, ascending.
+
+    A graph in a file holds no shapes of the variables that its trace captured.
+    """
+    return sorted({op.inputs[0][0] for op in graph.ops if record(op.type).access is Access.VALUE
+                   and any(t.bytes is None and t.shape is None for t in op.outputs)})
+
+
+def _depends_on(graph: Graph, variable: int, reader: int) -> CostError:
+    return CostError(
+        f"cost: variable {graph.ops[variable].name!r} of {graph.name!r} has an unknown shape, and "
+        f"{graph.ops[reader].name!r} depends on it; write the graph with "
+        "graph.as_graph_def(add_shapes=True), or save the step as a SavedModel, so that its bytes "
+        "can be counted")
 
 
 def roots(graph: Graph) -> list[tuple[TensorId, ...]]:

@@ -49,7 +49,8 @@ def coarsen(graph: CostGraph, order: Sequence[int], size: int) -> Coarse:
         Storage(graph.storages[s].name, graph.storages[s].bytes,
                 run_of[graph.storages[s].producer], graph.storages[s].fetched)
         for s in kept)
-    coarse = CostGraph(vertices, storages, graph.resident_bytes, graph.name, graph.variable_bytes)
+    coarse = CostGraph(vertices, storages, graph.resident_bytes, graph.name, graph.variable_bytes,
+                       graph.unknown_variables)
     check_cost_graph(coarse)
     return Coarse(coarse, kept)
 
