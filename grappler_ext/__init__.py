@@ -49,9 +49,10 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     began with: call this first, or in that thread too.
 
     Args:
-      budget, solver, objective, batch_size, free_moves, fad: as for `tfckpt.checkpoint`; dimensions
-        that a function's signature leaves open are unknown here, and `batch_size` says what the
-        leading one stands for.
+      budget, solver, objective, batch_size, free_moves, fad: as for `tfckpt.checkpoint`. The pass
+        sees no call: `batch_size` says what a leading dimension stands for that a function's
+        signature leaves open. Without it one is assumed, which the report names; a budget in bytes
+        then leaves the function as it was.
       strict: whether a failure to rewrite fails the function's call. By default it is logged
         once and the function runs as it was.
       xla: whether functions under `jit_compile=True` are rewritten too, as the decorator would:

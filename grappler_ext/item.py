@@ -16,7 +16,8 @@ import tensorflow as tf
 from tfckpt.capture.inline import readable
 from tfckpt.capture.order import in_program_order
 from tfckpt.capture.regions import before_gradients
-from tfckpt.capture.steps import imported, known_shapes, training_part, trains
+from tfckpt.capture.shapes import planned_shapes
+from tfckpt.capture.steps import imported, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.driver import INLINED, Captured
 from tfckpt.edits import Edits
@@ -92,11 +93,14 @@ class Item:
         fetched = [name.partition(":") for name in self.names.fetch]
         fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)]
                    for op, _, slot in fetched if live.get_operation_by_name(op).outputs]
-        shapes = known_shapes(live, options.batch_size, self.definition.library)
+        shapes, planned_for = planned_shapes(
+            live, options.batch_size, may_assume=not options.budgets.sized,
+            library=self.definition.library)
         name = readable(self.names.id)
         graph = in_program_order(training_part(
             capture(live, fetches=fetches, name=name, shapes=shapes, forward=self.names.forward)))
-        return Captured(graph.name, graph, live) if trains(graph) else None
+        return Captured(graph.name, graph, live,
+                        planned_for=planned_for) if trains(graph) else None
 
     def apply(self, edits: Edits) -> None:
         """Edit a copy of the item's graph."""

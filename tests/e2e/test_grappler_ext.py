@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -91,6 +92,27 @@ def test_an_unmodified_fit():
     reports = grappler_ext.reports().values()
     assert history[0] == history[1]
     assert any(r.applied for r in reports)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 1024}, {"budget": "1GB"}], ids=str)
+def test_a_batch_that_the_trace_leaves_open(options):
+    """Where nobody says what it is, it is taken for some; bytes are promised for no such batch."""
+    x, y = arrays(1500)
+    found = []
+    for on in (False, True):
+        process.fresh()
+        model = stack()
+        model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+        with contextlib.ExitStack() as stacked:
+            if on:
+                stacked.enter_context(grappler_ext.enabled(**options))
+            model.fit(x, y, batch_size=1024, verbose=0, shuffle=False)
+        found.append([v.numpy().tobytes() for v in model.variables])
+    assert found[0] == found[1]
+    reports = [r for r in grappler_ext.reports().values() if r.applied]
+    assert bool(reports) == ("budget" not in options)
+    assert [r.planned_for for r in reports] == [
+        "a batch of 1024" if options else "a batch of 32: nothing says what it is"] * len(reports)
 
 
 def test_graphs_without_gradients_are_skipped_at_once():

@@ -38,6 +38,7 @@ ROOT = pathlib.Path(tfckpt.__file__).parents[1]
     (["completion", "tcsh"], "choose one of bash, zsh, fish"),
     (["plan", "a", "--budget", "50%"], "--budget 50% cannot be read"),
     (["plan", "a", "--budget", "GPU:0=much"], "--budget much cannot be read"),
+    (["plan", "a", "--budget", "device"], "nothing runs here; write a size"),
     (["plan"], "takes GRAPH, not 0 paths"),
     (["plan", "a", "b"], "takes GRAPH, not 2 paths"),
     (["rewrite", "a"], "takes GRAPH and OUT, not 1 path"),

@@ -136,6 +136,41 @@ def leaves_batch_open(graph: tf.Graph, inputs: Mapping[str, Sequence[int]], size
     return False
 
 
+def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
+                   sizes: CallSizes | None = None, placeholders: Sequence[tf.Tensor] = (),
+                   library=None) -> tuple[tf.Graph | None, str]:
+    """A scratch graph with the shapes to plan for, and in words what open ones are taken to be.
+
+    Args:
+      graph: FuncGraph or imported graph.
+      batch_size: what was said of the batch; it counts where the call tells nothing.
+      may_assume: whether `STAND_IN` may be taken for a batch that nothing tells.
+      sizes: of the call.
+      placeholders: those that stand for what the call is made with.
+      library: as for `concrete_shapes`.
+
+    Returns:
+      None and no words where every shape is known.
+
+    Raises:
+      CostError: no batch of the size that was told can pass through the graph.
+    """
+    if not has_unknown_shapes(graph):
+        return None, ""
+    sizes = sizes or CallSizes()
+    inputs, parts = sizes.inputs(placeholders), composite_parts(graph, placeholders)
+    batch = batch_size or sizes.batch
+    words = [str(sizes)] if sizes.leaves else []
+    if leaves_batch_open(graph, inputs, sizes, parts):
+        words = [str(sizes)] if inputs else []
+        if batch is not None:
+            words.append(f"a batch of {batch}")
+        elif may_assume:
+            batch = STAND_IN
+            words.append(f"a batch of {STAND_IN}: nothing says what it is")
+    return concrete_shapes(graph, batch, inputs, library, sizes, parts), ", ".join(words)
+
+
 def concrete_shapes(graph: tf.Graph, batch_size: int | None,
                     inputs: Mapping[str, Sequence[int]], library=None,
                     sizes: CallSizes | None = None, parts: Collection[str] = ()) -> tf.Graph:

@@ -20,15 +20,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inline import Inlining, is_rewritten
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.shapes import (
-    STAND_IN,
-    CallSizes,
-    composite_parts,
-    concrete_shapes,
-    has_unknown_shapes,
-    leaves_batch_open,
-    uncaptured_inputs,
-)
+from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
 from tfckpt.device_budgets import Budgets
@@ -128,32 +120,17 @@ class Traced:
     def capture(self, options: Options) -> Captured:
         """Return the step, nested functions inlined."""
         self._inlining = self._inline()
-        graph, shapes, planned_for = self.func_graph, None, ""
-        if has_unknown_shapes(graph):
-            shapes, planned_for = self._shapes(options)
+        graph, sizes = self.func_graph, _sizes()
+        shapes, planned_for = planned_shapes(
+            graph, options.batch_size, may_assume=not options.budgets.sized, sizes=sizes,
+            placeholders=self.inputs)
+        if shapes is not None:
+            self.mark.records.open(sizes if sizes.inputs(self.inputs) else None)
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
         return Captured(self.mark.name, capture(graph, shapes=shapes, inlining=self._inlining,
                                                 compiled=compiled),
                         graph, compiled, planned_for,
                         gradient_inside=lambda: gradient_inside(graph))
-
-    def _shapes(self, options: Options) -> tuple[tf.Graph, str]:
-        """Return the graph with its open dimensions filled in, and with what, in words."""
-        sizes = _sizes()
-        inputs = sizes.inputs(self.inputs)
-        parts = composite_parts(self.func_graph, self.inputs)
-        batch = options.batch_size or sizes.batch
-        words = [str(sizes)] if sizes.leaves else []
-        if leaves_batch_open(self.func_graph, inputs, sizes, parts):
-            words = [str(sizes)] if inputs else []
-            if batch is not None:
-                words.append(f"a batch of {batch}")
-            elif not options.budgets.sized:
-                batch = STAND_IN
-                words.append(f"a batch of {STAND_IN}: nothing says what it is")
-        self.mark.records.open(sizes if inputs else None)
-        shapes = concrete_shapes(self.func_graph, batch, inputs, sizes=sizes, parts=parts)
-        return shapes, ", ".join(words)
 
     def _inline(self) -> Inlining | None:
         return Inlining(self.func_graph)

@@ -123,9 +123,12 @@ def budget_value(text: str) -> object:
         return {device.strip(): budget_value(one) for device, _, one in entries}
     found = float(text) if _FRACTION.match(text.strip()) else text
     try:
-        parse_budget(found)
+        checked = parse_budget(found)
     except PlanError as error:
         raise flags.Error(str(error)) from error
+    if checked.of_device:
+        raise flags.Error(f"{text!r} is what the device has free that a step runs on, and nothing "
+                          'runs here; write a size such as "6GiB"')
     return found
 
 
