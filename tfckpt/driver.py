@@ -11,16 +11,17 @@ import dataclasses
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from absl import logging
 
-from tfckpt import dump
+from tfckpt import dump, faults
 from tfckpt.carriers.here import place
 from tfckpt.clock import time_limit
 from tfckpt.edits import Edits
-from tfckpt.errors import CostError, RewriteError
+from tfckpt.errors import CostError, RewriteError, TfckptError
 from tfckpt.graph import Graph
 from tfckpt.judges import JUDGES, Candidate, Rejected
 from tfckpt.options import Options
@@ -36,7 +37,7 @@ from tfckpt.say import waiting_for
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
 """What runs before the rewrite passes (`tfckpt.rewrite.realise.PASSES`)."""
-LAST = ("check of the final edits", "apply", "report")
+LAST = ("check of the final edits", "report", "apply")
 """What runs after them."""
 OFF = "tfckpt is switched off (TFCKPT=off)"
 _INSIDE = ("the gradient is computed inside of a loop, branch or function ({}); put the decorator "
@@ -87,7 +88,7 @@ class Carrier(Protocol):
         """Take the edits of the step back.
 
         Raises:
-          RewriteError: they cannot be applied; the step is as it was.
+          Exception: they cannot be applied; the step is as it was, and other edits may be.
         """
 
 
@@ -100,12 +101,14 @@ class Outcome:
       edits: what was handed to the carrier; None where the step is as it was.
       proposals: those that were accepted, of the fullest device first.
       passes: what became of each rewrite pass.
+      failure: why the step could not even be read or priced; "" where it was.
     """
 
     report: Report | None = None
     edits: Edits | None = None
     proposals: tuple[Proposal, ...] = ()
     passes: tuple[PassOutcome, ...] = ()
+    failure: str = ""
 
     @property
     def plans(self) -> tuple[tuple[str, Plan], ...]:
@@ -116,10 +119,9 @@ class Outcome:
     @property
     def unwanted(self) -> str:
         """Return why the step is as it was, where that is no choice of the planner."""
-        if self.report is None:
-            return ""
-        return next((p.reason for p in self.proposals
-                     if not p.changes and p.reason not in (NOTHING_TO_GAIN, PLAIN_FITS)), "")
+        reasons = (p.reason for p in self.proposals
+                   if not p.changes and p.reason not in (NOTHING_TO_GAIN, PLAIN_FITS))
+        return faults.with_advice(self.failure or next(reasons, ""))
 
 
 def switched_off() -> bool:
@@ -161,47 +163,67 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
 def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refused: str,
              started: float) -> tuple[Outcome, Report]:
     """Plan a step that trains, and hand the edits back."""
-    definition = _definition(step) if dump.folder() else b""
+    definition = _definition(step.name, step.live) if dump.folder() else b""
     found = searches(step.graph, options, target_of, refused)
     context = Context(step.graph, plain=_plain(step), target=target_of(""))
-    candidate = _accepted(carrier, context, found)
-    proposals = tuple(sorted(candidate.proposals, key=lambda p: -p.decision.planned.peak_bytes))
-    report = report_of(step.name, step.graph, proposals, candidate.edits,
-                       tuple(line for search in found for line in search.rejected),
-                       time.perf_counter() - started, step.planned_for)
-    outcome = Outcome(report, candidate.edits, proposals,
-                      () if candidate.realised is None else candidate.realised.outcomes)
+    outcome, report = _accepted(carrier, step, context, found, started)
     if definition:
         _dump(step, definition, dataclasses.replace(options, target=target_of("")), outcome,
               report, carrier.optimised)
     return outcome, report
 
 
-def _definition(step: Captured) -> bytes:
+def failed(name: str, live: Any, error: Exception) -> Outcome:
+    """Return the outcome for a step that could not be read or priced; dump it for a fault of ours.
+
+    Args:
+      live: TensorFlow's graph, as it was.
+    """
+    if isinstance(error, TfckptError):
+        return Outcome(failure=str(error))
+    failure = faults.said(error, f"{name} is left as it is")
+    if dump.folder():
+        _write(name, {"fault.txt": "".join(traceback.format_exception(error)).encode(),
+                      "versions.json": json.dumps(dump.versions(), indent=1).encode(),
+                      "graph.pb": _definition(name, live)})
+    return Outcome(failure=failure)
+
+
+def _definition(name: str, live: Any) -> bytes:
     """Return TensorFlow's graph of a step, before it is edited; empty where none can be written."""
     try:
-        return b"" if step.live is None else step.live.as_graph_def().SerializeToString()
+        return b"" if live is None else live.as_graph_def().SerializeToString()
     except ValueError as error:  # more than a protobuf message can have
-        logging.warning("tfckpt: %s is not dumped: %s", step.name, error)
+        logging.warning("tfckpt: %s is not dumped: %s", name, error)
         return b""
 
 
 def _dump(step: Captured, definition: bytes, options: Options, outcome: Outcome,
           report: Report, optimised: bool) -> None:
-    """Write down what was decided for a step; a full disk does not end the training."""
+    """Write down what was decided for a step."""
     about = {"name": step.name, "compiled": step.compiled, "optimised": optimised}
     try:
-        where = dump.write(step.name, {
+        files = {
             "step.json": json.dumps(about).encode(), "graph.json": dump.to_json(step.graph),
             "options.json": dump.to_json(options), "plans.json": dump.to_json(outcome.plans),
             "edits.json": dump.to_json(outcome.edits),
             "versions.json": json.dumps(dump.versions(), indent=1).encode(),
             "report.txt": f"{report}\n\n{report.explain()}\n".encode(),
-            "graph.pb": definition})
-    except OSError as error:
-        logging.warning("tfckpt: %s is not dumped: %s", step.name, error)
+            "graph.pb": definition}
+    except Exception as error:  # the step is rewritten by then
+        faults.said(error, f"{step.name} is not dumped")
     else:
-        logging.info("tfckpt: %s is dumped to %s", step.name, where)
+        _write(step.name, files)
+
+
+def _write(name: str, files: Mapping[str, bytes]) -> None:
+    """Write a dump; a full disk does not end the training."""
+    try:
+        where = dump.write(name, files)
+    except OSError as error:
+        logging.warning("tfckpt: %s is not dumped: %s", name, error)
+    else:
+        logging.info("tfckpt: %s is dumped to %s", name, where)
 
 
 def _plain(step: Captured) -> LiveStep | None:
@@ -212,10 +234,12 @@ def _plain(step: Captured) -> LiveStep | None:
         step.live, tuple(dict.fromkeys(ops[i].name for i in running)))
 
 
-def _accepted(carrier: Carrier, context: Context, found: Sequence[Search]) -> Candidate:
+def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequence[Search],
+              started: float) -> tuple[Outcome, Report]:
     """Return the first candidate that every judge and the carrier accept; its edits are applied.
 
-    To change nothing is the last candidate, and is accepted always.
+    To change nothing is the last candidate, and is accepted always. What cannot be reported is not
+    applied.
     """
     while True:
         candidate = Candidate(tuple(search.proposal for search in found), context)
@@ -223,16 +247,33 @@ def _accepted(carrier: Carrier, context: Context, found: Sequence[Search]) -> Ca
         try:
             for judge in JUDGES:
                 judge(candidate)
+            accepted = _outcome(step, candidate, found, started)
             if candidate.edits is not None:
                 carrier.apply(candidate.edits)
-            return candidate
+            return accepted
         except Rejected as error:
             blamed = [search for search in changing if search.part.device == error.device]
-            for search in blamed or changing:
-                search.reject(str(error))
-        except RewriteError as error:  # the names of what TensorFlow has made by then are taken
-            for search in changing:
-                search.give_up(str(error))
+            _reject(blamed or changing, str(error))
+        except Exception as error:
+            if not changing:
+                raise
+            _reject(changing, str(error) if isinstance(error, RewriteError)
+                    else faults.said(error, f"a plan of {step.name} is given up"))
+
+
+def _reject(blamed: Sequence[Search], reason: str) -> None:
+    for search in blamed:
+        search.reject(reason)
+
+
+def _outcome(step: Captured, candidate: Candidate, found: Sequence[Search],
+             started: float) -> tuple[Outcome, Report]:
+    proposals = tuple(sorted(candidate.proposals, key=lambda p: -p.decision.planned.peak_bytes))
+    report = report_of(step.name, step.graph, proposals, candidate.edits,
+                       tuple(line for search in found for line in search.rejected),
+                       time.perf_counter() - started, step.planned_for)
+    passes = () if candidate.realised is None else candidate.realised.outcomes
+    return Outcome(report, candidate.edits, proposals, passes), report
 
 
 _warned: set[str] = set()

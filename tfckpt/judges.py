@@ -1,7 +1,8 @@
 """Judges: what a plan has to pass before it is applied. New kinds of truth are new judges here.
 
 A judge is a function that takes a `Candidate` and raises `Rejected`, which costs that plan and
-never the step: the next one is tried, and the report lists what was given up and why.
+never the step: the next one is tried, and the report lists what was given up and why. Whatever
+else it raises is a fault of ours, and costs as much.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-
-from absl import logging
 
 from tfckpt.edits import Edits
 from tfckpt.errors import PlanError, RewriteError
@@ -79,9 +78,6 @@ def realisable(candidate: Candidate) -> None:
         _ = candidate.realised
     except (RewriteError, PlanError) as error:
         raise Rejected(str(error), candidate.to_blame()) from error
-    except Exception as error:  # a fault of ours: it costs this plan, and the log has it whole
-        logging.exception("tfckpt: a plan could not be realised")
-        raise Rejected(f"internal error: {type(error).__name__}: {error}") from error
 
 
 JUDGES: Sequence[Callable[[Candidate], None]] = (realisable,)

@@ -1,9 +1,10 @@
 """What could be done to a step: for each device's part its plans, best first, made when asked for.
 
 A part has several sources of plans: fences that await updates or not (a step that trains twice may
-read what an update wrote: no fence can then wait for updates), and its loops recomputed or not. The
-best plan of each source is proposed first, then the next best ones in turns. Replicas of one part
-get the same plans.
+read what an update wrote: no fence can then wait for updates), its loops recomputed or not, and in
+the end neither such waits nor free moves. The best plan of each source is proposed first, then the
+next best ones in turns. Replicas of one part get the same plans. A source that fails yields no
+more plans; it costs no others.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 
+from tfckpt import faults
 from tfckpt.capture.devices import device_parts, has_inner_collective
 from tfckpt.capture.repeated import without_loops
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
+from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptError
 from tfckpt.graph import Graph
 from tfckpt.ops import record
 from tfckpt.options import Options
@@ -67,6 +69,14 @@ def may_await_updates(graph: Graph) -> bool:
         record(op.type).collective for op in graph.ops)
 
 
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the plans of a source may use: waits for updates, and free moves."""
+
+    await_updates: bool
+    free_moves: bool
+
+
 class Search:
     """The proposals for one part, in turn.
 
@@ -82,7 +92,7 @@ class Search:
         self.rejected: list[str] = []
         self.leader = leader
         self._reason = refused = refused or ("" if not _plain_fits(part, SAFETY) else PLAIN_FITS)
-        self._known: dict[bool, tuple[Iterator[Decision], list[Decision]]] = {}
+        self._known: dict[Limits, tuple[Iterator[Decision], list[Decision]]] = {}
         self._proposals = iter(()) if refused else itertools.islice(self._all(), MOST)
         self._step()
 
@@ -93,26 +103,21 @@ class Search:
         self._reason = reason
         self._step()
 
-    def give_up(self, reason: str) -> None:
-        """Leave the part as it is, whatever else could be proposed."""
-        self._proposals = iter(())
-        self.reject(reason)
-
     def _step(self) -> None:
-        found = next(self._proposals, None)
-        self.proposal = found or unchanged(self.part, self._reason)
+        for found in self._proposals:
+            if found.changes or not self.rejected:
+                self.proposal = found
+                return
+        self.proposal = unchanged(self.part, self._reason)
 
     def _all(self) -> Iterator[Proposal]:
         later: list[tuple[Part, Iterator[Decision]]] = []
-        for part in self._graphs():
-            singles = (True, False) if part.number is None and may_await_updates(
-                part.graph) else (False,)
-            for single in singles:
-                source = self._decisions(part, single)
-                first = self._next(source)
-                if first is not None:
-                    later.append((part, source))
-                    yield self._proposal(part, first)
+        for part, limits in self._sources():
+            source = self._decisions(part, limits)
+            first = self._next(source)
+            if first is not None:
+                later.append((part, source))
+                yield self._proposal(part, first)
         while later:
             part, source = later.pop(0)
             decision = self._next(source)
@@ -120,13 +125,28 @@ class Search:
                 later.append((part, source))
                 yield self._proposal(part, decision)
 
+    def _sources(self) -> Iterator[tuple[Part, Limits]]:
+        """Yield the sources of plans, the simplest last: it asks least of what runs the step."""
+        part, free_moves = self.part, self.options.free_moves
+        for part in self._graphs():
+            if part.number is None and may_await_updates(part.graph):
+                yield part, Limits(True, free_moves)
+            yield part, Limits(False, free_moves)
+        if free_moves:
+            yield part, Limits(False, False)
+
     def _graphs(self) -> Iterator[Part]:
         """The part, then the part with its loops as they are."""
         yield self.part
-        kept = without_loops(self.part.graph, self._reason)
-        if kept is not None:
-            self.part = self.part.over(kept)
-            yield self.part
+        try:
+            kept = without_loops(self.part.graph, self._reason)
+            if kept is not None:
+                self.part = self.part.over(kept)
+        except Exception as error:
+            self._failed(error)
+        else:
+            if kept is not None:
+                yield self.part
 
     def _proposal(self, part: Part, decision: Decision) -> Proposal:
         gains = decision.planned.peak_bytes < decision.planned.baseline_bytes
@@ -141,24 +161,28 @@ class Search:
                 self._reason = PLAIN_FITS
             elif not self.rejected:
                 raise
-            return None
-        except PlanError as error:
-            self._reason = str(error)
-            self.rejected.append(f"planning: {error}")
-            return None
+        except Exception as error:
+            self._failed(error)
+        return None
 
-    def _decisions(self, part: Part, single: bool) -> Iterator[Decision]:
+    def _failed(self, error: Exception) -> None:
+        """Note that a source yields no more plans."""
+        self._reason = str(error) if isinstance(error, TfckptError) else faults.said(
+            error, "planning failed")
+        self.rejected.append(f"planning: {self._reason}")
+
+    def _decisions(self, part: Part, limits: Limits) -> Iterator[Decision]:
         if part is not self._whole:
-            return decisions(part, self.options, single)
+            return decisions(part, self.options, limits)
         if self.leader is None:
-            return self.decided(single)
+            return self.decided(limits)
         return (dataclasses.replace(d, graph=part.graph, cost=part.cost)
-                for d in self.leader.decided(single))
+                for d in self.leader.decided(limits))
 
-    def decided(self, single: bool) -> Iterator[Decision]:
+    def decided(self, limits: Limits) -> Iterator[Decision]:
         """Yield the part's decisions from the best on, remembering them for replicas."""
         source, known = self._known.setdefault(
-            single, (decisions(self._whole, self.options, single), []))
+            limits, (decisions(self._whole, self.options, limits), []))
         for number in itertools.count():
             if number == len(known):
                 decision = next(source, None)
@@ -203,11 +227,8 @@ def _nameless(cost: CostGraph) -> tuple:
             tuple(dataclasses.replace(s, name="", tensor=(-1, -1)) for s in cost.storages))
 
 
-def decisions(part: Part, options: Options, single: bool) -> Iterator[Decision]:
+def decisions(part: Part, options: Options, limits: Limits) -> Iterator[Decision]:
     """Yield the plans of a part, best first.
-
-    Args:
-      single: whether fences may wait for updates.
 
     Raises:
       InfeasibleBudgetError: in the unit of the budget that was asked for.
@@ -218,17 +239,30 @@ def decisions(part: Part, options: Options, single: bool) -> Iterator[Decision]:
 
     def plans(of: CostGraph) -> Iterator[Planned]:
         return plans_of(of, room, solver=options.solver, objective=options.objective,
-                        free_moves=options.free_moves, await_updates=single,
+                        free_moves=limits.free_moves, await_updates=limits.await_updates,
                         target=part.target, plain=plain)
+
+    def found(fad: object) -> Iterator[Decision]:
+        return decisions_of(part.graph, cost, plans, fad=fad, budget=room,
+                            objective=options.objective, plain_bytes=plain.peak_bytes,
+                            target=part.target)
 
     fad = options.fad if options.solver == AUTO or options.fad is True else False
     try:
-        yield from decisions_of(part.graph, cost, plans, fad=fad, budget=room,
-                                objective=options.objective, plain_bytes=plain.peak_bytes,
-                                target=part.target)
-    except CostError as error:  # of forward AD: the graph itself was priced before
-        warnings.warn(f"tfckpt: no derivatives are kept: {error}", stacklevel=2)
-        yield from decisions_of(part.graph, cost, plans)
+        yield from found(False) if fad is False else _or_without(found, fad)
     except InfeasibleBudgetError as error:
         raise part.budget.explain(error, plain.peak_bytes, cost.resident_bytes,
                                   part.device) from None
+
+
+def _or_without(found: Callable[[object], Iterator[Decision]], fad: object) -> Iterator[Decision]:
+    """Yield decisions with forward AD, and such without where it fails."""
+    try:
+        yield from found(fad)
+    except PlanError:
+        raise
+    except Exception as error:  # CostError too: the graph itself was priced before
+        why = str(error) if isinstance(error, TfckptError) else faults.said(
+            error, "forward AD failed")
+        warnings.warn(f"tfckpt: no derivatives are kept: {faults.with_advice(why)}", stacklevel=2)
+        yield from found(False)

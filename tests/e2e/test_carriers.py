@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import pathlib
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 import grappler_ext
 import tfckpt
 from tests.support import process
-from tfckpt import driver, judges
+from tfckpt import driver, judges, proposals
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers import trace_hook
@@ -178,6 +179,54 @@ def test_a_fault_of_ours_costs_plans_and_never_the_step(monkeypatch, tmp_path, o
         assert same(carried("trace hook", tmp_path), wanted)
     (_, outcome), = outcomes
     assert not outcome.report.applied and 1 < len(outcome.report.rejected) <= 8
+
+
+def test_plans_that_ask_for_less_follow_the_best_of_each_source(monkeypatch, tmp_path, outcomes):
+    asked, real = [], proposals.plans_of
+
+    def plans(*arguments, **options):
+        asked.append((options["await_updates"], options["free_moves"]))
+        return real(*arguments, **options)
+
+    def refuse(candidate):
+        if candidate.edits is not None:
+            raise judges.Rejected(f"after {len(asked)}")
+
+    monkeypatch.setattr(proposals, "plans_of", plans)
+    monkeypatch.setattr(driver, "JUDGES", (*judges.JUDGES, refuse))
+    with pytest.warns(UserWarning, match="trains unchanged: after 3"):
+        carried("trace hook", tmp_path)
+    assert asked == [(True, True), (False, True), (False, False)]
+    (_, outcome), = outcomes
+    assert not outcome.report.applied
+    after = [line.rpartition("after ")[2] for line in outcome.report.rejected]
+    assert after[:3] == ["1", "2", "3"] and set(after[3:]) == {"3"}
+    asked.clear()
+    with pytest.warns(UserWarning, match="trains unchanged: after 2"):
+        carried("trace hook", tmp_path, free_moves=False)
+    assert asked == [(True, False), (False, False)]
+
+
+def test_where_a_plan_was_given_up_one_that_gains_nothing_is_passed_over(
+        monkeypatch, tmp_path, outcomes):
+    real, made = proposals.plans_of, []
+
+    def plans(*arguments, **options):
+        for planned in real(*arguments, **options):
+            made.append(planned)
+            yield planned if len(made) == 1 or not options["free_moves"] else dataclasses.replace(
+                planned, peak_bytes=planned.baseline_bytes)
+
+    def refuse_first(candidate):
+        if len(made) == 1:
+            raise judges.Rejected("for this test")
+
+    monkeypatch.setattr(proposals, "plans_of", plans)
+    monkeypatch.setattr(driver, "JUDGES", (refuse_first, *judges.JUDGES))
+    assert same(carried("trace hook", tmp_path), carried("plain", tmp_path))
+    (_, outcome), = outcomes
+    assert outcome.report.applied and not outcome.plans[0][1].moves.deferred
+    assert len(outcome.report.rejected) == 1
 
 
 def test_the_table_in_the_docs_is_that_of_the_code():

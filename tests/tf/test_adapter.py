@@ -280,6 +280,8 @@ def test_hidden_operations_are_no_part_of_the_function(hook, compiled):
         tf_adapter.show_operations(graph, first, [write.name])
         names = [op.name for op in graph.get_operations()]
         assert names == [name for name in first if name != write.name]
+        assert [op.name for op in tf_adapter.every_operation(graph)] == first[::-1]
+        assert tf_adapter.how_shown(graph) == (tuple(first), frozenset([write.name]))
         with graph.as_default():
             tf.no_op("late")
         assert graph.get_operations()[-1].name == "late"

@@ -9,12 +9,14 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process, training
+from tests.support.faults import Faults
 from tests.support.models import MODELS
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers import trace_hook
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.edits import Clone, Edits, Rewire, check_edits
+from tfckpt.errors import RewriteError
 from tfckpt.plan.fences import fenced
 from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.order import base_order
@@ -94,33 +96,28 @@ def wanted():
     ("update_input", 5), ("add_control_input", 1), ("add_control_input", 12),
 ])
 def test_a_failure_midway_leaves_the_graph_as_it_was(monkeypatch, wanted, function, nth):
-    real, calls, seen = getattr(tf_adapter, function), [], []
+    """What was added is no part of it, and the next plan is used."""
+    faults, seen = Faults({nth}), []
 
-    def failing(*args):
-        calls.append(args)
-        if len(calls) == nth:
-            raise RuntimeError(f"made up: {function} {nth}")
-        return real(*args)
-
-    def applied(graph, edits):
+    def applied(graph, edits, changes):
         before = snapshot(graph)
-        monkeypatch.setattr(tf_adapter, function, failing)
-        try:
-            apply(graph, edits)
-        finally:
-            after = snapshot(graph)
-            seen.append((before, {name: after[name] for name in before}))
+        with monkeypatch.context() as patch:
+            faults.inject(patch, () if seen else [(tf_adapter, function)])
+            try:
+                apply(graph, edits, changes)
+            except RewriteError as error:
+                seen.append(str(error))
+                assert snapshot(graph) == before
+                raise
 
     monkeypatch.setattr(trace_hook, "apply", applied)
     process.fresh()
     made = MODELS["dense_relu"]()
     step = tfckpt.checkpoint(tf.function(made.step))
-    with pytest.warns(UserWarning, match=f"made up: {function} {nth}"):
-        found = training.train(step, made)
-    (before, after), = seen
-    assert after == before
-    assert not step.report.applied
-    training.assert_same_bits(found, wanted)
+    training.assert_same_bits(training.train(step, made), wanted)
+    said, = seen
+    assert f"MadeUpError: before {function}" in said
+    assert step.report.applied and said in step.report.rejected[0]
 
 
 # Plans that no small model leads to.

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.body import Placed, read_body
+from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.ops import Calls, record
 
@@ -53,7 +54,7 @@ def readable(function: str) -> str:
 
 
 class Inlining:
-    """What was inlined in a graph, and how to undo it.
+    """What was inlined in a graph.
 
     Attributes:
       graph: the graph.
@@ -63,12 +64,14 @@ class Inlining:
         must have run when it ends.
     """
 
-    def __init__(self, graph: tf.Graph, library: Iterable[Any] = ()):
+    def __init__(self, graph: tf.Graph, library: Iterable[Any] = (),
+                 changes: LiveChanges | None = None):
         """Inlines every call that can be, in place, those inside of others too.
 
         Args:
           graph: a FuncGraph whose trace is complete, or an imported graph.
           library: the FunctionDefs of the file that a graph was imported from.
+          changes: of the graph; who made it can take the inlining back.
         """
         given = {function.signature.name: function for function in library}
         find = given.get if given else functools.partial(tf_adapter.find_function, graph)
@@ -76,24 +79,14 @@ class Inlining:
         self.refused: tuple[str, ...] = ()
         self.results: dict[str, tuple[list[tf.Tensor], list[tf.Operation]]] = {}
         self.graph, self._find = graph, find
-        self._undo: list[Callable[[], None]] = []
+        self._changes = changes or LiveChanges(graph)
         self._bodies: dict[str, list[tf.Operation]] = {}
-        self._added: list[str] = []
-        self._abandoned: list[str] = []
         self._body = functools.cache(lambda name: read_body(graph, find(name)))
         self._why = functools.cache(functools.partial(_why_opaque, find=find))
         calls = [op for op in graph.get_operations() if _is_call(op)]
         self._inline(calls)
-        if self._added:
-            tf_adapter.show_operations(graph, self._order(),
-                                       [*self._bodies, *self._abandoned])
-
-    def undo(self) -> None:
-        """Puts the calls back."""
-        self._revert(0)
-        if self._added:
-            tf_adapter.show_operations(self.graph, [], self._added)
-        self.functions, self.results = (), {}
+        if self._bodies:
+            self._changes.show(self._order(), [*self._bodies])
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
         """What a tensor of the graph has become."""
@@ -132,12 +125,11 @@ class Inlining:
             reason = "it calls itself" if name in callers else _why_special(call) or self._why(name)
             ops: list[tf.Operation] = []
             if not reason:
-                changes, added = len(self._undo), len(self._added)
+                before = self._changes.point()
                 try:
                     ops = self._inline_call(call, name)
                 except Exception as error:  # whatever TensorFlow makes of a body: the call stays
-                    self._revert(changes)
-                    self._abandoned += self._added[added:]
+                    self._changes.revert(before)
                     reason = f"{type(error).__name__}: {error}"
             if reason:
                 self.refused += (f"{call.name}: the nested function {readable(name)} is one op "
@@ -155,7 +147,6 @@ class Inlining:
         backward = _is_backward(self._find(name)) or is_gradient_scope(call.name)
         placed = Placed(self.graph, body, list(call.inputs), list(call.control_inputs),
                         _scope(name, backward), call.device)
-        self._added += [op.name for op in placed.ops]
         results = [placed.tensor(result) for result in body.results]
         ends = [placed.op(name) for name in body.control_outputs]
         for output, tensor in zip(call.outputs, results, strict=True):
@@ -170,33 +161,23 @@ class Inlining:
         for reader in old.consumers():
             for i, tensor in enumerate(reader.inputs):
                 if tensor.op.name == old.op.name and tensor.value_index == old.value_index:
-                    self._undo.append(functools.partial(tf_adapter.update_input, reader, i, old))
-                    tf_adapter.update_input(reader, i, new)
+                    self._changes.update_input(reader, i, new)
         outputs = list(getattr(self.graph, "outputs", ()))
         if any(t is old for t in outputs):
-            self._undo.append(functools.partial(setattr, self.graph, "outputs", outputs))
-            self.graph.outputs = [new if t is old else t for t in outputs]
+            self._changes.replace_results("outputs", [new if t is old else t for t in outputs])
 
     def _hand_on(self, call: tf.Operation, ends: Sequence[tf.Operation]) -> None:
         """Has what waited for a call wait for what must have run in its body (rule 3)."""
         for waiting in tf_adapter.waiting_for(call):
-            waits = list(waiting.control_inputs)
-            self._undo.append(
-                functools.partial(tf_adapter.replace_control_inputs, waiting, waits))
-            tf_adapter.replace_control_inputs(waiting, _in_place_of(call, ends, waits))
+            self._changes.replace_control_inputs(
+                waiting, _in_place_of(call, ends, waiting.control_inputs))
         must_run = tf_adapter.control_outputs(self.graph)
         if any(op is call for op in must_run):
-            self._undo.append(
-                functools.partial(setattr, self.graph, "control_outputs", must_run))
-            self.graph.control_outputs = _in_place_of(call, ends, must_run)
-
-    def _revert(self, length: int) -> None:
-        while len(self._undo) > length:
-            self._undo.pop()()
+            self._changes.replace_results("control_outputs", _in_place_of(call, ends, must_run))
 
     def _order(self) -> list[str]:
         """Names of the graph's ops, those of a body where its call stood: as if traced there."""
-        inside = frozenset(self._added)
+        inside = {op.name for body in self._bodies.values() for op in body}
         pending = [op for op in reversed(self.graph.get_operations()) if op.name not in inside]
         order = []
         while pending:

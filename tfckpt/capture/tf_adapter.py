@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -300,7 +300,12 @@ def free_scope(graph: tf.Graph, scope: str) -> str:
     return f"{graph.unique_name(scope)}/"
 
 
-def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Sequence[str]) -> None:
+def every_operation(graph: tf.Graph) -> list[tf.Operation]:
+    """All ops of a graph as they were made, hidden ones too (see `show_operations`)."""
+    return list(type(graph).get_operations(graph))
+
+
+def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Collection[str]) -> None:
     """Has `graph.get_operations()` give ops in another order, and some of them not at all.
 
     A live graph cannot delete ops. What is hidden becomes no part of the function that TensorFlow
@@ -316,11 +321,19 @@ def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Sequence[str]
 
     def get_operations() -> list[tf.Operation]:
         live: Any = of()
-        every = type(live).get_operations(live)
-        return sorted((op for op in every if op.name not in gone),
+        return sorted((op for op in every_operation(live) if op.name not in gone),
                       key=lambda op: place.get(op.name, len(place)))
 
     setattr(graph, "get_operations", get_operations)  # noqa: B010 (a method, to a type checker)
+    setattr(graph, _SHOWN, (tuple(order), gone))
+
+
+_SHOWN = "_tfckpt_shown"
+
+
+def how_shown(graph: tf.Graph) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The order in which ops of a graph are shown, and those that are not (`show_operations`)."""
+    return getattr(graph, _SHOWN, ((), frozenset()))
 
 
 def waiting_for(op: tf.Operation) -> list[tf.Operation]:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import call_tensors
 from tfckpt.edits import Edits
+from tfckpt.errors import RewriteError
 from tfckpt.rewrite.apply_import import import_edited
 
 Apply = Callable[[Any, Edits], None]
@@ -47,11 +49,8 @@ def import_step(body: Callable, args: tuple, kwargs: dict, rewrite: Rewrite,
     Args:
       body, args, kwargs: the Python function of the step and how it is called.
       rewrite: takes the finished FuncGraph, the tensors in it that stand for the call's, and what
-        realises edits of it; calls that at most once.
+        realises edits of it, which raises `RewriteError` where it could not.
       autograph: whether the body is to be converted.
-
-    Raises:
-      RewriteError: TensorFlow cannot import what it has traced.
     """
     def step():  # without arguments: what it reads is captured, in whatever nest it comes
         return body(*args, **kwargs)
@@ -64,4 +63,13 @@ def import_step(body: Callable, args: tuple, kwargs: dict, rewrite: Rewrite,
     results = []
     rewrite(concrete.graph, given,
             lambda _, edits: results.append(import_edited(concrete, edits, graph)))
-    return results[0] if results else import_edited(concrete, None, graph)
+    return results[0] if results else _unchanged(concrete, graph)
+
+
+def _unchanged(concrete: Any, graph: Any) -> Any:
+    """What the step computes as it was traced; where it cannot be imported it is called."""
+    try:
+        return import_edited(concrete, None, graph)
+    except RewriteError as error:
+        logging.warning("tfckpt: %s is called as it was traced: %s", graph.name, error)
+        return concrete()

@@ -19,12 +19,13 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inline import Inlining, is_rewritten
+from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
 from tfckpt.device_budgets import Budgets
-from tfckpt.driver import INLINED, Captured, Outcome, run, switched_off
+from tfckpt.driver import INLINED, Captured, Outcome, failed, run, switched_off
 from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.options import Options
@@ -115,11 +116,11 @@ class Traced:
 
     def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor]):
         self.func_graph, self.mark, self.inputs = func_graph, mark, inputs
-        self._inlining: Inlining | None = None
+        self.changes = LiveChanges(func_graph)
 
     def capture(self, options: Options) -> Captured:
         """Return the step, nested functions inlined."""
-        self._inlining = self._inline()
+        inlining = self._inline()
         graph, sizes = self.func_graph, _sizes()
         shapes, planned_for = planned_shapes(
             graph, options.batch_size, may_assume=not options.budgets.sized, sizes=sizes,
@@ -127,20 +128,20 @@ class Traced:
         if shapes is not None:
             self.mark.records.open(sizes if sizes.inputs(self.inputs) else None)
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
-        return Captured(self.mark.name, capture(graph, shapes=shapes, inlining=self._inlining,
+        return Captured(self.mark.name, capture(graph, shapes=shapes, inlining=inlining,
                                                 compiled=compiled),
                         graph, compiled, planned_for,
                         gradient_inside=lambda: gradient_inside(graph))
 
     def _inline(self) -> Inlining | None:
-        return Inlining(self.func_graph)
+        return Inlining(self.func_graph, changes=self.changes)
 
     def apply(self, edits: Edits) -> None:
         """Edit the graph in place, all or nothing."""
-        apply(self.func_graph, edits)
+        apply(self.func_graph, edits, self.changes)
 
     def rewrite(self) -> Outcome:
-        """Run the driver on the step; nested functions stay calls where nothing is changed.
+        """Run the driver on the step; where nothing is changed the graph is as it was traced.
 
         Nothing is raised in a step that has trained before: a budget that a later trace cannot
         meet is given up for the least peak, with a warning.
@@ -148,6 +149,7 @@ class Traced:
         Raises:
           InfeasibleBudgetError, PlanError: the graph is untouched.
           CostError: of a budget in bytes; the graph is untouched.
+          RewriteError: the graph cannot be put back.
         """
         options, name = self.mark.options, self.mark.name
         trained = self.mark.records.report is not None
@@ -166,16 +168,21 @@ class Traced:
             return Outcome()
 
     def _run(self, options: Options) -> Outcome:
-        outcome = Outcome()
+        start, outcome = self.changes.point(), Outcome()
         try:
             outcome = run(self, options)
-            if outcome.unwanted:
-                warnings.warn(f"tfckpt: {self.mark.name} trains unchanged: {outcome.unwanted}",
-                              stacklevel=2)
-            return outcome
+        except (CostError, PlanError):
+            raise
+        except Exception as error:
+            self.changes.revert(start)
+            outcome = failed(self.mark.name, self.func_graph, error)
         finally:
-            if outcome.edits is None and self._inlining is not None:
-                self._inlining.undo()
+            if outcome.edits is None:
+                self.changes.revert(start)
+        if outcome.unwanted:
+            warnings.warn(f"tfckpt: {self.mark.name} trains unchanged: {outcome.unwanted}",
+                          stacklevel=2)
+        return outcome
 
     def rewrite_in(self, graph: Any) -> None:
         """Rewrite the step, and note the report with the graph that the step ends up in."""

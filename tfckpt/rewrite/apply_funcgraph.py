@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.edits import Clone, Create, Edits
 from tfckpt.errors import RewriteError
 from tfckpt.rewrite.attrs import attr_values, copy_attrs
 
 
-def apply(graph: tf.Graph, edits: Edits) -> None:
+def apply(graph: tf.Graph, edits: Edits, changes: LiveChanges | None = None) -> None:
     """Realises the edits in `graph`.
 
-    New ops are created first, which is harmless if abandoned; then readers are rewired under an
-    undo log.
+    TensorFlow appends a number to names that are taken, by ops of edits that failed before.
+
+    Args:
+      changes: of the graph, what was done to it before.
 
     Raises:
-      RewriteError: an edit could not be applied; the readers have been put back.
+      RewriteError: an edit could not be applied; the graph is as it was.
     """
-    ops = {op.name: op for op in graph.get_operations()}
-    undo: list[Callable[[], None]] = []
+    changes = changes or LiveChanges(graph)
+    start = changes.point()
     try:
-        for new in edits.added:
-            ops[new.name] = _add(graph, ops, new)
-        for rewire in edits.rewires:
-            op = ops[rewire.op]
-            before = op.inputs[rewire.index]
-            undo.append(functools.partial(tf_adapter.update_input, op, rewire.index, before))
-            tf_adapter.update_input(op, rewire.index, _tensor(ops, rewire.tensor))
-        for control in edits.controls:
-            op = ops[control.op]
-            present = list(op.control_inputs)
-            undo.append(functools.partial(tf_adapter.replace_control_inputs, op, present))
-            tf_adapter.add_control_input(op, ops[control.control])
+        _apply(graph, edits, changes)
     except Exception as error:
-        for action in reversed(undo):
-            action()
+        changes.revert(start)
         raise RewriteError(f"rewrite: {type(error).__name__}: {error}; "
                            "the graph computes what it did before") from error
+
+
+def _apply(graph: tf.Graph, edits: Edits, changes: LiveChanges) -> None:
+    ops = {op.name: op for op in tf_adapter.every_operation(graph)}
+    for new in edits.added:
+        ops[new.name] = _add(graph, ops, new)
+    for rewire in edits.rewires:
+        changes.update_input(ops[rewire.op], rewire.index, _tensor(ops, rewire.tensor))
+    for control in edits.controls:
+        changes.add_control_input(ops[control.op], ops[control.control])
 
 
 def _tensor(ops: dict[str, tf.Operation], name: str) -> tf.Tensor:

@@ -1,0 +1,130 @@
+"""Changes to a live graph that can be taken back, to any point in between.
+
+TensorFlow has no such thing. What is read, awaited and returned is logged with the value it had.
+A live graph cannot delete ops: those made since are hidden, so that they become no part of the
+function that TensorFlow makes of the graph. Their names stay taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.errors import RewriteError
+
+TRIES = 2
+"""How often a change is tried to be taken back."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """What a graph can be taken back to.
+
+    Attributes:
+      changes: how many had been logged.
+      made: how many ops had been made.
+      order, hidden: how the graph's ops were shown.
+    """
+
+    changes: int
+    made: int
+    order: tuple[str, ...]
+    hidden: frozenset[str]
+
+
+class LiveChanges:
+    """Makes changes to a graph. Ops may be added by anyone.
+
+    Attributes:
+      graph: a FuncGraph whose trace is complete, or an imported graph.
+    """
+
+    def __init__(self, graph: Any):
+        self.graph = graph
+        self._log: list[tuple[Hashable, Callable[[], None]]] = []
+        self._broken = 0
+
+    def point(self) -> Point:
+        """Return what the graph can be taken back to from now on.
+
+        Raises:
+          RewriteError: something could not be taken back before.
+        """
+        self._refuse_broken()
+        return Point(len(self._log), len(tf_adapter.every_operation(self.graph)),
+                     *tf_adapter.how_shown(self.graph))
+
+    def update_input(self, op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+        """Make input `index` of an op read `tensor`."""
+        self._log.append(((op.name, index), functools.partial(
+            tf_adapter.update_input, op, index, op.inputs[index])))
+        tf_adapter.update_input(op, index, tensor)
+
+    def add_control_input(self, op: tf.Operation, control: tf.Operation) -> None:
+        """Make an op wait for another."""
+        self._log_controls(op)
+        tf_adapter.add_control_input(op, control)
+
+    def replace_control_inputs(self, op: tf.Operation, controls: Sequence[tf.Operation]) -> None:
+        """Make an op wait for exactly these ops."""
+        self._log_controls(op)
+        tf_adapter.replace_control_inputs(op, controls)
+
+    def _log_controls(self, op: tf.Operation) -> None:
+        self._log.append(((op.name, "controls"), functools.partial(
+            tf_adapter.replace_control_inputs, op, list(op.control_inputs))))
+
+    def replace_results(self, attribute: str, values: Sequence[Any]) -> None:
+        """Set the graph's `outputs` or `control_outputs`."""
+        self._log.append((attribute, functools.partial(
+            setattr, self.graph, attribute, getattr(self.graph, attribute))))
+        setattr(self.graph, attribute, list(values))
+
+    def show(self, order: Sequence[str], hidden: Sequence[str]) -> None:
+        """Show the graph's ops in an order, and hide some that nothing reads or awaits.
+
+        Args:
+          order: names; those without a place come last, in the order in which they were made.
+        """
+        _, before = tf_adapter.how_shown(self.graph)
+        tf_adapter.show_operations(self.graph, order, before.union(hidden))
+
+    def revert(self, point: Point) -> None:
+        """Take everything back that has been done since a point; ops made since are hidden.
+
+        Raises:
+          RewriteError: something cannot be taken back. It is tried again when a graph is reverted
+            to an earlier point.
+        """
+        oldest = dict(reversed(self._log[point.changes:]))  # what each was at the point
+        oldest["shown"] = functools.partial(self._show_as_at, point)
+        failed = [(key, undo) for key, undo in oldest.items() if not _done(undo)]
+        self._log[point.changes:] = reversed(failed)
+        self._broken = len(failed)
+        self._refuse_broken()
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise RewriteError(f"rewrite: {self._broken} changes to {self.graph.name!r} cannot be "
+                               "taken back; it would not train as it did")
+
+    def _show_as_at(self, point: Point) -> None:
+        made = tf_adapter.every_operation(self.graph)[point.made:]
+        wanted = point.order, point.hidden.union(op.name for op in made)
+        if tf_adapter.how_shown(self.graph) != wanted:
+            tf_adapter.show_operations(self.graph, *wanted)
+
+
+def _done(undo: Callable[[], None]) -> bool:
+    for _ in range(TRIES):
+        try:
+            undo()
+        except Exception:  # whatever TensorFlow raises: the others are taken back all the same
+            continue
+        return True
+    return False
