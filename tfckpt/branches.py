@@ -3,7 +3,8 @@
 TF1's `tf.cond`, and TensorFlow's own lowering of `If` and `Case` before Grappler, run every op and
 mark results of the branch that is not taken as dead. An op that reads or awaits a dead one is
 dead too, so a wait put on an op of a branch would take the branch's readers away with it, and
-whatever waits for those.
+whatever waits for those. A Merge alone may await what is dead: that is how all that follows an
+assertion waits for the branch in which it fails.
 """
 
 from __future__ import annotations
@@ -35,10 +36,9 @@ def conditions(ops: Iterable[tuple[str, str, Sequence[str], Sequence[str]]]) -> 
         of_inputs = [_of_tensor(tensor, found, switches) for tensor in inputs]
         part = record(kind).branch
         if part is Branch.MERGE:  # runs once one of them is there
-            needed = frozenset.intersection(*of_inputs) if of_inputs else NOTHING
+            found[name] = frozenset.intersection(*of_inputs) if of_inputs else NOTHING
         else:
-            needed = NOTHING.union(*of_inputs)
-        found[name] = needed.union(*(found.get(c, NOTHING) for c in controls))
+            found[name] = NOTHING.union(*of_inputs, *(found.get(c, NOTHING) for c in controls))
         if part is Branch.SWITCH and len(inputs) > 1:
             switches[name] = inputs[1]
     return found

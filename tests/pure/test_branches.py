@@ -42,6 +42,17 @@ def test_a_merge_inside_of_a_branch_is_in_that_branch():
     assert not found["end"]
 
 
+def test_a_merge_may_await_a_branch_that_is_not_taken():
+    """As in the lowering of an assertion, after which everything else comes."""
+    found = conditions([
+        ("ok", "Placeholder", [], []), ("pred", "Switch", ["ok:0", "ok:0"], []),
+        ("yes", "Identity", ["pred:1"], []), ("no", "Identity", ["pred:0"], []),
+        ("assert", "Assert", ["no:0"], []),
+        ("executed", "Merge", ["yes:0", "no:0"], ["assert"]), ("after", "NoOp", [], ["executed"])])
+    assert found["assert"] == {("ok:0", 0)}
+    assert not found["executed"] and not found["after"]
+
+
 def _graph() -> Graph:
     index = {name: i for i, (name, *_) in enumerate(OPS)}
     needed = conditions(OPS)
