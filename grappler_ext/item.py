@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfckpt.capture.inline import readable
 from tfckpt.capture.order import in_program_order
-from tfckpt.capture.regions import before_gradients
+from tfckpt.capture.regions import around_gradients
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported, training_part, trains
 from tfckpt.capture.tfgraph import capture
@@ -38,14 +38,15 @@ class Names:
       id: of the function.
       fetch: what it returns.
       parameters: of the pass.
-      forward: names of the ops that followed no gradient before Grappler merged equal ops; empty
-        where nobody saw the function then.
+      forward, later: names of the ops that followed no gradient, and one, before Grappler merged
+        equal ops; empty where nobody saw the function then.
     """
 
     id: str
     fetch: tuple[str, ...]
     parameters: Mapping[str, str]
     forward: frozenset[str] = frozenset()
+    later: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, text: str) -> Names:
@@ -55,16 +56,17 @@ class Names:
         return cls(next((name for kind, _, name in lines if kind == "id"), ""),
                    tuple(name for kind, _, name in lines if kind == "fetch"),
                    {key: value for key, _, value in given},
-                   _forward([name.split() for kind, _, name in lines if kind == "placed"]))
+                   *_around_gradients([op.split() for kind, _, op in lines if kind == "placed"]))
 
 
-def _forward(placed: Sequence[Sequence[str]]) -> frozenset[str]:
-    """The ops that follow no gradient.
+def _around_gradients(placed: Sequence[Sequence[str]]
+                      ) -> tuple[frozenset[str], frozenset[str]]:
+    """The ops that follow no gradient, and those that do.
 
     Args:
       placed: of each op its name, its type, and what it reads and (marked) waits for, by number.
     """
-    return before_gradients(
+    return around_gradients(
         [op[0] for op in placed],
         [[int(source) for source in op[2:] if source[0] != "^"] for op in placed],
         [[int(source[1:]) for source in op[2:] if source[0] == "^"] for op in placed],
@@ -98,7 +100,8 @@ class Item:
             library=self.definition.library)
         name = readable(self.names.id)
         graph = in_program_order(training_part(
-            capture(live, fetches=fetches, name=name, shapes=shapes, forward=self.names.forward)))
+            capture(live, fetches=fetches, name=name, shapes=shapes, forward=self.names.forward,
+                    later=self.names.later)))
         return Captured(graph.name, graph, live,
                         planned_for=planned_for) if trains(graph) else None
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfckpt.capture.devices import device_key
 from tfckpt.capture.purity import is_pure
-from tfckpt.capture.regions import before_gradients, regions
+from tfckpt.capture.regions import around_gradients, regions
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE, check_graph
@@ -178,14 +178,23 @@ def test_what_the_forward_reads_is_no_gradient_for_its_name():
     assert found == [FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD]
 
 
+def test_what_followed_a_gradient_is_backward_without_its_control_edge():
+    """A product of a custom gradient that Grappler has cut off from what it waited for."""
+    names = ["x", "square", "slope", "gradient_tape/seed", "gradient_tape/mul"]
+    read = [[], [0], [0], [], [2, 3]]
+    found = regions(names, read, [[]] * 5, [False] * 5, later=[2])
+    assert found == [FORWARD, OTHER, BACKWARD, BACKWARD, BACKWARD]
+
+
 def test_what_followed_no_gradient_before_ops_were_merged():
     """In any order, and with the cycle of a lowered loop."""
     names = ["AddN", "gradient_tape/mul", "merge", "next", "x", "gradient_tape/list", "awaits"]
     inputs = [[1, 5], [3, 4], [4, 3], [2], [], [], []]
-    found = before_gradients(names, inputs, [[]] * 6 + [[1]], {5})
-    assert found == {"merge", "next", "x"}
+    before, after = around_gradients(names, inputs, [[]] * 6 + [[1]], {5})
+    assert before == {"merge", "next", "x"} and after == {"AddN", "awaits"}
     inputs[2].append(0)  # now the loop reads a gradient
-    assert before_gradients(names, inputs, [[]] * 6 + [[1]], {5}) == {"x"}
+    before, after = around_gradients(names, inputs, [[]] * 6 + [[1]], {5})
+    assert before == {"x"} and after == {"AddN", "awaits", "merge", "next"}
 
 
 def test_statistics_of_batch_normalisation_are_neither_forward_nor_update():

@@ -15,8 +15,9 @@ Rules (numbered; branches below cite them):
   7. All else (metrics, BatchNorm statistics, counters) is other.
   8. What an op of the forward reads is no gradient, whatever it is called. Grappler merges equal
      ops of forward and backward (the square in tanh-GELU and in the derivative of its cube) under
-     one of their names, so in its graphs a name tells too little: which ops followed a gradient
-     is asked of the graph as it was before (`before_gradients`).
+     one of their names, and drops control edges that a custom gradient hangs by, so its graphs
+     tell too little: which ops followed a gradient, and which none, is asked of the graph as it
+     was before (`around_gradients`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def regions(
     writes: Sequence[bool],
     empty_lists: Collection[int] = (),
     forward: Collection[int] = (),
+    later: Collection[int] = (),
 ) -> list[str]:
     """The region of every op.
 
@@ -51,13 +53,14 @@ def regions(
       writes: for each op whether it writes a resource or is a collective.
       empty_lists: ops that make a list without entries.
       forward: ops that are known to follow no gradient.
+      later: ops that are known to follow one.
     """
     count = len(names)
     read_by_forward = _ancestors([op in forward for op in range(count)], inputs)
     # rules 1, 8
     scoped = [is_gradient_scope(name) and op not in empty_lists and not read_by_forward[op]
               for op, name in enumerate(names)]
-    followers = _followers(scoped, inputs, controls, empty_lists)
+    followers = _followers(scoped, inputs, controls, empty_lists, later)
     downstream = [a or b for a, b in zip(scoped, followers, strict=True)]  # rules 1, 2
     needed_by_gradient = _ancestors(scoped, inputs)
     to_write = _ancestors([w and d for w, d in zip(writes, downstream, strict=True)], inputs)
@@ -83,13 +86,15 @@ def regions(
     return result
 
 
-def before_gradients(
+def around_gradients(
     names: Sequence[str],
     inputs: Sequence[Sequence[int]],
     controls: Sequence[Sequence[int]],
     empty_lists: Collection[int] = (),
-) -> frozenset[str]:
-    """Return the names of the ops that are no gradient and follow none (rule 8).
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the ops that follow no gradient, and of those that do (rule 8).
+
+    Ops in a gradient scope are in neither.
 
     Args:
       names, inputs, controls, empty_lists: of a graph whose ops are called what they are, in any
@@ -97,13 +102,15 @@ def before_gradients(
     """
     scoped = [is_gradient_scope(name) and op not in empty_lists for op, name in enumerate(names)]
     followers = _followers(scoped, inputs, controls, empty_lists)
-    return frozenset(name for op, name in enumerate(names) if not (
-        scoped[op] or followers[op] or op in empty_lists))
+    free = [op for op in range(len(names)) if not scoped[op] and op not in empty_lists]
+    return (frozenset(names[op] for op in free if not followers[op]),
+            frozenset(names[op] for op in free if followers[op]))
 
 
 def _followers(scoped: Sequence[bool], inputs: Sequence[Sequence[int]],
-               controls: Sequence[Sequence[int]], empty_lists: Collection[int]) -> list[bool]:
-    """Which ops are gradients that were computed, or lie downstream of one (rule 2).
+               controls: Sequence[Sequence[int]], empty_lists: Collection[int],
+               later: Collection[int] = ()) -> list[bool]:
+    """Which ops are gradients that were computed, or lie downstream of one (rule 2), or later.
 
     A constant leads nowhere: Grappler merges the backward's with equal ones of the forward.
     """
@@ -113,7 +120,7 @@ def _followers(scoped: Sequence[bool], inputs: Sequence[Sequence[int]],
         if not scoped[op] and op not in empty_lists:
             for source in inputs[op]:
                 readers[source].append(op)
-            found[op] = any(scoped[c] and inputs[c] for c in controls[op])
+            found[op] = op in later or any(scoped[c] and inputs[c] for c in controls[op])
     pending = [op for op, is_found in enumerate(found) if is_found]
     while pending:
         for reader in readers[pending.pop()]:

@@ -31,7 +31,7 @@ may be far more than the op's result takes.
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
             shapes: tf.Graph | None = None, name: str = "graph",
             inlining: Inlining | None = None, compiled: bool = False,
-            forward: Collection[str] = ()) -> Graph:
+            forward: Collection[str] = (), later: Collection[str] = ()) -> Graph:
     """Reads a TensorFlow graph as plain data.
 
     Args:
@@ -42,7 +42,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
       name: of a graph that has none of its own.
       inlining: what was done to the graph's nested calls before.
       compiled: whether XLA will compile the graph.
-      forward: names of ops that are known to follow no gradient.
+      forward, later: names of ops that are known to follow no gradient, or one.
 
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
@@ -68,7 +68,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes,
                      {i for i, op in enumerate(operations) if record(op.type).lists.empty},
-                     {i for i, op in enumerate(operations) if op.name in forward})
+                     {i for i, op in enumerate(operations) if op.name in forward},
+                     {i for i, op in enumerate(operations) if op.name in later})
     needed = conditions(
         (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
         for op in operations) if has_branches(op.type for op in operations) else {}
