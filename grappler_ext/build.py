@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 from grappler_ext import cache
+from tfckpt.say import say
 
 SOURCE = pathlib.Path(__file__).parent / "pass" / "tfckpt_optimizer.cc"
 COMPILER = "CXX"
@@ -106,7 +107,7 @@ def _build(program: list[str], flags: tuple[str, ...], target: pathlib.Path) -> 
         raise BuildError(f"grappler_ext: TensorFlow {tf.__version__} here has no C++ headers "
                          f"({headers}); install the wheel from the package index")
     folder = tf.sysconfig.get_lib()
-    _say("building the native pass, some 20 seconds, once")
+    say("building the native pass, some 20 seconds, once")
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = pathlib.Path(scratch) / target.name
         command = [*program, *flags, "-w", "-shared", "-fPIC", str(SOURCE), "-o", str(made),
@@ -117,11 +118,6 @@ def _build(program: list[str], flags: tuple[str, ...], target: pathlib.Path) -> 
             raise BuildError("grappler_ext: the compiler failed; a C++17 compiler such as g++ 9 or "
                              f"newer is needed\n{' '.join(command)}\n{done.stderr[-2000:]}")
         cache.put(made, target)
-
-
-def _say(line: str) -> None:
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0") == "0":
-        print(f"tfckpt: {line}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
