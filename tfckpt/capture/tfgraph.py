@@ -16,7 +16,7 @@ from tfckpt.capture.regions import is_gradient_scope, regions
 from tfckpt.capture.repeated import repeat_loops
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
-from tfckpt.graph import Graph, Op, Tensor, check_graph, topological_order
+from tfckpt.graph import FORWARD, Graph, Op, Tensor, check_graph, topological_order
 from tfckpt.ops import Source, record
 from tfckpt.target import Target
 
@@ -70,6 +70,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                      {i for i, op in enumerate(operations) if record(op.type).lists.empty},
                      {i for i, op in enumerate(operations) if op.name in forward},
                      {i for i, op in enumerate(operations) if op.name in later})
+    _place_observers(operations, inputs, region)
     needed = conditions(
         (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
         for op in operations) if has_branches(op.type for op in operations) else {}
@@ -107,6 +108,17 @@ def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[t
             needed.update(t.op.name for t in op.inputs)
             needed.update(c.name for c in op.control_inputs)
     return live[::-1]
+
+
+def _place_observers(operations: Sequence[tf.Operation],
+                     inputs: Sequence[Sequence[tuple[int, int]]], region: list[str]) -> None:
+    """Put what a debugger reads of the forward into the forward, so that plans order it there.
+
+    Elsewhere nothing waits for it, and it holds what it reads for as long as it likes.
+    """
+    for i, op in enumerate(operations):
+        if record(op.type).observes and region[inputs[i][0][0]] == FORWARD:
+            region[i] = FORWARD
 
 
 def gradient_inside(graph: tf.Graph) -> str:

@@ -144,6 +144,7 @@ class OpRecord:
     collective: bool = False  # exchanges something with other replicas
     runs_python: bool = False  # does whatever a Python function does
     does_nothing: bool = False  # computes nothing and takes no time
+    observes: bool = False  # shows what its input is, and belongs to the part that computes that
     no_variables: bool = False  # the resources that it reads or makes are no variables
     holds_values: bool = False  # its variants are values (lists, what branches keep), no state
 

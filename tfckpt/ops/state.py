@@ -54,6 +54,9 @@ register(
     _ONCE("Assert"), _ONCE("Print"), _ONCE("PrintV2"), _ONCE("CheckNumerics"),
     _ONCE("CheckNumericsV2"), _ONCE("TPUReplicatedInput"), _ONCE("TPUReplicatedOutput"),
     _ONCE("RecvTPUEmbeddingActivations"),
+    # what TensorFlow's debuggers put behind every op: a few numbers of it, and its dump
+    _ONCE("DebugNumericSummaryV2", growth=0, observes=True), _ONCE("DebugIdentityV2", aliases=True),
+    _ONCE("DebugIdentity", aliases=True), _ONCE("DebugIdentityV3", aliases=True),
 )
 
 # Exchanges between devices and processes, writes, resources that are no variables: whole families.
