@@ -6,7 +6,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import tensorflow as tf
 
@@ -18,10 +18,26 @@ from tfckpt.options import Options, make_options
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 
+_Arguments = ParamSpec("_Arguments")
+_Others = ParamSpec("_Others")
+_Result = TypeVar("_Result")
+
+
+@overload
+def checkpoint(fn: Callable[_Arguments, _Result], *, budget: object = ..., solver: str = ...,
+               objective: str = ..., batch_size: int | None = ..., free_moves: bool = ...,
+               fad: str | bool = ...) -> CheckpointedStep[_Arguments, _Result]: ...
+
+
+@overload
+def checkpoint(*, budget: object = ..., solver: str = ..., objective: str = ...,
+               batch_size: int | None = ..., free_moves: bool = ..., fad: str | bool = ...
+               ) -> _Decorator: ...
+
 
 def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
-               fad: str | bool = False):
+               fad: str | bool = False) -> Any:
     """Rewrites a training step so that it needs less memory and computes the same.
 
     Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
@@ -121,7 +137,14 @@ def report_of(step: Any) -> Report | None:
                     "or a model")
 
 
-class CheckpointedStep:
+class _Decorator(Protocol):
+    """What `checkpoint` returns when it gets options alone."""
+
+    def __call__(self, fn: Callable[_Arguments, _Result], /
+                 ) -> CheckpointedStep[_Arguments, _Result]: ...
+
+
+class CheckpointedStep(Generic[_Arguments, _Result]):
     """A training step whose traces are rewritten. Works as a function and as a method."""
 
     def __init__(self, fn: Any, options: Options):
@@ -151,7 +174,7 @@ class CheckpointedStep:
         return dict(self._records.reports)
 
     @property
-    def plain(self) -> Callable:
+    def plain(self) -> Callable[_Arguments, _Result]:
         """The step as it was given."""
         return self._plain
 
@@ -168,7 +191,7 @@ class CheckpointedStep:
         owner, records = self._methods.get(id(args[0]) if args else 0, (lambda: None, None))
         return records if records is not None and owner() is args[0] else self._records
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         function = self._compiled if traces_compiled() else self._fn
         if not self._records.opened or not tf.executing_eagerly():
             return called_with(function, *args, **kwargs)
@@ -185,12 +208,20 @@ class CheckpointedStep:
 
             look_at_batches(owner)
 
-    def __get__(self, instance, owner=None):
+    @overload
+    def __get__(self, instance: None, owner: type | None = None
+                ) -> CheckpointedStep[_Arguments, _Result]: ...
+
+    @overload
+    def __get__(self: CheckpointedStep[Concatenate[Any, _Others], _Result], instance: object,
+                owner: type | None = None) -> _BoundStep[_Others, _Result]: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         if instance is None:
             return self
         return _BoundStep(self, instance)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_fn":
             raise AttributeError(name)
         found = getattr(self._fn, name)
@@ -213,7 +244,7 @@ def _reference(instance: object, gone: Callable[[object], None]) -> Callable[[],
         return lambda: instance
 
 
-class _BoundStep(functools.partial):
+class _BoundStep(functools.partial, Generic[_Others, _Result]):
     """A method: the step with its instance filled in, and the instance's reports."""
 
     @property
@@ -229,6 +260,7 @@ class _BoundStep(functools.partial):
     def reports(self) -> dict[str, Report]:
         return dict(self._records.reports)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args: _Others.args, **kwargs: _Others.kwargs) -> _Result:
         _ = self._records  # from now on reports go there
-        return super().__call__(*args, **kwargs)
+        result: _Result = super().__call__(*args, **kwargs)
+        return result

@@ -143,6 +143,78 @@ def test_a_users_program_is_type_checked(installed, tmp_path):
         'Module has no attribute "enabel"; maybe "enable" or "enabled"?']
 
 
+_STEPS = '''
+import keras
+import tensorflow as tf
+import tfckpt
+
+@tfckpt.checkpoint
+def bare(x: int, *, flag: bool = False) -> float:
+    return 1.0
+
+@tfckpt.checkpoint(budget=0.5)
+def with_options(x: int, y: str) -> str:
+    return y
+
+def plain(x: int) -> list[float]:
+    return []
+
+called = tfckpt.checkpoint(plain, budget="2GiB", fad=True)
+
+@tfckpt.checkpoint(batch_size=32)
+@tf.function
+def traced(x): ...  # type: ignore
+
+class Model(keras.Model):  # type: ignore
+    @tfckpt.checkpoint(budget="min")
+    def train_step(self, data: int) -> dict[str, float]:
+        return {}
+
+reveal_type(bare(1, flag=True))
+reveal_type(with_options(1, "y"))
+reveal_type(called(1))
+reveal_type(called.plain(1))
+reveal_type(bare.report)
+reveal_type(with_options.reports)
+reveal_type(traced.report)
+reveal_type(Model().train_step(1))
+reveal_type(Model.train_step.report)
+reveal_type(tfckpt.report_of(bare))
+
+class Built:
+    def steps(self) -> int:
+        return 1
+
+    @tfckpt.checkpoint
+    def train_step(self, data: int, scale: float = 1.0) -> dict[str, float]:
+        return {}
+
+reveal_type(tfckpt.keras.checkpoint(Built(), budget=0.5).steps())
+reveal_type(Built().train_step(3, scale=2.0))
+reveal_type(Built().train_step.report)
+if (report := bare.report) is not None:
+    reveal_type(report.planned_peak_bytes)
+bare("a")
+with_options(1)
+called(1, 2)
+Built().train_step("data")
+tfckpt.checkpoint(plain, "2GiB")
+tfckpt.checkpoint(budjet=0.5)
+'''
+_REPORT = "tfckpt.report.Report | None"
+_KNOWN = ("float", "str", "list[float]", "list[float]", _REPORT, "dict[str, tfckpt.report.Report]",
+          _REPORT, "dict[str, float]", _REPORT, _REPORT, "int", "dict[str, float]", _REPORT, "int")
+
+
+def test_a_decorated_step_keeps_its_signature(installed, tmp_path):
+    """Bare, with options, as a call, above `tf.function` and on a method."""
+    pytest.importorskip("mypy")
+    revealed, wrong = checked(_STEPS, installed, tmp_path)
+    assert tuple(text.replace("builtins.", "") for text in revealed) == _KNOWN
+    assert [text.partition(" ")[0] for text in wrong] == [
+        "Argument", "Missing", "Too", "Argument", "No", "Unexpected"], wrong
+
+
 _TRAINS = '''
 import keras, numpy as np, tfckpt, grappler_ext.build
 model = keras.Sequential([keras.Input((32,)), *(keras.layers.Dense(64, "gelu") for _ in range(6))])

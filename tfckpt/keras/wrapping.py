@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from typing import Any, TypeVar, cast
 
 from tfckpt.api import CheckpointedStep
 from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
@@ -14,10 +15,12 @@ from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 
 _records: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_Model = TypeVar("_Model")
 
 
-def checkpoint(model, *, budget: object = "min", solver: str = AUTO, objective: str = "time",
-               batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False):
+def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
+               objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
+               fad: str | bool = False) -> _Model:
     """Has the model's training step rewritten whenever Keras traces it.
 
     Sizes that a trace leaves open are those of the first batch that Keras trains with. A batch that
@@ -41,10 +44,10 @@ def checkpoint(model, *, budget: object = "min", solver: str = AUTO, objective: 
         raise PlanError(f"plan: {type(model).__name__}.train_step is decorated with "
                         "tfckpt.checkpoint already; give the options there, or remove the "
                         "decorator to use tfckpt.keras.checkpoint")
-    records = Records()
-    _wrap(model, Mark(options, records, f"{model.name}.train_step"))
-    _records[model] = records
-    model.train_function = None  # a step traced before must be traced again
+    records, wrapped = Records(), cast(Any, model)
+    _wrap(wrapped, Mark(options, records, f"{wrapped.name}.train_step"))
+    _records[wrapped] = records
+    wrapped.train_function = None  # a step traced before must be traced again
     return model
 
 
