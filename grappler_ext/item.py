@@ -13,21 +13,25 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from grappler_ext.frames import Frame, collapse, expand
 from tfckpt.capture.inline import readable
 from tfckpt.capture.order import in_program_order
-from tfckpt.capture.regions import around_gradients
+from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.driver import INLINED, Captured
 from tfckpt.edits import Edits
+from tfckpt.errors import CaptureError
 from tfckpt.ops import record
 from tfckpt.ops.names import ARG, ASSERT, CONST, IDENTITY, PLACEHOLDER, RETVAL, VAR_HANDLE
 from tfckpt.options import Options
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 
 _FAILURE = "tfckpt/failure"
-_OPTIMISED = "Grappler has run already"
+_SHAPES = "_output_shapes"
+_LOWERED = ("{}: TensorFlow has lowered the loop, so that it runs as it is, and what it keeps for "
+            "each iteration is not counted")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +92,12 @@ class Item:
     def __init__(self, definition: tf.compat.v1.GraphDef, names: Names):
         self.definition, self.names = definition, names
         self.rewritten: tf.compat.v1.GraphDef | None = None
+        self._loops: tuple[Frame, ...] = ()
 
     def capture(self, options: Options) -> Captured | None:
         """Return the step, in the order of a program; None where the item trains nothing."""
-        live = imported(_importable(self.definition))
+        collapsed, self._loops = collapse(self.definition)
+        live = imported(_importable(collapsed))
         fetched = [name.partition(":") for name in self.names.fetch]
         fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)]
                    for op, _, slot in fetched if live.get_operation_by_name(op).outputs]
@@ -102,12 +108,25 @@ class Item:
         graph = in_program_order(training_part(
             capture(live, fetches=fetches, name=name, shapes=shapes, forward=self.names.forward,
                     later=self.names.later)))
-        return Captured(graph.name, graph, live,
-                        planned_for=planned_for) if trains(graph) else None
+        if not trains(graph):
+            self._refuse_loop_that_trains()
+            return None
+        graph = dataclasses.replace(graph, refused=(*graph.refused, *(
+            _LOWERED.format(loop.name) for loop in self._loops)))
+        return Captured(graph.name, graph, live, planned_for=planned_for)
+
+    def _refuse_loop_that_trains(self) -> None:
+        """Raise `CaptureError` where the gradient is computed inside of a loop."""
+        for loop in self._loops:
+            inside = next(filter(is_gradient_scope, loop.inside), "")
+            if inside and not is_gradient_scope(loop.name):
+                raise CaptureError(f"capture: {inside!r} is computed inside of a loop that "
+                                   "TensorFlow has lowered; put the decorator on the function "
+                                   "that the loop calls")
 
     def apply(self, edits: Edits) -> None:
         """Edit a copy of the item's graph."""
-        self.rewritten = rewrite_item(self.definition, edits)
+        self.rewritten = rewrite_item(self.definition, expand(edits, self._loops))
 
 
 def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:
@@ -116,12 +135,20 @@ def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v
     The placer has run already, so what is added says on which device: that of its first source.
     """
     edited = apply_to_graph_def(definition, edits)
+    _forget_shapes(edited)
     device = {node.name: node.device for node in edited.node}
     for node in edited.node[len(definition.node):]:
         if not node.device and node.input:
             source = node.input[0].removeprefix("^").partition(":")[0]
             node.device = device[node.name] = device[source]
     return edited
+
+
+def _forget_shapes(definition: tf.compat.v1.GraphDef) -> None:
+    """Remove what Grappler has told us alone, and what does not belong into a graph that runs."""
+    for node in definition.node:
+        if node.op != ARG:
+            node.attr.pop(_SHAPES, None)
 
 
 def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.GraphDef:
@@ -133,6 +160,7 @@ def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.Gra
     failed = tf.compat.v1.GraphDef()
     failed.CopyFrom(definition)
     device = next((node.device for node in definition.node if node.device), "")
+    _forget_shapes(failed)
     arguments = {node.name for node in definition.node if node.op == ARG}
     for node in failed.node:
         if node.op != ARG and all(
@@ -162,6 +190,7 @@ def _importable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
         elif node.op == RETVAL:
             node.op = IDENTITY
             del node.attr["index"]
+            node.attr.pop(_SHAPES, None)
     return copy
 
 

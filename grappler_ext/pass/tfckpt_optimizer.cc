@@ -13,7 +13,10 @@
 #include <unordered_map>
 
 #include "tensorflow/core/common_runtime/optimization_registry.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/graph/graph.h"
+#include "tensorflow/core/grappler/costs/graph_properties.h"
 #include "tensorflow/core/grappler/grappler_item.h"
 #include "tensorflow/core/grappler/optimizers/custom_graph_optimizer.h"
 #include "tensorflow/core/grappler/optimizers/custom_graph_optimizer_registry.h"
@@ -51,6 +54,23 @@ bool Skipped(const tensorflow::GraphDef& graph) {
   last_skip_nanoseconds = took.count();
   ++skips;
   return true;
+}
+
+// The graph as bytes; empty where it is too large. Where it has loops, with the shapes that Grappler
+// finds: no import finds any behind them.
+std::string Serialized(const tensorflow::grappler::GrapplerItem& item) {
+  std::string bytes;
+  bool any_loop = false;
+  for (const auto& node : item.graph.node()) any_loop = any_loop || node.op() == "Enter";
+  if (any_loop) {
+    tensorflow::grappler::GraphProperties properties(item);
+    tensorflow::GraphDef annotated = item.graph;
+    if (properties.InferStatically(/*assume_valid_feeds=*/false).ok() &&
+        properties.AnnotateOutputShapes(&annotated).ok()) {
+      return annotated.SerializeToString(&bytes) ? bytes : "";
+    }
+  }
+  return item.graph.SerializeToString(&bytes) ? bytes : "";
 }
 
 // The function that this thread has placed last, and its ops and edges then, a line each.
@@ -118,6 +138,22 @@ REGISTER_OPTIMIZATION(OptimizationPassRegistry::POST_PLACEMENT, 0, TfckptObserve
 
 namespace grappler {
 
+// What stands for a loop while a step is planned; never runs.
+REGISTER_OP("TfckptLoop")
+    .Input("initial: Tin")
+    .Output("final: Tout")
+    .Attr("Tin: list(type) >= 0")
+    .Attr("Tout: list(type)")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::UnknownShape);
+REGISTER_OP("TfckptWritingLoop")
+    .Input("initial: Tin")
+    .Output("final: Tout")
+    .Attr("Tin: list(type) >= 0")
+    .Attr("Tout: list(type)")
+    .SetIsStateful()
+    .SetShapeFn(shape_inference::UnknownShape);
+
 class TfckptOptimizer : public CustomGraphOptimizer {
  public:
   absl::Status Init(const RewriterConfig_CustomGraphOptimizer* config) override {
@@ -141,8 +177,9 @@ class TfckptOptimizer : public CustomGraphOptimizer {
     if (python == nullptr || Skipped(item.graph)) {
       return absl::AbortedError("nothing to do");
     }
-    std::string graph, answer;
-    if (!item.graph.SerializeToString(&graph)) {
+    std::string answer;
+    const std::string graph = Serialized(item);
+    if (graph.empty()) {
       return absl::AbortedError("the graph is larger than a protocol buffer may be");
     }
     const std::string names = Names(item) + parameters_;

@@ -32,7 +32,7 @@ def test_the_test_itself_sees_what_it_should(tmp_path):
 
 @pytest.mark.parametrize("known", registered(), ids=lambda known: known.type)
 def test_tensorflow_has_the_op(known):
-    if known.type == names.ELSEWHERE:
+    if known.type in (names.ELSEWHERE, names.LOOP, names.WRITING_LOOP):
         assert op_def_registry.get(known.type) is None
         return
     definition = op_def_registry.get(known.type)

@@ -15,6 +15,7 @@ from tfckpt.ops.op_record import (
     Branch,
     Broadcast,
     Calls,
+    FramePart,
     ListUse,
     OpRecord,
     Shape,
@@ -23,7 +24,7 @@ from tfckpt.ops.op_record import (
 from tfckpt.ops.registry import families, record, register, register_families, registered
 
 __all__ = ["BIAS", "REARRANGED", "SUM", "Access", "Array", "Branch", "Broadcast", "Calls",
-           "ListUse", "OpRecord", "Shape", "Source", "families", "record", "register",
+           "FramePart", "ListUse", "OpRecord", "Shape", "Source", "families", "record", "register",
            "register_families", "registered"]
 THEMES = (arithmetic, functions, contractions, tensors, state, control)
 """The modules with records."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from tfckpt.ops.op_record import Branch, Calls, ListUse, OpRecord
+from tfckpt.ops.names import LOOP, WRITING_LOOP
+from tfckpt.ops.op_record import Branch, Calls, FramePart, ListUse, OpRecord
 from tfckpt.ops.registry import register, register_families
 
 _ONCE = functools.partial(OpRecord, repeatable=False)
@@ -24,7 +25,9 @@ _MERGE = functools.partial(_ONCE, branch=Branch.MERGE)
 register(
     _SWITCH("Switch"), _SWITCH("RefSwitch"), _SWITCH("_SwitchN"),
     _MERGE("Merge"), _MERGE("RefMerge"), _MERGE("_XlaMerge"),
-    _ONCE("Enter"), _ONCE("Exit"), _ONCE("NextIteration"), _ONCE("LoopCond"),
+    _ONCE("Enter", frame=FramePart.ENTER), _ONCE("Exit", frame=FramePart.EXIT),
+    _ONCE("NextIteration"), _ONCE("LoopCond"),
+    _ONCE(LOOP), _ONCE(WRITING_LOOP, writes=True),
     _ONCE("ControlTrigger"), _ONCE("NoOp", does_nothing=True), _ONCE("_Retval", does_nothing=True),
 )
 

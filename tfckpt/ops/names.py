@@ -26,5 +26,8 @@ VAR_HANDLE = "VarHandleOp"
 VAR_IS_INITIALIZED = "VarIsInitializedOp"
 XLA_BARRIER = "XlaOptimizationBarrier"
 
+LOOP, WRITING_LOOP = "TfckptLoop", "TfckptWritingLoop"
+"""Registered by the native pass: stand for loops that TensorFlow has lowered; one writes variables.
+"""
 ELSEWHERE = "tfckpt.Elsewhere"
 """Of no op of TensorFlow: stands for an op of another device in the part of one device."""

@@ -69,6 +69,13 @@ class Branch(enum.Enum):
     MERGE = "merge"
 
 
+class FramePart(enum.Enum):
+    """The part of an op at the border of a loop that is no function."""
+
+    ENTER = "enter"
+    EXIT = "exit"
+
+
 class Broadcast(enum.Enum):
     """The part of an op in undoing a broadcast: Reshape(Sum(gradient, axes), shape)."""
 
@@ -182,6 +189,7 @@ class OpRecord:
     calls: Calls | None = None
     first_argument: int = 0  # the input that is the called functions' first argument
     branch: Branch | None = None
+    frame: FramePart | None = None
     lists: ListUse = ListUse()
     typed: bool = True  # has the attribute T, the dtype of its first input
     made_with: tuple[tuple[str, object], ...] = ()  # further attributes of one that is made
