@@ -252,6 +252,38 @@ def test_sizes_that_depend_on_data_do_not_grow_with_depth():
     assert max(s.bytes for s in cost.storages) <= 1.1 * ACTIVATION
 
 
+def test_a_broadcast_that_did_not_happen_takes_no_memory():
+    """With an open batch TensorFlow sums gradients over axes found at run time: none here."""
+    def body(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            loss = tf.reduce_sum(tf.tanh(x) * y / (tf.exp(y) + 2.0) - x * x * y)
+        return tape.gradient(loss, [x, y])
+
+    def sizes(batch):
+        graph = tf.function(body).get_concrete_function(
+            *[tf.TensorSpec((batch, 64), tf.float32)] * 2).graph
+        cost = build_cost_graph(capture(graph, shapes=concrete_shapes(graph, 512, {})))
+        return sorted(s.bytes for s in cost.storages
+                      if cost.vertices[s.producer].region == "backward" and s.bytes > 8 * KIB)
+
+    assert sizes(None) == sizes(512)
+    assert len(sizes(512)) > 6
+
+
+def test_a_broadcast_that_happened_does():
+    def body(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            loss = tf.reduce_sum(tf.tanh(x) * y)
+        return tape.gradient(loss, y)
+
+    graph = tf.function(body).get_concrete_function(
+        tf.TensorSpec((None, 64), tf.float32), tf.TensorSpec((None, 1), tf.float32)).graph
+    cost = build_cost_graph(capture(graph, shapes=concrete_shapes(graph, 512, {})))
+    assert [v.name for v in cost.vertices if v.name.endswith("Sum_1")]
+
+
 def test_unknown_rank_is_refused_too():
     def step(x):
         with tf.GradientTape() as tape:

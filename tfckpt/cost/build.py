@@ -12,6 +12,7 @@ with their only reader (see `tfckpt.cost.absorbed`).
 from __future__ import annotations
 
 from tfckpt.cost.absorbed import absorbed_ops, workspace
+from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.storage import roots, storage_bytes, unknown_variables
@@ -38,7 +39,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
     big = _big(graph, sizes)
     reads = [_reads(op, root, big) for op in graph.ops]
     anchors = [i for i, op in enumerate(graph.ops)
-               if reads[i] and not (record(op.type).aliases and len(op.outputs) == 1)
+               if reads[i] and not (len(op.outputs) == 1 and (
+                   record(op.type).aliases or undoes_nothing(graph, i)))
                or any((i, slot) in big for slot in range(len(op.outputs)))]
     readers = graph.consumers()
     awaited = frozenset(source for op in graph.ops for source in op.controls)

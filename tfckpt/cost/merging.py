@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.graph import Graph
 from tfckpt.ops import BIAS, REARRANGED, SUM, record
 
@@ -34,6 +35,8 @@ def only_reader(graph: Graph, op: int, readers: list[list[int]],
                 equal: bool = False) -> int | None:
     """The only op that reads an op's results, behind pass-throughs, which TensorFlow removes.
 
+    It removes as well what undoes a broadcast that did not happen.
+
     Args:
       equal: whether equal products count as one, since TensorFlow keeps only one of them: x * x
         has two gradients.
@@ -48,7 +51,7 @@ def only_reader(graph: Graph, op: int, readers: list[list[int]],
                 continue
             reader = graph.ops[r]
             known = record(reader.type)
-            if not known.passes_on:
+            if not (known.passes_on or undoes_nothing(graph, r)):
                 key = (reader.type, tuple(sorted(reader.inputs)))
                 found.setdefault(key if equal and known.multiplies else r, r)
                 continue

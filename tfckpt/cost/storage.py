@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.errors import CostError
 from tfckpt.graph import Graph, Op, TensorId
 from tfckpt.ops import Access, record
@@ -131,16 +132,17 @@ def roots(graph: Graph) -> list[tuple[TensorId, ...]]:
             and all(constant[source] for source, _ in op.inputs)
             and all((t.bytes or 0) <= _FOLDED_BYTES and t.bytes is not None for t in op.outputs))
         constant.append(folded)
-        result.append(_op_roots(op, index, folded, result))
+        aliases = known.aliases or undoes_nothing(graph, index)
+        result.append(_op_roots(op, index, folded, aliases, result))
     return result
 
 
-def _op_roots(op: Op, index: int, folded: bool,
+def _op_roots(op: Op, index: int, folded: bool, aliases: bool,
               known: list[tuple[TensorId, ...]]) -> tuple[TensorId, ...]:
     this = record(op.type)
     if folded or this.resident:
         return (RESIDENT,) * len(op.outputs)
-    if this.aliases and len(op.inputs) >= len(op.outputs):
+    if aliases and len(op.inputs) >= len(op.outputs):
         sources = op.inputs[:len(op.outputs)]
         return tuple(known[source][slot] for source, slot in sources)
     if this.access in _ON_ITS_REFERENCE:
