@@ -39,7 +39,8 @@ class Spec:
       style: how gradients are taken.
       optimizer: what becomes of them.
       compiled: by XLA.
-      options: those of `tfckpt.checkpoint`; a budget of "bytes" is a size that surely fits.
+      options: those of `tfckpt.checkpoint`; a budget of "bytes" is the smallest
+        number of bytes that a refusal names.
     """
 
     seed: int
