@@ -71,9 +71,9 @@ def _with_options(wrap, options):
     """Grappler's options hold while the step runs."""
     training = supervised(wrap, convolutions(layers.BatchNormalization), images())
 
-    def step(x, y):
+    def step(*batch):
         with grappler_options(options):
-            return training.step(x, y)
+            return training.step(*batch)
 
     return Training(step, training.batches, training.state)
 

@@ -28,7 +28,13 @@ NOISE = 1e-2
 
 
 class Wrap:
-    """How the step of an entry is wrapped: by `tf.function` alone, or by tfckpt as well."""
+    """How the step of an entry is wrapped: by `tf.function` alone, or by tfckpt as well.
+
+    Attributes:
+      partial: whether what could go through `fit` does, its last batch smaller than the others.
+    """
+
+    partial = False
 
     def __init__(self, rewrite: bool, solver: str = "auto"):
         self.rewrite, self.solver = rewrite, solver
@@ -145,7 +151,11 @@ def train(entry: Entry, rewrite: bool, solver: str = "auto") -> Trained:
     """Trains an entry from the same seeds, plain or rewritten."""
     process.fresh()
     wrap = Wrap(rewrite, solver)
-    training = entry.build(wrap)
+    return run(entry.build(wrap), wrap)
+
+
+def run(training: Training, wrap: Wrap) -> Trained:
+    """Train on all batches."""
     results, states = [], []
     for batch in training.batches:
         results.append(arrays(training.step(*batch)))

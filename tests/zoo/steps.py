@@ -78,6 +78,8 @@ def supervised(wrap: Wrap, model: keras.Model, data: list[tuple], optimizer=None
     """A loop of one's own: tape, gradient, `optimizer.apply`; returns loss and gradients."""
     optimizer = sgd() if optimizer is None else optimizer
     loss = crossentropy() if loss is None else loss
+    if wrap.partial:
+        return fit(wrap, model, data, optimizer, loss, extra=extra)
     optimizer.build(model.trainable_variables)
 
     def step(x, y):
@@ -95,7 +97,7 @@ def supervised(wrap: Wrap, model: keras.Model, data: list[tuple], optimizer=None
 
 def fit(wrap: Wrap, model: keras.Model, data: list[tuple], optimizer=None, loss=None,
         metrics: Sequence = (), jit_compile: bool | str = False, calls: int = 3,
-        fit_options: dict | None = None, **compiled) -> Training:
+        fit_options: dict | None = None, extra: Sequence = (), **compiled) -> Training:
     """`compile` and `fit`: all batches in one call, a few calls."""
     model = wrap.model(model)
     model.compile(optimizer or sgd(), loss or crossentropy(), metrics=list(metrics),
@@ -103,12 +105,15 @@ def fit(wrap: Wrap, model: keras.Model, data: list[tuple], optimizer=None, loss=
     arrays = [np.concatenate([np.asarray(batch[i]) for batch in data])
               for i in range(len(data[0]))]
     size = int(data[0][0].shape[0])
+    if wrap.partial:
+        arrays = [array[:-(size // 3)] for array in arrays]
     options = {"batch_size": size, "shuffle": False, "verbose": 0, **(fit_options or {})}
 
     def step():
         return model.fit(arrays[0], arrays[1], **options).history
 
-    return Training(step, [()] * calls, lambda: [*model.variables, *model.optimizer.variables])
+    return Training(step, [()] * calls,
+                    lambda: [*model.variables, *model.optimizer.variables, *extra])
 
 
 def weights(count: int = 8, width: int = FEATURES, dtype: str = "float32") -> list[tf.Variable]:
