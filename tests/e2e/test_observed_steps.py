@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -30,6 +31,13 @@ def summarised(h, folder):
     with WRITERS[folder].as_default(step=0):
         tf.summary.write("mean", tf.reduce_mean(h))
     return h
+
+
+def python_called(h, folder):
+    """Nothing but the trace knows what shape a Python function returns."""
+    result = tf.py_function(lambda value: value, [h], tf.float32)
+    result.set_shape(h.shape)
+    return result
 
 
 class Writers(dict):
@@ -106,14 +114,18 @@ def nothing(folder):
 
 @pytest.mark.parametrize("mode, look, share", [
     (numerics, as_it_is, 0.65), (dumped, as_it_is, 0.65), (profiled, as_it_is, 0.4),
-    (nothing, printed, 0.5), (nothing, asserted, 0.5), (nothing, summarised, 0.5)],
-    ids=["numerics", "dumped", "profiled", "printed", "asserted", "summarised"])
+    (nothing, printed, 0.5), (nothing, asserted, 0.5), (nothing, summarised, 0.5),
+    (nothing, python_called, 0.55)],
+    ids=["numerics", "dumped", "profiled", "printed", "asserted", "summarised", "python_called"])
 def test_an_observed_step_needs_less_memory(tmp_path, mode, look, share):
     """Measured: 0.54 of plain where each op is checked, since the checks lag behind; else 0.32."""
     with mode(tmp_path):
         _, wanted, plain = trained(lambda step: step, tmp_path / "plain", look)
         step, found, peak = trained(tfckpt.checkpoint, tmp_path / "ours", look)
-    assert found == wanted
+    # gradients of a Python function have no shape in the trace, and Grappler orders products by it
+    assert found == wanted or look is python_called and all(
+        np.allclose(*(np.frombuffer(b, np.float32) for b in pair), rtol=0, atol=1e-7)
+        for pair in zip(found, wanted, strict=True))
     assert step.report.applied, step.report.reason
     assert peak < share * plain, (peak, plain)
     # what a debugger says of a tensor is not counted as large as the tensor

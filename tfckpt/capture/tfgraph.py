@@ -62,7 +62,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     target = Target().compiled(compiled)
     lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
-    outputs = [results_of(known(op), lists[i].bytes if i in lists else {})
+    outputs = [results_of(op, lists[i].bytes if i in lists else {}, _best(op, known(op)))
                for i, op in enumerate(operations)]
     writes = [op.name in writing for op in operations]
     region = regions([op.name for op in operations],
@@ -108,6 +108,15 @@ def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[t
             needed.update(t.op.name for t in op.inputs)
             needed.update(c.name for c in op.control_inputs)
     return live[::-1]
+
+
+def _best(op: tf.Operation, known: tf.Operation) -> list[tf.TensorShape]:
+    """Return the shapes of an op's results: what the trace knows is not always inferred again.
+
+    `set_shape` on what a Python function returns leaves no mark in a graph's definition.
+    """
+    return [here.shape if here.shape.is_fully_defined() else there.shape
+            for here, there in zip(op.outputs, known.outputs, strict=True)]
 
 
 def _place_observers(operations: Sequence[tf.Operation],
