@@ -370,6 +370,11 @@ def test_forward_ad_in_a_saved_model(tool):
     assert after < before
 
 
+def test_a_step_that_fits_as_it_is_has_no_table(tool):
+    code, out, err = tool("plan", "@graph.pb", "--budget", "1TiB")
+    assert code == 0 and out.splitlines()[1:] == ["not applied: the plain step fits the budget"]
+
+
 # Variables whose sizes a file does not say.
 
 

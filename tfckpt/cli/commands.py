@@ -222,8 +222,9 @@ def _front_table(result: Result) -> str:
              f"{100 * p.overhead:+.1f} %", p.solver + (" *" if p == chosen else "  ")]
             for p in report.front.points]
     lines = [f"{report.name}: plain peak {format_bytes(plain)}, planned "
-             f"{format_bytes(report.planned_peak_bytes)} ({100 * report.overhead:+.1f} % time)",
-             table(["planned peak", "of plain", "time", "solver  "], rows)]
+             f"{format_bytes(report.planned_peak_bytes)} ({100 * report.overhead:+.1f} % time)"]
+    if rows:
+        lines.append(table(["planned peak", "of plain", "time", "solver  "], rows))
     lines.append("* chosen. Peaks in the table are what is asked for; the line above counts what "
                  "the allocator takes" if report.applied else f"not applied: {report.reason}")
     return "\n".join([*lines, *_not_counted(report)])
