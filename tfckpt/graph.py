@@ -24,11 +24,16 @@ TensorId = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
-    """One output of an op. `shape` has no unknown dimension once costs are computed."""
+    """One output of an op. `shape` has no unknown dimension once costs are computed.
+
+    Attributes:
+      variable_bytes: of a handle, the size of the variable that it refers to, if that is known.
+    """
 
     dtype: str
     shape: tuple[int | None, ...] | None
     bytes: int | None
+    variable_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfckpt.capture.inline import Inlining
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
@@ -338,3 +339,27 @@ def test_what_gradients_are_added_up_in_is_one_buffer():
     captured = capture(graph, fetches=[last])
     assert root_of(captured, "last") == "v"
     assert not next(op for op in captured.ops if op.type == "DestroyTemporaryVariable").pure
+
+
+def test_variables_are_counted_however_they_are_used():
+    """Read, gathered from, written by a fused optimizer, inside of a nested function or not."""
+    weight, slot, table = (tf.Variable(tf.zeros(shape)) for shape in ((8, 4), (8, 4), (100, 8)))
+
+    def body(x):
+        with tf.GradientTape() as tape:
+            rows = tf.raw_ops.ResourceGather(resource=table.handle, indices=tf.range(16),
+                                             dtype=tf.float32)
+            loss = tf.reduce_sum(tf.tanh(x + rows @ weight) @ tf.transpose(weight))
+        gradient = tape.gradient(loss, weight)
+        tf.raw_ops.ResourceApplyMomentum(var=weight.handle, accum=slot.handle, lr=0.1,
+                                         grad=gradient, momentum=0.9)
+        return loss
+
+    spec = tf.TensorSpec((16, 4), tf.float32)
+    for step in (body, lambda x: tf.function(body)(x) + tf.reduce_sum(weight)):
+        live = tf.function(step).get_concrete_function(spec).graph
+        inlining = Inlining(live, live.as_graph_def().library.function)
+        cost = build_cost_graph(capture(live, inlining=inlining))
+        assert sorted(cost.variable_bytes) == [4 * 8 * 4, 4 * 8 * 4, 4 * 100 * 8]
+        # the argument, and constants: numbers and the rows that are gathered
+        assert 0 <= cost.resident_bytes - sum(cost.variable_bytes) - 4 * 16 * 4 <= 256

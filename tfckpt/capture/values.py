@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfckpt.capture import tf_adapter
 from tfckpt.graph import Tensor
 from tfckpt.ops import record
 
@@ -60,8 +61,16 @@ def results_of(op: tf.Operation, lists: Mapping[int, int],
 def _tensor(tensor: tf.Tensor, known: tf.TensorShape, of_list: int) -> Tensor:
     dtype = tensor.dtype.base_dtype
     shape = tuple(known.as_list()) if known.rank is not None else None
-    if dtype in (tf.resource, tf.variant, tf.string):
+    if dtype == tf.resource:
+        return Tensor(dtype.name, shape, of_list, _variable_bytes(tensor))
+    if dtype in (tf.variant, tf.string):
         return Tensor(dtype.name, shape, of_list)
     if shape is None or None in shape:
         return Tensor(dtype.name, shape, None)
     return Tensor(dtype.name, shape, math.prod(shape) * dtype.size)
+
+
+def _variable_bytes(handle: tf.Tensor) -> int:
+    """Return the size of the variable behind a handle; 0 where it is none, or unknown."""
+    data = tf_adapter.handle_shape(handle)
+    return 0 if data is None else (data[0].num_elements() or 0) * data[1].size

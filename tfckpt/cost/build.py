@@ -67,20 +67,37 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
 
 
 def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:
-    """Bytes of each variable (once, however often it is read), and of inputs and constants."""
-    variables: dict[TensorId, int] = {}
+    """Return the bytes of each variable, and of inputs and constants together."""
+    fed = sum(t.bytes or 0 for op in graph.ops if record(op.type).source in _FED_OR_CONSTANT
+              for t in op.outputs)
+    return tuple(_variables(graph).values()), fed
+
+
+def _variables(graph: Graph) -> dict[TensorId, int]:
+    """Return the bytes of each variable by its handle, once, however often it is used.
+
+    First those whose values are read, then those that ops take by their handles alone: tables
+    that are gathered from, what fused optimizers keep.
+    """
     unknown = frozenset(unknown_variables(graph))
-    fed = 0
+    found = {_handle(graph, op.inputs[0]): sum(t.bytes or 0 for t in op.outputs)
+             for op in graph.ops if record(op.type).access is Access.VALUE
+             and op.inputs[0][0] not in unknown}
     for op in graph.ops:
-        size = sum(t.bytes or 0 for t in op.outputs)
-        known = record(op.type)
-        if known.access is Access.VALUE and op.inputs[0][0] in unknown:
-            continue
-        if known.access is Access.VALUE:
-            variables[op.inputs[0]] = size
-        elif known.source in _FED_OR_CONSTANT:
-            fed += size
-    return tuple(variables.values()), fed
+        for source, slot in op.inputs:
+            size = graph.ops[source].outputs[slot].variable_bytes
+            if size:
+                found.setdefault(_handle(graph, (source, slot)), size)
+    return found
+
+
+def _handle(graph: Graph, tensor: TensorId) -> TensorId:
+    """Return where a handle comes from, through what passes it on."""
+    op = graph.ops[tensor[0]]
+    while record(op.type).passes_on and tensor[1] < len(op.inputs):
+        tensor = op.inputs[tensor[1]]
+        op = graph.ops[tensor[0]]
+    return tensor
 
 
 def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
