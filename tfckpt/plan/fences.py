@@ -56,10 +56,15 @@ def _regions(resolved: Resolved) -> list[tuple[int, int]]:
 
 
 def _leaves(graph, resolved, original, start, stop, regions) -> list[int]:
-    """Steps in the window that no later step of the window reads or waits for."""
+    """Steps in the window that no later step of the window reads or waits for.
+
+    What only updates read is a leaf where these are not awaited.
+    """
     covered: set[int] = set()
     for position in range(start, stop):
         vertex, copy = resolved.schedule[position]
+        if graph.vertices[vertex].region == UPDATE and UPDATE not in regions:
+            continue
         covered.update(resolved.maker[i] for i in resolved.reads[position])
         if not copy:
             covered.update(original[v] for v in graph.vertices[vertex].after
