@@ -195,12 +195,8 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
         function = self._compiled if traces_compiled() else self._fn
         if not self._records.opened or not tf.executing_eagerly():
             return called_with(function, *args, **kwargs)
-        records = self._records_of_call(args)
-        traces = len(records.reports)
-        result = called_with(function, *args, **kwargs)
-        if len(records.reports) == traces:
-            records.warn_if_larger(CallSizes.of((args, kwargs)), self.__name__)
-        return result
+        with self._records_of_call(args).watching(CallSizes.of((args, kwargs)), self.__name__):
+            return called_with(function, *args, **kwargs)
 
     def __set_name__(self, owner: type, name: str) -> None:
         if name == "train_step" and hasattr(owner, "make_train_function"):

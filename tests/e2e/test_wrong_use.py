@@ -81,6 +81,23 @@ def test_reports_belong_to_the_model_that_trained():
         tfckpt.keras.checkpoint(idle, budget=0.9)
 
 
+class Heir(Decorated):
+    """Its own step calls the decorated one."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_class_may_put_its_own_step_before_a_decorated_one():
+    process.fresh()
+    plain = stack()
+    model = Heir(plain.inputs, plain.outputs)
+    model.compile("sgd", LOSS, jit_compile=False)
+    x, y = arrays(700)
+    model.fit(x, y, batch_size=512, verbose=0)
+    assert Decorated.train_step.__get__(model).report.applied
+
+
 def test_a_callback_reports_on_a_model_with_a_decorated_step():
     process.fresh()
     model = _decorated()

@@ -53,23 +53,32 @@ class Records:
         self.graph: Callable[[], tf.Graph | None] = lambda: None
         self.open_for: CallSizes | None = None
         self.opened = False
+        self._traced: set[tuple] = set()
         self.around = around
 
-    def open(self, sizes: CallSizes | None) -> None:
-        """Note what a trace with open dimensions is planned for; None where no call told."""
-        self.open_for, self.opened = sizes, self.opened or sizes is not None
+    def note(self, sizes: CallSizes, is_open: bool) -> None:
+        """Note the sizes that a trace is planned for, and whether it leaves dimensions open."""
+        self._traced.add(sizes.leaves)
+        if is_open:
+            self.open_for = sizes if sizes.leaves else None
+        self.opened |= is_open
         if self.around is not None:
             self.around.opened |= self.opened
 
-    def warn_if_larger(self, sizes: CallSizes, name: str) -> None:
-        """Warn, once for a plan, of a call that is larger than the open trace was planned for."""
-        if self.open_for is None or sizes.elements <= GROWTH * self.open_for.elements:
+    @contextlib.contextmanager
+    def watching(self, sizes: CallSizes, name: str) -> Iterator[None]:
+        """Warn, once for a plan, of a call that runs an open trace and is larger than planned."""
+        traces = len(self.reports)
+        yield
+        planned = self.open_for
+        if (planned is None or len(self.reports) > traces or sizes.leaves in self._traced
+                or sizes.elements <= GROWTH * planned.elements):
             return
-        planned, self.open_for = self.open_for, None
+        self.open_for = None
         warnings.warn(
             f"tfckpt: {name} was planned for {planned} and is called with {sizes} now: its peak "
             "will be higher than planned. Call it with its largest batch first, or leave the "
-            "dimension out of the input_signature, so that each size is planned", stacklevel=4)
+            "dimension out of the input_signature, so that each size is planned", stacklevel=5)
 
     def add(self, signature: str, report: Report, graph: tf.Graph) -> None:
         """Note the report of a trace, and its graph for as long as TensorFlow keeps that."""
@@ -125,8 +134,8 @@ class Traced:
         shapes, planned_for = planned_shapes(
             graph, options.batch_size, may_assume=not options.budgets.sized, sizes=sizes,
             placeholders=self.inputs)
-        if shapes is not None:
-            self.mark.records.open(sizes if sizes.inputs(self.inputs) else None)
+        told = sizes if sizes.inputs(self.inputs) else CallSizes()
+        self.mark.records.note(told, shapes is not None)
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
         return Captured(self.mark.name, capture(graph, shapes=shapes, inlining=inlining,
                                                 compiled=compiled),

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import CallSizes
-from tfckpt.carriers.trace_hook import GROWTH, knowing
+from tfckpt.carriers.trace_hook import GROWTH, Records, knowing
 from tfckpt.errors import PlanError
 
 
@@ -34,8 +34,12 @@ def require_tensorflow(model: Any) -> None:
                         "in this process; set KERAS_BACKEND=tensorflow before keras is imported")
 
 
-def look_at_batches(owner: Any) -> None:
-    """Have the training function of a model, or of those of a class, look at its batches."""
+def look_at_batches(owner: Any, records: Records | None = None) -> None:
+    """Have the training function of a model, or of those of a class, look at its batches.
+
+    Args:
+      records: of the model; of a class those of each model's `train_step`.
+    """
     is_class = isinstance(owner, type)
     original = (owner if is_class else type(owner)).make_train_function
     if getattr(original, "_tfckpt_looks", False):  # the class does already
@@ -43,7 +47,7 @@ def look_at_batches(owner: Any) -> None:
     fit = (owner if is_class else type(owner)).fit
     set_on = setattr if is_class else object.__setattr__
     bound = (lambda function: function) if is_class else functools.partial(_bound, owner)
-    set_on(owner, "make_train_function", bound(_looking(original)))
+    set_on(owner, "make_train_function", bound(_looking(original, records)))
     set_on(owner, "fit", bound(_telling(fit)))
 
 
@@ -58,18 +62,24 @@ def _bound(model: Any, method: Callable) -> Callable:
     return call
 
 
-def _looking(original: Callable) -> Callable:
+def _looking(original: Callable, records: Records | None) -> Callable:
     @functools.wraps(original)
     def make_train_function(self, *args, **kwargs):
         require_tensorflow(self)
         made = original(self, *args, **kwargs)
         function = self.train_function
         if function is not None and not isinstance(function, BatchesSeen):
-            self.train_function = BatchesSeen(function, self)
+            self.train_function = BatchesSeen(function, self, records or _records_of(self))
         return made if made is None else self.train_function
 
     make_train_function._tfckpt_looks = True  # type: ignore[attr-defined]
     return make_train_function
+
+
+def _records_of(model: Any) -> Records:
+    """Those of a decorated `train_step`; a class may put another method in its place."""
+    of = getattr(type(model).train_step, "records_of", None)
+    return Records() if of is None else of(model)
 
 
 def _telling(fit: Callable) -> Callable:
@@ -86,14 +96,14 @@ class BatchesSeen:
     """A training function of Keras that knows the sizes of what it is traced with.
 
     Attributes:
-      planned: what open dimensions were planned for; None until then.
+      planned: what open dimensions of a dataset's batches were planned for; None until then.
     """
 
-    def __init__(self, function: Callable, model: Any, planned: CallSizes | None = None):
+    def __init__(self, function: Callable, model: Any, records: Records):
         functools.update_wrapper(self, function)
-        self._function, self._model = function, weakref.ref(model)
+        self._function, self._model, self._records = function, weakref.ref(model), records
         self._iterator: Callable[[], object] = lambda: None
-        self.planned = planned
+        self.planned: CallSizes | None = None
 
     def __getattr__(self, name: str):
         if name.startswith("__") or name == "_function":
@@ -103,15 +113,25 @@ class BatchesSeen:
     def __call__(self, iterator, *args, **kwargs):
         if not tf.executing_eagerly() or not self._is_new(iterator):
             return self._function(iterator, *args, **kwargs)
-        sizes, iterator = look(iterator, getattr(self._model(), "steps_per_execution", 1))
+        instead, sizes = self._looked_at(iterator)
+        with knowing(sizes), self._records.watching(sizes, "the model's step"):
+            return self._function(instead, *args, **kwargs)
+
+    def _looked_at(self, iterator) -> tuple[Any, CallSizes]:
+        """What to iterate in place of an iterator, and the sizes of its first batch.
+
+        What a single batch is traced for TensorFlow decides, as it would without us: by shape at
+        first, then with an open batch, in which it may round otherwise.
+        """
+        sizes, instead = look(iterator, getattr(self._model(), "steps_per_execution", 1))
         if sizes is None:
-            return self._function(iterator, *args, **kwargs)
-        if self.planned is not None and sizes.elements > GROWTH * self.planned.elements:
-            self._trace_again()
-        if self.planned is None or sizes.elements > self.planned.elements:
-            self.planned = sizes
-        with knowing(sizes):
-            return self._function(iterator, *args, **kwargs)
+            return iterator, CallSizes()
+        if isinstance(iterator, tf.data.Iterator):
+            if self.planned is not None and sizes.elements > GROWTH * self.planned.elements:
+                self._trace_again()
+            if self.planned is None or sizes.elements > self.planned.elements:
+                self.planned = sizes
+        return instead, sizes
 
     def _is_new(self, iterator) -> bool:
         """Whether an epoch or a single batch begins whose sizes no specification tells."""

@@ -83,4 +83,4 @@ def _wrap(model, mark: Mark) -> None:
         return step(owner(), *args, **kwargs)
 
     object.__setattr__(model, "train_step", wrap_body(train_step, mark))
-    look_at_batches(model)
+    look_at_batches(model, mark.records)
