@@ -78,7 +78,7 @@ def test_what_is_scheduled_before_a_fence_runs_before_what_it_holds(seed, count,
     plain.remove_nodes_from(updates(graph, schedule) if not await_updates else ())
     overlooked = {p for p, vertex in enumerate(graph.vertices[v] for v, _ in schedule)
                   if vertex.region not in waited_for(True)
-                  or (vertex.after and not may_be_awaited(vertex))}
+                  or (vertex.after and (vertex.fusible or vertex.join))}
     for number, (start, stop) in enumerate(runs_of_copies(schedule)):
         before = networkx.ancestors(edges, ("fence", number))
         after = networkx.descendants(edges, ("fence", number))
@@ -192,8 +192,6 @@ def test_a_gradient_is_awaited_where_its_update_is_not():
     assert found_in(graph, "aB1Ca", await_updates=False) == [(4, "BC", "a")]
 
 
-@pytest.mark.xfail(strict=True, reason="in place of what cannot be awaited what it reads is, but "
-                                       "not what it waits for by another edge")
 def test_what_a_conditional_step_waits_for_is_awaited_in_its_place():
     graph = graph_of("a b C:a D:b", after={"D": "C"}, conditional="D")
     assert found_in(graph, "abCDa") == [(4, "bC", "a")]

@@ -84,11 +84,16 @@ def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
     stack = [position]
     while stack:
         p = stack.pop()
-        vertex = graph.vertices[resolved.schedule[p][0]]
+        index, copy = resolved.schedule[p]
+        vertex = graph.vertices[index]
         if not (vertex.fusible or vertex.join or vertex.conditional):
             found.append(p)
-        else:
-            stack.extend(resolved.maker[i] for i in resolved.reads[p])
+            continue
+        stack.extend(resolved.maker[i] for i in resolved.reads[p])
+        if vertex.conditional and not copy:
+            others = {v for v in vertex.after if not by_data(graph, index, v)}
+            stack.extend(q for q, (v, again) in enumerate(resolved.schedule[:p])
+                         if v in others and not again)
     return sorted(set(found))
 
 
