@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -55,6 +56,9 @@ def _broken(folder: pathlib.Path, files: pathlib.Path) -> dict[str, str]:
         x = tf.compat.v1.placeholder(tf.float32, (None, 8), name="x")
         tf.gradients(tf.reduce_sum(tf.tanh(x @ x[:8])), x)
     write("open.pb", open_ended.as_graph_def().SerializeToString())
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    for name in ("saved.keras", "saved.weights.h5"):
+        (model.save if name.endswith("keras") else model.save_weights)(folder / name)
     (folder / "hollow").mkdir()
     (folder / "cut").mkdir()
     write("cut/saved_model.pb", (files / "model/saved_model.pb").read_bytes()[:9000])
@@ -62,6 +66,8 @@ def _broken(folder: pathlib.Path, files: pathlib.Path) -> dict[str, str]:
     with open(folder / "vast.pb", "wb") as file:
         file.truncate(1 << 31)  # sparse: one byte more than a protobuf message can have
     return {"missing.pb": "No such file", "link.pb": "No such file", "empty.pb": "empty",
+            "saved.keras": "Keras saved.*tfckpt.keras.checkpoint",
+            "saved.weights.h5": "Keras saved.*tf.saved_model.save",
             "truncated.pb": "truncated or corrupt", "noise.pb": "truncated or corrupt",
             "prose.txt": "is text, but no GraphDef or MetaGraphDef",
             "almost.pbtxt": "frob", "no_ops.pbtxt": "holds no ops",
@@ -71,9 +77,9 @@ def _broken(folder: pathlib.Path, files: pathlib.Path) -> dict[str, str]:
             "vast.pb": r"2.00 GiB of graph.* 2 GiB; hold large constants in variables"}
 
 
-NAMES = ["missing.pb", "link.pb", "empty.pb", "truncated.pb", "noise.pb", "prose.txt",
-         "almost.pbtxt", "no_ops.pbtxt", "dangling.pb", "custom.pb", "inference.pb", "open.pb",
-         "hollow", "cut", "vast.pb"]
+NAMES = ["missing.pb", "saved.keras", "saved.weights.h5", "link.pb", "empty.pb", "truncated.pb",
+         "noise.pb", "prose.txt", "almost.pbtxt", "no_ops.pbtxt", "dangling.pb", "custom.pb",
+         "inference.pb", "open.pb", "hollow", "cut", "vast.pb"]
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,10 @@ class Document:
         return data
 
 
+_KERAS = (b"PK\x03\x04", b"\x89HDF\r\n\x1a\n")
+"""How zip archives (.keras) and HDF5 files (.h5) begin, and no graph does."""
+
+
 def too_large(what: str, size: int) -> CaptureError:
     """The refusal of a graph that no protobuf message can hold."""
     return CaptureError(
@@ -123,6 +127,11 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
         raise CaptureError(f"capture: {source!r} is empty; was it written to the end?")
     if len(data) > LARGEST:
         raise too_large(repr(source), len(data))
+    if data.startswith(_KERAS):
+        raise CaptureError(
+            f"capture: {source!r} looks like a model or weights that Keras saved, which hold no "
+            "training step; load the model in Python and use tfckpt.keras.checkpoint(model), or "
+            "save the function that trains it with tf.saved_model.save")
     text = _as_text(data)
     kinds = ([(SAVED_MODEL, saved_model_pb2.SavedModel)] if saved_model else
              [(GRAPH_DEF, tf.compat.v1.GraphDef), (META_GRAPH, tf.compat.v1.MetaGraphDef)])
