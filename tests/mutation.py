@@ -88,10 +88,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "_Placer._add: made > turn -> made >= turn": "what has not run has made nothing",
         "_Placer._head: self.resolved.maker[i] > turn -> self.resolved.maker[i] >= turn":
             "what has not run has made nothing",
-        "_Placer._put: p < waiting -> p <= waiting": "it is called for earlier steps only",
-        "_Placer._put: p < waiting and self.graph.vertices[schedule[p][0]].region in self.regions "
-        "-> self.graph.vertices[schedule[p][0]].region in self.regions":
-            "it is called for earlier steps only",
+        "_turns: -1 -> -2": "the last step needs the same when it is looked at twice",
+        "_turns: -1 -> -0": "the first step needs nothing",
+        "_turns: first[position] < len(turns) -> first[position] <= len(turns)":
+            "what nothing reads waits for earlier steps only",
         "_Placer._delay: before > turn -> before >= turn": "what has not run has made nothing",
         "_Placer._add: 0 <= self.last_read[i] < at -> 0 <= self.last_read[i] <= at":
             "the step at the peak has run",
