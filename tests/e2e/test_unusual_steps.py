@@ -209,6 +209,37 @@ def test_every_bit_as_in_the_plain_step(make):
     training.assert_same_bits(histories[1], histories[0])
 
 
+@pytest.mark.parametrize("solver", ["auto", "chen"])
+def test_a_constant_in_a_sum_of_two(solver):
+    """Grappler moves it to what is added first, where that has one reader: ours make no other."""
+    made = np.random.default_rng(3)
+    start = [(made.standard_normal((64, 64)) / 8.0).astype(np.float32) for _ in range(4)]
+    x = tf.constant(made.standard_normal((BATCH, 64)), tf.float32)
+
+    def trained(wrap):
+        variables = [tf.Variable(v) for v in start]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                h = x
+                for w in variables:
+                    h = tf.tanh(h @ w)
+                    shifted = h - tf.reduce_logsumexp(h, -1, keepdims=True) + 3.0
+                    h = tf.cast(tf.sigmoid(tf.cast(h, tf.bfloat16)), tf.float32) + shifted
+                loss = tf.reduce_mean(tf.square(h))
+            for w, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                w.assign_sub(0.1 * gradient)
+            return loss
+
+        step = wrap(tf.function(step))
+        return step, [step(x).numpy(), *(v.numpy() for v in variables)]
+
+    _, wanted = trained(lambda step: step)
+    step, found = trained(lambda step: tfckpt.checkpoint(step, solver=solver))
+    assert step.report.applied and step.report.recomputed_ops > 0
+    assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
+
+
 def test_a_product_with_the_hessian_of_an_open_batch():
     """Gradients pass sums over no axes there, which Grappler removes before it rearranges."""
     made = np.random.default_rng(7)

@@ -1,10 +1,10 @@
 """Sums of three and more begin with the term with which they begin in the plain step.
 
-Grappler makes one AddN of a tree of sums and sorts its terms by name. The kernel writes into the
-first term whose buffer nothing else holds, and begins with it, whatever its place: a + b + c,
-but c + b + a where a and b are still to be read. A plan changes what is still to be read. So
-terms which the kernel must not begin with are read by a pass-through that waits for the sum, and
-their buffers are held until then. (Sums of two, and the first two of several, commute.)
+Grappler makes one AddN of the terms of one shape in a tree of sums, sorted by name. The kernel
+writes into the first term whose buffer nothing else holds, and begins with it, whatever its place:
+a + b + c, but c + b + a where a and b are still to be read. A plan changes what is still to be
+read. So terms which the kernel must not begin with are read by a pass-through that waits for the
+sum, and their buffers are held until then. (Sums of two, and the first two of several, commute.)
 """
 
 from __future__ import annotations
@@ -50,17 +50,24 @@ def held_terms(draft: Draft) -> list[Held]:
             copies.setdefault(v, []).append(copy)
     return [held for v, vertex in enumerate(draft.cost.vertices)
             if copies and vertex.region == FORWARD and not vertex.fusible
-            for tree in _trees(draft, vertex.ops)
-            for held in _Sum(draft, v, tree).held(copies)]
+            for adding, terms in _trees(draft, vertex.ops)
+            for held in _Sum(draft, v, adding, terms).held(copies)]
 
 
-def _trees(draft: Draft, members: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """The sums of three and more in a group: (op, input) of each term, sorted by its name."""
+def _trees(draft: Draft, members: Sequence[int]
+           ) -> Iterator[tuple[frozenset[int], list[tuple[int, int]]]]:
+    """The sums of three and more of one shape in a group.
+
+    Of each the ops that add, and (op, input) of each term, sorted by its name. A term of another
+    shape is added to the others' sum, and a constant may be moved to where it is added first: were
+    a term of two held for its sake, it would have another reader, and the constant would stay.
+    """
     ops, inner = draft.graph.ops, set()
     for root in sorted((i for i in members if record(ops[i].type).adds), reverse=True):
-        found, pending = [], [] if root in inner else [root]
+        found, adding, pending = [], set(), [] if root in inner else [root]
         while pending:
             op = pending.pop()
+            adding.add(op)
             for i in range(len(ops[op].inputs)):
                 source, _ = _origin(draft, ops[op].inputs[i])
                 if source in members and record(ops[source].type).adds:
@@ -68,9 +75,13 @@ def _trees(draft: Draft, members: Sequence[int]) -> Iterator[list[tuple[int, int
                     pending.append(source)
                 else:
                     found.append((op, i))
-        if len(found) > 2:
-            yield sorted(found, key=lambda term: draft.tensor_name(
-                _origin(draft, ops[term[0]].inputs[term[1]])))
+        shapes: dict[object, list[tuple[int, int]]] = {}
+        for op, i in found:
+            shapes.setdefault(draft.tensor(ops[op].inputs[i]).shape, []).append((op, i))
+        for terms in shapes.values():
+            if len(terms) > 2:
+                yield frozenset(adding), sorted(terms, key=lambda term: draft.tensor_name(
+                    _origin(draft, ops[term[0]].inputs[term[1]])))
 
 
 def _origin(draft: Draft, tensor: TensorId) -> TensorId:
@@ -81,10 +92,11 @@ def _origin(draft: Draft, tensor: TensorId) -> TensorId:
 
 
 class _Sum:
-    """A tree of sums in a vertex."""
+    """The terms of one shape of a tree of sums in a vertex."""
 
-    def __init__(self, draft: Draft, v: int, tree: Sequence[tuple[int, int]]):
-        self.draft, self.v, self.tree = draft, v, tree
+    def __init__(self, draft: Draft, v: int, adding: Collection[int],
+                 tree: Sequence[tuple[int, int]]):
+        self.draft, self.v, self.adding, self.tree = draft, v, adding, tree
         self.terms = [draft.graph.ops[op].inputs[i] for op, i in tree]
 
     def held(self, copies: Mapping[int, Sequence[int]]) -> Iterator[Held]:
@@ -94,8 +106,7 @@ class _Sum:
         makers = [self.v if s is None else draft.cost.storages[s].producer for s in stored]
         if not copies.keys() & {self.v, *makers}:
             return
-        adding = {op for op, _ in self.tree}
-        before = adding | ancestors(draft.graph.ops, adding)
+        before = {*self.adding, *ancestors(draft.graph.ops, self.adding)}
         free = [not self._read_later(t, before) for t in self.terms]
         first = free.index(True) if True in free else 0
         again = copies.get(self.v, ())
