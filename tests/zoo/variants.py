@@ -108,8 +108,19 @@ def has(entry: zoo.Entry, variant: str) -> bool:
     wrap = Varied(False, variant)
     with zoo.conditions(entry):
         training = _built(entry, wrap)
+        return wrap.varied and (variant != OPEN or _opens(training, wrap))
+
+
+def _opens(training: zoo.Training, wrap: Varied) -> bool:
+    """Return whether TensorFlow itself trains a step whose leading sizes are open."""
     leaves = tf.nest.flatten(training.batches[0])
-    return wrap.varied and (variant != OPEN or bool(leaves) and all(map(tf.is_tensor, leaves)))
+    if not leaves or not all(map(tf.is_tensor, leaves)):
+        return False
+    try:
+        zoo.run(training, wrap)
+    except (TypeError, ValueError):  # batches unlike each other; a size that the step must know
+        return False
+    return True
 
 
 def chosen(entry: zoo.Entry, number: int) -> str:
