@@ -19,7 +19,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import Document
 from tfckpt.capture.inline import Inlining, is_rewritten, readable
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
+from tfckpt.capture.shapes import concrete_shapes, planned_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError, TfckptError
 from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, ancestors
@@ -163,9 +163,7 @@ def _main_step(document: Document, meta: int, definition, batch_size, fetches) -
 
 def known_shapes(live: tf.Graph, batch_size: int | None, library) -> tf.Graph | None:
     """The graph with its unknown dimensions filled in; None where none is unknown."""
-    if not has_unknown_shapes(live):
-        return None
-    return concrete_shapes(live, batch_size, {}, library=library)
+    return planned_shapes(live, batch_size, may_assume=False, library=library)[0]
 
 
 def _unread(live: tf.Graph) -> list[tf.Tensor]:
