@@ -14,7 +14,8 @@ Under XLA, which ignores control edges, nothing can be moved; the first two it d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.plan.schedule import Moves
@@ -180,6 +181,8 @@ class _Emitter:
         self.dropped = dropped
         self.unread = [len(r) for r in graph.readers]  # readers that have not run
         self.touched = [False] * len(graph.storages)
+        self.changed: list[int] = []  # storages with which `growth` of their readers changed
+        self.runnable = [False] * len(graph.vertices)  # found ready: it stays so
 
     def emit(self, vertex: int) -> None:
         """Emits a vertex after what it still needs, then what becomes ready at once."""
@@ -199,13 +202,18 @@ class _Emitter:
             self.order.append(v)
             for s in self.graph.vertices[v].reads:
                 self.unread[s] -= 1
+                if self.unread[s] == 1 or not self.touched[s]:
+                    self.changed.append(s)
                 self.touched[s] = True
             stack.extend(r for r in reversed(self.readers[v]) if self._prompt(r))
 
     def ready(self, v: int) -> bool:
         """Whether everything the vertex needs has run or can run at any time."""
-        return all(self.done[p] or p in self.joins or (p in self.late and self.ready(p))
-                   for p in self.graph.predecessors[v])
+        if not self.runnable[v]:  # remembered: late vertices share what they need
+            self.runnable[v] = all(
+                self.done[p] or p in self.joins or (p in self.late and self.ready(p))
+                for p in self.graph.predecessors[v])
+        return self.runnable[v]
 
     def _prompt(self, v: int) -> bool:
         return (not self.done[v] and v not in self.late and v not in self.joins
@@ -225,16 +233,32 @@ class _Emitter:
 
 def _thrifty(emitter: _Emitter, backward: Sequence[int]) -> None:
     """Runs, of the backward vertices that are ready, the one that adds the least memory."""
-    members = frozenset(backward)
-    ready = [v for v in backward if emitter.ready(v)]
-    queued = set(ready)
-    while ready:
-        v = min(ready, key=lambda u: (emitter.growth(u), u))
-        ready.remove(v)
+    members, queued = frozenset(backward), set[int]()
+    growth: dict[int, int] = {}  # of what is ready
+    heap: list[tuple[int, int]] = []  # of it the latest, and what it was before
+
+    def price(v: int) -> None:
+        growth[v] = emitter.growth(v)
+        heapq.heappush(heap, (growth[v], v))
+
+    def queue(vertices: Iterable[int]) -> None:
+        for v in vertices:
+            if v in members and v not in queued and emitter.ready(v):
+                queued.add(v)
+                price(v)
+
+    queue(backward)
+    while heap:
+        grown, v = heapq.heappop(heap)
+        if growth.get(v) != grown:
+            continue
+        del growth[v]
         before = len(emitter.order)
+        emitter.changed.clear()
         emitter.emit(v)
         for u in emitter.order[before:]:
-            for r in emitter.readers[u]:
-                if r in members and r not in queued and emitter.ready(r):
-                    queued.add(r)
-                    ready.append(r)
+            queue(emitter.readers[u])
+        for s in emitter.changed:
+            for r in emitter.graph.readers[s]:
+                if r in growth:
+                    price(r)
