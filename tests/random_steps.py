@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 
-LIMIT = 120.0
+LIMIT = 240.0
 """Seconds for a step; most take two or three, on a busy machine ten."""
 FRESH_AFTER = 60
 """Steps that one process trains: TensorFlow frees little of what it traced."""

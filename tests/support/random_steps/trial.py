@@ -24,15 +24,17 @@ from tfckpt.proposals import NOTHING_TO_GAIN, PLAIN_FITS
 
 APPLIED, NO_GAIN, NO_GRADIENT, INSIDE = "applied", "no gain", "no gradient", "gradient in a loop"
 UNKNOWN, FITS = "size unknown", "fits as it is"
-UNREPEATABLE = "plain differs from plain"
+UNREPEATABLE, SLOW = "plain differs from plain", "plain takes too long"
 GOOD = (APPLIED, NO_GAIN, NO_GRADIENT, INSIDE, UNKNOWN, FITS,
-        UNREPEATABLE)
+        UNREPEATABLE, SLOW)
 """What may become of a step. `UNKNOWN`: sizes depend on data, and report or error says so."""
 INTERNAL, DIFFERS, EXCEPTION, HANG, CRASH = "internal", "differs", "exception", "hang", "crash"
 REFUSED, BAD = "refused", "bad step"
 """TensorFlow itself cannot trace or run it (no gradient for this in a loop, say); so it was with
 all that were drawn in its place."""
 DRAWS = 6
+PLAIN_SECONDS = 60.0
+"""A step that takes longer without tfckpt (XLA compiles some for minutes) is not tried with it."""
 GIVEN_UP = "gave up a plan"
 """The step is rewritten, but a plan before the one applied could not be realised."""
 XLA_SHARE = 0.02
@@ -82,6 +84,8 @@ def try_spec(spec: Spec, native: bool = False) -> Result:
             stack.enter_context(process.without_determinism())
         try:
             made, wanted = _plain(spec)
+            if time.monotonic() - started > PLAIN_SECONDS:
+                raise Failed(SLOW, f"{time.monotonic() - started:.0f} s")
             result = _compared(made.spec, wanted, native)
         except Failed as error:
             result = Result(error.kind, str(error))
