@@ -38,7 +38,8 @@ _in_force: tuple[Rewriter | None, bool] = (None, False)  # and whether it is XLA
 
 def enable(budget: object = "min", *, solver: str = "auto", objective: str = "time",
            batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False,
-           strict: bool = False, xla: bool = False, time_limit: float = 300.0) -> None:
+           strict: bool = False, xla: bool = False, xla_trials: int = 2,
+           time_limit: float = 300.0) -> None:
     """Rewrites every training function that TensorFlow instantiates from now on.
 
     Functions that ran before are optimised, and so rewritten, again. Builds the native pass if
@@ -58,6 +59,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
       xla: whether functions under `jit_compile=True` are rewritten too, as the decorator would:
         those traced from now on, when a call traces them (`get_concrete_function` does not say
         that it traces for XLA).
+      xla_trials: of those, as for `tfckpt.checkpoint`.
       time_limit: seconds after which a function that is still being planned runs as it was.
 
     Raises:
@@ -68,7 +70,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     from tfckpt.options import make_options
 
     global _bridge
-    options = make_options(budget, solver, objective, batch_size, free_moves, fad)
+    options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials)
     made = Rewriter(options.limited_to(time_limit), strict)
     _bridge = _bridge or Bridge()
     _put_in_force(_bridge.rewriters.get(made.key, made), xla)

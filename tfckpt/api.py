@@ -14,7 +14,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import CallSizes
 from tfckpt.carriers.trace_hook import Mark, Records, called_with, traces_compiled, wrap_body
 from tfckpt.errors import PlanError
-from tfckpt.options import Options, make_options
+from tfckpt.options import XLA_TRIALS, Options, make_options
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 
@@ -26,18 +26,19 @@ _Result = TypeVar("_Result")
 @overload
 def checkpoint(fn: Callable[_Arguments, _Result], *, budget: object = ..., solver: str = ...,
                objective: str = ..., batch_size: int | None = ..., free_moves: bool = ...,
-               fad: str | bool = ...) -> CheckpointedStep[_Arguments, _Result]: ...
+               fad: str | bool = ..., xla_trials: int = ...
+               ) -> CheckpointedStep[_Arguments, _Result]: ...
 
 
 @overload
 def checkpoint(*, budget: object = ..., solver: str = ..., objective: str = ...,
-               batch_size: int | None = ..., free_moves: bool = ..., fad: str | bool = ...
-               ) -> _Decorator: ...
+               batch_size: int | None = ..., free_moves: bool = ..., fad: str | bool = ...,
+               xla_trials: int = ...) -> _Decorator: ...
 
 
 def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
-               fad: str | bool = False) -> Any:
+               fad: str | bool = False, xla_trials: int = XLA_TRIALS) -> Any:
     """Rewrites a training step so that it needs less memory and computes the same.
 
     Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
@@ -60,6 +61,10 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         recomputing, with solver "auto" only. A kept derivative may change rounding, by 1e-6 of a
         gradient in float32 and 1e-2 in half precision, and may be finite where the plain
         gradient overflows.
+      xla_trials: for a step that XLA compiles: how many plans it compiles at most before one is
+        applied, so that a budget means compiled bytes, and fractions are of the compiled plain
+        step's temporary ones. That takes a compilation each and one of the plain step. With 0
+        nothing is asked, and budgets are of simulated bytes.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and
@@ -71,7 +76,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         asked for, and sizes are unknown), or PlanError where a mapping of budgets lacks a device
         of the step or has one that does not exist.
     """
-    options = make_options(budget, solver, objective, batch_size, free_moves, fad)
+    options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials)
     if fn is None:
         return lambda function: CheckpointedStep(_checked(function), options)
     return CheckpointedStep(_checked(fn), options)

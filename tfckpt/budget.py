@@ -61,14 +61,17 @@ class Budget:
             return f"{format_bytes(self.free_bytes)} free on the device"
         return "min" if self.device_bytes is None else format_bytes(self.device_bytes)
 
-    def explain(self, error: InfeasibleBudgetError, baseline_bytes: int, resident_bytes: int,
-                device: str = "") -> InfeasibleBudgetError:
-        """The solver's refusal in the caller's unit.
+    def refusal(self, smallest_bytes: int, baseline_bytes: int, resident_bytes: int,
+                device: str = "", note: str = "") -> InfeasibleBudgetError:
+        """Return the error that says, in the caller's unit, that no plan fits.
 
         Args:
+          smallest_bytes: least dynamic peak that was found.
+          baseline_bytes: that of the plain step.
           device: which of several devices it is about.
+          note: what else there is to say, after a space.
         """
-        least = min(error.smallest_bytes, baseline_bytes)  # the plain step is a plan too
+        least = min(smallest_bytes, baseline_bytes)  # the plain step is a plan too
         where = f" on {device}" if device else ""
         if self.fraction is not None:
             ratio = least / max(baseline_bytes, 1)
@@ -76,19 +79,19 @@ class Budget:
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
                 f" cannot be met{where}; the smallest feasible fraction found is {ratio:g} "
-                f'({format_bytes(least)}). Pass budget={ratio:g} or budget="min"', least)
+                f'({format_bytes(least)}). Pass budget={ratio:g} or budget="min"{note}', least)
         if self.of_device:
             return InfeasibleBudgetError(
                 f'plan: budget="device" cannot be met{where}: {format_bytes(self.free_bytes)} are '
                 f"free, and the least that a step needs there above what it starts with is "
                 f"{format_bytes(least)}. Use a smaller batch, free memory before the first step, "
-                'or pass budget="min"', least)
+                f'or pass budget="min"{note}', least)
         total = least + resident_bytes
         return InfeasibleBudgetError(
             f"plan: budget={format_bytes(self.device_bytes or 0)} cannot be met{where}; the "
             f"smallest feasible one found is {total} bytes (about {format_bytes(total)}: "
             f"{format_bytes(resident_bytes)} resident + {format_bytes(least)} dynamic). "
-            f'Pass budget={total} or budget="min"', total)
+            f'Pass budget={total} or budget="min"{note}', total)
 
 
 def parse_budget(budget: object) -> Budget:

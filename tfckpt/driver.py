@@ -21,18 +21,20 @@ from tfckpt import dump, faults
 from tfckpt.carriers.here import place
 from tfckpt.clock import time_limit
 from tfckpt.edits import Edits
-from tfckpt.errors import CostError, RewriteError, TfckptError
+from tfckpt.errors import CostError, InfeasibleBudgetError, RewriteError, TfckptError
 from tfckpt.graph import Graph
 from tfckpt.judges import JUDGES, Candidate, Rejected
 from tfckpt.options import Options
 from tfckpt.parts import Proposal, unchanged
 from tfckpt.plan.schedule import Plan
 from tfckpt.proposals import NOTHING_TO_GAIN, PLAIN_FITS, Search, parts_of, searches
-from tfckpt.report import Report, report_of
+from tfckpt.report import CompiledReport, Report, report_of
 from tfckpt.rewrite.passes.manager import Context
 from tfckpt.rewrite.passes.manager import Outcome as PassOutcome
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.say import waiting_for
+from tfckpt.target import Target
+from tfckpt.trials import Compiler, Trials
 
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
@@ -54,6 +56,8 @@ class Captured:
       live: TensorFlow's graph that it was read from, not edited.
       compiled: whether XLA compiles the step.
       planned_for: where the trace leaves sizes open, what they are taken to be, in words.
+      compiler: what can be asked how much the step takes as XLA compiles it; None where nobody
+        can, and where XLA does not compile it.
       gradient_inside: names the op inside which a gradient is computed, where the graph has none;
         "" where none is.
     """
@@ -63,6 +67,7 @@ class Captured:
     live: Any
     compiled: bool = False
     planned_for: str = ""
+    compiler: Compiler | None = None
     gradient_inside: Callable[[], str] = str
 
 
@@ -164,13 +169,26 @@ def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refu
              started: float) -> tuple[Outcome, Report]:
     """Plan a step that trains, and hand the edits back."""
     definition = _definition(step.name, step.live) if dump.folder() else b""
-    found = searches(step.graph, options, target_of, refused)
+    trials = _trials(step, options, refused)
+    if trials.plain is not None:
+        target_of = _asked(target_of)
+    found = searches(step.graph, options, target_of, refused, trials.plain)
     context = Context(step.graph, plain=_plain(step), target=target_of(""))
-    outcome, report = _accepted(carrier, step, context, found, started)
+    outcome, report = _accepted(carrier, step, context, found, trials, started)
     if definition:
         _dump(step, definition, dataclasses.replace(options, target=target_of("")), outcome,
-              report, carrier.optimised)
+              report, carrier.optimised, trials)
     return outcome, report
+
+
+def _trials(step: Captured, options: Options, refused: str) -> Trials:
+    """Return what asks XLA; nothing is asked about a step that is left as it is anyway."""
+    asked = step.compiled and not refused
+    return Trials(step.name, step.compiler if asked else None, options.xla_trials)
+
+
+def _asked(target_of: Callable[[str], Target]) -> Callable[[str], Target]:
+    return lambda device: dataclasses.replace(target_of(device), asked=True)
 
 
 def failed(name: str, live: Any, error: Exception) -> Outcome:
@@ -199,7 +217,7 @@ def _definition(name: str, live: Any) -> bytes:
 
 
 def _dump(step: Captured, definition: bytes, options: Options, outcome: Outcome,
-          report: Report, optimised: bool) -> None:
+          report: Report, optimised: bool, trials: Trials) -> None:
     """Write down what was decided for a step."""
     about = {"name": step.name, "compiled": step.compiled, "optimised": optimised}
     try:
@@ -207,6 +225,7 @@ def _dump(step: Captured, definition: bytes, options: Options, outcome: Outcome,
             "step.json": json.dumps(about).encode(), "graph.json": dump.to_json(step.graph),
             "options.json": dump.to_json(options), "plans.json": dump.to_json(outcome.plans),
             "edits.json": dump.to_json(outcome.edits),
+            "compiled.json": dump.to_json(tuple(trials.answers)),
             "versions.json": json.dumps(dump.versions(), indent=1).encode(),
             "report.txt": f"{report}\n\n{report.explain()}\n".encode(),
             "graph.pb": definition}
@@ -235,7 +254,7 @@ def _plain(step: Captured) -> LiveStep | None:
 
 
 def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequence[Search],
-              started: float) -> tuple[Outcome, Report]:
+              trials: Trials, started: float) -> tuple[Outcome, Report]:
     """Return the first candidate that every judge and the carrier accept; its edits are applied.
 
     To change nothing is the last candidate, and is accepted always. What cannot be reported is not
@@ -245,35 +264,44 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
         candidate = Candidate(tuple(search.proposal for search in found), context)
         changing = [search for search in found if search.proposal.changes]
         try:
-            for judge in JUDGES:
+            for judge in (*JUDGES, trials.judge):
                 judge(candidate)
-            accepted = _outcome(step, candidate, found, started)
+            accepted = _outcome(step, candidate, found, trials, started)
             if candidate.edits is not None:
                 carrier.apply(candidate.edits)
             return accepted
         except Rejected as error:
             blamed = [search for search in changing if search.part.device == error.device]
-            _reject(blamed or changing, str(error))
+            for search in blamed or changing:
+                search.reject(str(error), error.room, error.instead)
+        except InfeasibleBudgetError:
+            raise
         except Exception as error:
             if not changing:
                 raise
-            _reject(changing, str(error) if isinstance(error, RewriteError)
-                    else faults.said(error, f"a plan of {step.name} is given up"))
+            reason = str(error) if isinstance(error, RewriteError) else faults.said(
+                error, f"a plan of {step.name} is given up")
+            for search in changing:
+                search.reject(reason)
 
 
-def _reject(blamed: Sequence[Search], reason: str) -> None:
-    for search in blamed:
-        search.reject(reason)
-
-
-def _outcome(step: Captured, candidate: Candidate, found: Sequence[Search],
+def _outcome(step: Captured, candidate: Candidate, found: Sequence[Search], trials: Trials,
              started: float) -> tuple[Outcome, Report]:
     proposals = tuple(sorted(candidate.proposals, key=lambda p: -p.decision.planned.peak_bytes))
     report = report_of(step.name, step.graph, proposals, candidate.edits,
                        tuple(line for search in found for line in search.rejected),
-                       time.perf_counter() - started, step.planned_for)
+                       time.perf_counter() - started, step.planned_for,
+                       _compiled(step, proposals[0], trials))
     passes = () if candidate.realised is None else candidate.realised.outcomes
     return Outcome(report, candidate.edits, proposals, passes), report
+
+
+def _compiled(step: Captured, proposal: Proposal, trials: Trials) -> CompiledReport | None:
+    """Return what the report says of XLA; None where it does not compile the step."""
+    if not step.compiled:
+        return None
+    return CompiledReport(trials.plain, trials.memory_of(proposal), str(proposal.part.budget),
+                          len(trials.tried), trials.reason)
 
 
 _warned: set[str] = set()

@@ -1,9 +1,9 @@
 """`TFCKPT_DUMP=dir`: everything that was decided about each step, for a bug report.
 
 Each step gets a folder of its own: `graph.json` (the step as captured), `options.json`,
-`plans.json`, `edits.json`, `versions.json`, `report.txt`, and `graph.pb`, TensorFlow's own graph
-before it was edited. `tfckpt replay FOLDER` plans the captured step again and says whether the
-same comes out.
+`plans.json`, `edits.json`, `compiled.json` (what XLA answered), `versions.json`, `report.txt`, and
+`graph.pb`, TensorFlow's own graph before it was edited. `tfckpt replay FOLDER` plans the captured
+step again and says whether the same comes out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import tfckpt
 from tfckpt import budget, device_budgets, edits, graph, options, target
 from tfckpt.errors import CaptureError
 from tfckpt.plan import schedule
+from tfckpt.verify import hlo
 
 FORMAT = 1
-_MODULES = (graph, options, budget, device_budgets, target, schedule, edits)
+_MODULES = (graph, options, budget, device_budgets, target, schedule, edits, hlo)
 _CLASSES: dict[str, Any] = {
     name: kind for module in _MODULES for name, kind in sorted(vars(module).items())
             if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__}

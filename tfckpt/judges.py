@@ -65,11 +65,14 @@ class Rejected(Exception):
 
     Attributes:
       device: whose part is to blame; None where all are.
+      room: planned bytes that the next plan may need; None for no other than before.
+      instead: a proposal that was judged before and is better; None where none is.
     """
 
-    def __init__(self, reason: str, device: str | None = None):
+    def __init__(self, reason: str, device: str | None = None, room: int | None = None,
+                 instead: Proposal | None = None):
         super().__init__(reason)
-        self.device = device
+        self.device, self.room, self.instead = device, room, instead
 
 
 def realisable(candidate: Candidate) -> None:

@@ -10,6 +10,9 @@ from tfckpt.errors import PlanError
 from tfckpt.plan.planner import AUTO, check_names
 from tfckpt.target import Target
 
+XLA_TRIALS = 2
+"""Plans that XLA compiles before one is applied to a step that it will compile."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -21,6 +24,7 @@ class Options:
       target: what the step is planned for; None for the devices of this process.
       time_limit: seconds after which a step that is still being planned is left as it was; None
         for no limit.
+      xla_trials: how many plans XLA is asked about at most.
     """
 
     budgets: Budgets = Budgets()
@@ -31,6 +35,7 @@ class Options:
     fad: str | bool = False
     target: Target | None = None
     time_limit: float | None = None
+    xla_trials: int = XLA_TRIALS
 
     def limited_to(self, seconds: object) -> Options:
         """Return the same options with a time limit.
@@ -49,7 +54,8 @@ NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad")
 
 def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
                  batch_size: int | None = None, free_moves: bool = True,
-                 fad: str | bool = False, target: Target | None = None) -> Options:
+                 fad: str | bool = False, xla_trials: int = XLA_TRIALS,
+                 target: Target | None = None) -> Options:
     """Check options before anything is traced.
 
     Raises:
@@ -62,7 +68,11 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
         raise PlanError(f"plan: free_moves={free_moves!r} must be True or False")
     if not isinstance(fad, bool) and fad != AUTO:
         raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
-    return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, target)
+    trials: object = xla_trials
+    if isinstance(trials, bool) or not isinstance(trials, numbers.Integral) or trials < 0:
+        raise PlanError(f"plan: xla_trials={xla_trials!r} must be an int, 0 to ask XLA nothing")
+    return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, target,
+                   xla_trials=int(xla_trials))
 
 
 def _positive(batch_size: object) -> int:

@@ -12,6 +12,7 @@ from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import Plain, Planned, baseline
 from tfckpt.rewrite.passes.manager import PlannedPart
 from tfckpt.target import Target
+from tfckpt.verify.hlo import XlaMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Part:
       target: what runs the part.
       graph, cost: the part and its price.
       plain: the plain part as planned.
+      compiled: what the plain part takes as XLA compiles it, where XLA was asked.
+      corrected: planned bytes that a plan may need, where compiled plans have told better than
+        the budget.
     """
 
     device: str
@@ -34,6 +38,8 @@ class Part:
     graph: Graph
     cost: CostGraph
     plain: Plain
+    compiled: XlaMemory | None = None
+    corrected: int | None = None
 
     @property
     def label(self) -> str:
@@ -41,13 +47,34 @@ class Part:
         return "" if self.number is None else f"_{self.number}"
 
     @property
+    def plain_bytes(self) -> int:
+        """Return what the plain part takes: compiled, where XLA was asked, else as planned."""
+        return self.compiled.temp_bytes if self.compiled else self.plain.peak_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what a size counts beside the peak: what is resident, and XLA's results."""
+        return self.cost.resident_bytes + (self.compiled.result_bytes if self.compiled else 0)
+
+    @property
+    def allowed(self) -> int | None:
+        """Return the bytes that may be taken, as `plain_bytes` counts; None for the least."""
+        return self.budget.dynamic(self.plain_bytes, self.held_bytes)
+
+    @property
     def room(self) -> int | None:
-        """Return the dynamic bytes that the peak must not pass; None for the least peak."""
-        return self.budget.dynamic(self.plain.peak_bytes, self.cost.resident_bytes)
+        """Return the planned bytes that the peak must not pass; None for the least peak."""
+        allowed = self.allowed
+        if self.corrected is not None or allowed is None:
+            return self.corrected
+        return allowed if self.compiled is None else int(
+            allowed * self.plain.peak_bytes / max(self.plain_bytes, 1))
 
     def over(self, graph: Graph) -> Part:
         """Return the part with another graph, priced anew."""
-        return priced(self.device, self.number, self.budget, self.target, graph)
+        return dataclasses.replace(
+            priced(self.device, self.number, self.budget, self.target, graph),
+            compiled=self.compiled, corrected=self.corrected)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,9 +24,10 @@ from tfckpt.ops import record
 from tfckpt.options import Options
 from tfckpt.parts import Part, Proposal, priced, unchanged
 from tfckpt.plan.forward_ad import Decision, decisions_of
-from tfckpt.plan.planner import AUTO, SAFETY, Planned, plans_of
+from tfckpt.plan.planner import AUTO, Planned, StepPlanner, plans_of
 from tfckpt.rewrite.passes.reference_variables import has_references
 from tfckpt.target import Target
+from tfckpt.verify.hlo import XlaMemory
 
 MOST = 8
 """Proposals for one part: the search is bounded by their number, never by the clock."""
@@ -88,19 +89,35 @@ class Search:
     def __init__(self, part: Part, options: Options, refused: str = "",
                  leader: Search | None = None):
         self.part, self.options = part, options
+        self.proposal: Proposal
         self._whole = part
         self.rejected: list[str] = []
         self.leader = leader
-        self._reason = refused = refused or ("" if not _plain_fits(part, SAFETY) else PLAIN_FITS)
+        self._reason = refused = refused or (
+            PLAIN_FITS if _plain_fits(part, part.target.safety) else "")
         self._known: dict[Limits, tuple[Iterator[Decision], list[Decision]]] = {}
+        self._planners: dict[tuple, StepPlanner] = {}
         self._proposals = iter(()) if refused else itertools.islice(self._all(), MOST)
         self._step()
 
-    def reject(self, reason: str) -> None:
-        """Give the present proposal up and move on to the next."""
+    def reject(self, reason: str, room: int | None = None,
+               instead: Proposal | None = None) -> None:
+        """Give the present proposal up and move on to the next.
+
+        Args:
+          room: planned bytes that the next may need, where these have been corrected.
+          instead: the next proposal, where it is one of those before.
+        """
         planned = self.proposal.decision.planned
         self.rejected.append(f"{planned.plan.solver}, {planned.peak_bytes:,} bytes: {reason}")
         self._reason = reason
+        if instead is not None:
+            self.proposal = instead
+            return
+        if room is not None:
+            self.part = self._whole = dataclasses.replace(self._whole, corrected=room)
+            self._known = {}
+            self._proposals = itertools.islice(self._all(), MOST)
         self._step()
 
     def _step(self) -> None:
@@ -128,6 +145,9 @@ class Search:
     def _sources(self) -> Iterator[tuple[Part, Limits]]:
         """Yield the sources of plans, the simplest last: it asks least of what runs the step."""
         part, free_moves = self.part, self.options.free_moves
+        if not part.target.orders_by_control:  # neither means anything there
+            yield part, Limits(False, free_moves)
+            return
         for part in self._graphs():
             if part.number is None and may_await_updates(part.graph):
                 yield part, Limits(True, free_moves)
@@ -173,7 +193,7 @@ class Search:
 
     def _decisions(self, part: Part, limits: Limits) -> Iterator[Decision]:
         if part is not self._whole:
-            return decisions(part, self.options, limits)
+            return decisions(part, self.options, limits, self._planners)
         if self.leader is None:
             return self.decided(limits)
         return (dataclasses.replace(d, graph=part.graph, cost=part.cost)
@@ -182,7 +202,7 @@ class Search:
     def decided(self, limits: Limits) -> Iterator[Decision]:
         """Yield the part's decisions from the best on, remembering them for replicas."""
         source, known = self._known.setdefault(
-            limits, (decisions(self._whole, self.options, limits), []))
+            limits, (decisions(self._whole, self.options, limits, self._planners), []))
         for number in itertools.count():
             if number == len(known):
                 decision = next(source, None)
@@ -199,17 +219,19 @@ def _plain_fits(part: Part, share: float = 1.0) -> bool:
 
 
 def searches(graph: Graph, options: Options, target_of: Callable[[str], Target],
-             refused: str = "") -> list[Search]:
+             refused: str = "", compiled: XlaMemory | None = None) -> list[Search]:
     """Return the search of each device's part; replicas follow the first of their kind.
 
     Args:
       refused: why nothing is to be changed.
+      compiled: what the step takes as XLA compiles it, where XLA was asked.
 
     Raises:
       CostError, PlanError: as `parts_of`.
       InfeasibleBudgetError: a device's part does not fit its budget.
     """
-    parts = parts_of(graph, options, target_of)
+    parts = [dataclasses.replace(part, compiled=compiled)
+             for part in parts_of(graph, options, target_of)]
     if len(parts) > 1 and has_inner_collective(graph):
         refused = refused or EXCHANGES
     found: list[Search] = []
@@ -227,32 +249,42 @@ def _nameless(cost: CostGraph) -> tuple:
             tuple(dataclasses.replace(s, name="", tensor=(-1, -1)) for s in cost.storages))
 
 
-def decisions(part: Part, options: Options, limits: Limits) -> Iterator[Decision]:
+def decisions(part: Part, options: Options, limits: Limits,
+              planners: dict[tuple, StepPlanner]) -> Iterator[Decision]:
     """Yield the plans of a part, best first.
+
+    Where XLA is asked what plans need, one is yielded though none is predicted to fit.
+
+    Args:
+      planners: what is known of the part's graphs for every budget.
 
     Raises:
       InfeasibleBudgetError: in the unit of the budget that was asked for.
       PlanError: no plan could be made.
     """
     plain, cost = part.plain, part.cost
-    room = part.room
-
-    def plans(of: CostGraph) -> Iterator[Planned]:
-        return plans_of(of, room, solver=options.solver, objective=options.objective,
-                        free_moves=limits.free_moves, await_updates=limits.await_updates,
-                        target=part.target, plain=plain)
-
-    def found(fad: object) -> Iterator[Decision]:
-        return decisions_of(part.graph, cost, plans, fad=fad, budget=room,
-                            objective=options.objective, plain_bytes=plain.peak_bytes,
-                            target=part.target)
-
     fad = options.fad if options.solver == AUTO or options.fad is True else False
+
+    def within(room: int | None) -> Iterator[Decision]:
+        def plans(of: CostGraph) -> Iterator[Planned]:
+            return plans_of(of, room, solver=options.solver, objective=options.objective,
+                            free_moves=limits.free_moves, await_updates=limits.await_updates,
+                            target=part.target, plain=plain, known=planners)
+
+        def found(fad: object) -> Iterator[Decision]:
+            return decisions_of(part.graph, cost, plans, fad=fad, budget=room,
+                                objective=options.objective, plain_bytes=plain.peak_bytes,
+                                target=part.target)
+
+        return found(False) if fad is False else _or_without(found, fad)
+
     try:
-        yield from found(False) if fad is False else _or_without(found, fad)
+        yield from within(part.room)
     except InfeasibleBudgetError as error:
-        raise part.budget.explain(error, plain.peak_bytes, cost.resident_bytes,
-                                  part.device) from None
+        if part.compiled is None:
+            raise part.budget.refusal(error.smallest_bytes, plain.peak_bytes,
+                                      cost.resident_bytes, part.device) from None
+        yield from within(error.smallest_bytes)
 
 
 def _or_without(found: Callable[[object], Iterator[Decision]], fad: object) -> Iterator[Decision]:

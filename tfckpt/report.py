@@ -19,6 +19,7 @@ from tfckpt.plan.schedule import Plan, resolve
 from tfckpt.plan.simulate import Timeline
 from tfckpt.rewrite.names import FENCE
 from tfckpt.trace import Ran, ran
+from tfckpt.verify.hlo import XlaMemory
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
 _SHOWN = 12
@@ -130,6 +131,32 @@ class DevicePeak:
                 f"{because}, resident {format_bytes(self.resident_bytes)}, budget {self.budget}")
 
 
+@dataclasses.dataclass(frozen=True)
+class CompiledReport:
+    """What XLA said of a step that it compiles; bytes are of its temporary buffers.
+
+    Attributes:
+      before, after: the plain step, and the step as it is applied; None where XLA was not asked.
+      budget: what was asked for.
+      trials: how many plans it compiled.
+      reason: why it was not asked.
+    """
+
+    before: XlaMemory | None = None
+    after: XlaMemory | None = None
+    budget: str = ""
+    trials: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.before is None or self.after is None:
+            return f"not asked: {self.reason or 'it tells nothing'}; peaks here are simulated"
+        before, after = self.before.temp_bytes, self.after.temp_bytes
+        return (f"{format_bytes(before)} -> {format_bytes(after)} temporary "
+                f"({after / max(before, 1):.2f} of plain, asked for {self.budget}; "
+                f"{self.trials} {'plan' if self.trials == 1 else 'plans'} tried)")
+
+
 @dataclasses.dataclass
 class Report:
     """What tfckpt did to one traced step. Peaks are dynamic: above what the step starts with.
@@ -159,6 +186,7 @@ class Report:
       devices: where the step runs on several, peaks and budget of each, the fullest first; all
         else here is of that one.
       unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
+      compiled: what XLA said of the step; None where it does not compile it.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
     """
 
@@ -191,6 +219,7 @@ class Report:
     devices: tuple[DevicePeak, ...] = ()
     planned_for: str = ""
     unknown_variables: int = 0
+    compiled: CompiledReport | None = None
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
     traced: tuple[tuple[CostGraph, Plan], tuple[CostGraph, Plan]] | None = dataclasses.field(
@@ -214,6 +243,7 @@ class Report:
             *([("planned for", self.planned_for)] if self.planned_for else []),
             ("plain peak", format_bytes(self.baseline_peak_bytes)),
             ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
+            *([("compiled by XLA", str(self.compiled))] if self.compiled else []),
             ("measured peak", "not measured" if self.measured_peak_bytes is None
              else format_bytes(self.measured_peak_bytes)),
             ("resident", format_bytes(self.resident_bytes) + (
@@ -247,8 +277,11 @@ class Report:
         """What was done, in a line."""
         if not self.applied:
             return f"{self.name} is left as it is: {self.reason}"
-        return (f"{self.name}: {format_bytes(self.planned_peak_bytes)} of "
-                f"{format_bytes(self.baseline_peak_bytes)} plain, {100 * self.overhead:+.0f} % "
+        before, after = self.baseline_peak_bytes, self.planned_peak_bytes
+        if self.compiled and self.compiled.before and self.compiled.after:
+            before, after = self.compiled.before.temp_bytes, self.compiled.after.temp_bytes
+        return (f"{self.name}: {format_bytes(after)} of {format_bytes(before)} plain, "
+                f"{100 * self.overhead:+.0f} % "
                 f"time, planned in {self.plan_seconds:.0f} s")
 
     def explain(self, top: int = _SHOWN) -> str:
@@ -290,7 +323,8 @@ class Report:
 
 
 def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edits | None,
-              rejected: tuple[str, ...], seconds: float, planned_for: str = "") -> Report:
+              rejected: tuple[str, ...], seconds: float, planned_for: str = "",
+              compiled: CompiledReport | None = None) -> Report:
     """Return the report of a step: that of its fullest device, with the peaks of the others.
 
     Args:
@@ -300,9 +334,10 @@ def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edi
       rejected: a line for each plan that was given up.
       seconds: capture, planning and rewriting.
       planned_for: what open sizes were taken to be.
+      compiled: what XLA said of the step.
     """
     report = _report_of_part(name, graph, proposals[0], edits, seconds)
-    report.rejected, report.planned_for = rejected, planned_for
+    report.rejected, report.planned_for, report.compiled = rejected, planned_for, compiled
     report.refused = tuple(dict.fromkeys(
         (*report.refused, *(line for p in proposals for line in p.part.graph.refused))))[:REFUSALS]
     if len(proposals) > 1:

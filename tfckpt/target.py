@@ -12,6 +12,8 @@ from collections.abc import Mapping
 CPU, GPU = "CPU", "GPU"
 EXECUTOR, XLA = "executor", "xla"
 
+SAFETY = 0.95
+"""Of a budget, what a peak may take that is predicted and not asked for."""
 CPU_SMALLEST = 256 * 1024
 """Bytes: the CPU allocator passes smaller requests on to malloc and does not count them."""
 _COUNTED = {CPU: CPU_SMALLEST, GPU: 0}
@@ -49,6 +51,8 @@ class Target:
       optimised: whether Grappler has seen the graph already and will not change it again.
       guard: under XLA, what delays copies (`tfckpt.rewrite.guards.XLA_GUARDS`), or "control" for
         control edges as elsewhere; only "data" works everywhere.
+      asked: whether what a plan needs is found out before it is applied, so that a prediction
+        needs no margin.
     """
 
     rates: Rates = SMALL_CPU
@@ -57,6 +61,7 @@ class Target:
     allocator: bool = True
     optimised: bool = False
     guard: str = "data"
+    asked: bool = False
 
     def compiled(self, by_xla: bool = True) -> Target:
         """Return the same device with XLA as the runner, or without."""
@@ -96,6 +101,11 @@ class Target:
     def clusters_ops(self) -> bool:
         """Return whether TensorFlow may put ops of the graph into clusters for XLA."""
         return self.runner == EXECUTOR
+
+    @property
+    def safety(self) -> float:
+        """Return what a predicted peak may take of a budget: predictions are within percents."""
+        return 1.0 if self.asked else SAFETY
 
     @property
     def transposes_weights_early(self) -> bool:

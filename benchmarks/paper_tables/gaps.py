@@ -21,12 +21,12 @@ from absl import app, flags
 from benchmarks.paper_tables.gap_graphs import GRAPHS
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.planner import AUTO, SAFETY, plan_step
+from tfckpt.plan.planner import AUTO, plan_step
 from tfckpt.plan.schedule import plain_plan
 from tfckpt.plan.simulate import simulate
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import SOLVERS
-from tfckpt.target import Target
+from tfckpt.target import SAFETY, Target
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("graphs", list(GRAPHS), "Names in benchmarks.paper_tables.gap_graphs.GRAPHS.")

@@ -20,9 +20,9 @@ from tfckpt.fad.transform import take
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
 from tfckpt.plan.check import check_plan
 from tfckpt.plan.forward_ad import decisions_of
-from tfckpt.plan.planner import ROOM, SAFETY, WORTH, Planned, baseline, plans_of
+from tfckpt.plan.planner import ROOM, WORTH, Planned, baseline, plans_of
 from tfckpt.plan.schedule import Plan
-from tfckpt.target import Target
+from tfckpt.target import SAFETY, Target
 
 pytestmark = pytest.mark.pure
 UNIT = 1024

@@ -11,8 +11,8 @@ from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.check import check_plan
-from tfckpt.plan.planner import FINALISTS, ROOM, SAFETY, baseline, plan_step, plans_of
-from tfckpt.target import GPU, Target
+from tfckpt.plan.planner import FINALISTS, ROOM, baseline, plan_step, plans_of
+from tfckpt.target import GPU, SAFETY, Target
 
 pytestmark = pytest.mark.pure
 

@@ -555,3 +555,58 @@ def test_the_memory_that_a_device_may_take():
     assert tf_adapter.memory_limit("CPU:0") > 0
     with pytest.raises(ValueError, match="XPU:7"):
         tf_adapter.memory_limit("XPU:7")
+
+
+def test_compiled_graph_of_one_whose_function_is_not_made_yet(hook):
+    """As XLA compiles the finished function; of variables their values are not asked for."""
+    weights = tf.Variable(tf.ones((64, 64)))
+    scale = tf.constant([2.0])  # captured, and no variable
+    found = []
+
+    def compile_it(graph):
+        if "asked_about" in graph.name:
+            names = [op.name for op in graph.get_operations()]
+            shapes = [tf.TensorShape((32, 64)) if t.shape.rank and t.shape[0] is None else t.shape
+                      for t in graph.inputs]
+            found.append(tf_adapter.compiled_graph(graph, graph.as_graph_def(), shapes, "CPU:0"))
+            assert names == [op.name for op in graph.get_operations()]
+
+    hook(compile_it)
+
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec((None, 64))])
+    def asked_about(x):
+        hidden = tf.tanh(x @ weights) * scale
+        weights.assign_sub(tf.matmul(hidden, hidden, transpose_a=True))
+        return hidden @ weights
+
+    x = tf.ones((32, 64))
+    asked_about(x)
+    before = weights.numpy()
+    wanted = tf_adapter.optimized_hlo(asked_about, (x,), {})
+
+    def sizes(hlo):
+        return sorted(b.size for b in hlo.buffer_assignment.buffer_allocations)
+
+    assert found and sizes(found[0]) == sizes(wanted)
+    assert np.array_equal(before, weights.numpy())
+
+
+def test_compiled_graph_of_what_is_not_known(hook):
+    said = []
+
+    def compile_it(graph):
+        if "asked_about" in graph.name:
+            with pytest.raises(ValueError) as error:
+                tf_adapter.compiled_graph(graph, graph.as_graph_def(),
+                                          [t.shape for t in graph.inputs], "CPU:0")
+            said.append(str(error.value))
+
+    hook(compile_it)
+    weights = tf.Variable(1.0)
+
+    @tf.function(jit_compile=True)
+    def asked_about(variable):
+        return variable.assign_add(1.0)
+
+    asked_about.get_concrete_function(weights)
+    assert said and "is not known outside of the graph" in said[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -96,6 +97,60 @@ def optimized_hlo(fn, args, kwargs) -> Any:
 
     stages = fn.experimental_get_compiler_ir(*args, **kwargs)
     return hlo_pb2.HloProto.FromString(stages(stage="optimized_hlo_proto_serialized"))
+
+
+def compiled_graph(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
+                   shapes: Sequence[tf.TensorShape], device: str) -> Any:
+    """Return what XLA would make of a traced graph on a device, as an HloProto; nothing runs.
+
+    The graph may be one whose FunctionDef is not made yet. It is left as it is.
+
+    Args:
+      definition: what is compiled: the graph's own, or an edited one with its inputs and outputs.
+      shapes: of each of the graph's inputs, fully defined but for resources.
+
+    Raises:
+      ValueError, tf.errors.OpError: it cannot be compiled: a variable is not known outside of the
+        graph, an input is no plain tensor, or XLA refuses it.
+    """
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    known = {id(inside): outside for outside, inside in graph.captures
+             if isinstance(outside, tf.__internal__.EagerTensor)}
+    fed = [i for i, t in enumerate(graph.inputs) if id(t) not in known]
+    bad = [t.name for t in graph.inputs
+           if id(t) not in known and t.dtype in (tf.resource, tf.variant)]
+    if bad:
+        raise ValueError(f"the value of {bad[0]} is not known outside of the graph")
+    held = [i for i, t in enumerate(graph.inputs) if id(t) in known]
+    copy = _copy(graph, definition, [*fed, *held])
+    specs = [tf.TensorSpec(shapes[i], graph.inputs[i].dtype) for i in fed]
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            raise ValueError("the graph is not traced for a call")
+        context = eager_context.context()
+        name = f"__tfckpt_asked_{next(_asked)}"
+        function = atomic_function.from_func_graph(name, copy, {})
+        found = context.get_compiler_ir(
+            device_name=device, platform_name=None, function_name=name, flat_args=specs,
+            captured_inputs=[known[id(graph.inputs[i])] for i in held],
+            stage="optimized_hlo_proto_serialized")
+        del function  # TensorFlow forgets it
+    return hlo_pb2.HloProto.FromString(found)
+
+
+_asked = itertools.count()
+
+
+def _copy(graph: FuncGraph, definition: tf.compat.v1.GraphDef, order: Sequence[int]) -> FuncGraph:
+    """Return a graph of its own with the inputs of another in a given order."""
+    copy = FuncGraph("asked")
+    with copy.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    copy.inputs = [copy.get_tensor_by_name(graph.inputs[i].name) for i in order]
+    copy.outputs = [copy.get_tensor_by_name(t.name) for t in graph.outputs]
+    copy.control_outputs = [copy.get_operation_by_name(op.name) for op in graph.control_outputs]
+    return copy
 
 
 def tracing_graph() -> FuncGraph | None:

@@ -15,6 +15,7 @@ from tfckpt.driver import INLINED, Captured, Outcome, run
 from tfckpt.edits import Edits
 from tfckpt.errors import CaptureError
 from tfckpt.options import Options
+from tfckpt.trials import Recorded
 
 
 class Dumped:
@@ -49,7 +50,10 @@ class Dumped:
         """Return the step as it was captured."""
         live = imported(tf.compat.v1.GraphDef.FromString(self.read("graph.pb")))
         graph = dump.from_json(self.read("graph.json"), "graph.json")
-        return Captured(self.about["name"], graph, live, self.about["compiled"])
+        compiled = self.about["compiled"]
+        answers = dump.from_json(self.read("compiled.json"), "compiled.json") if compiled else ()
+        return Captured(self.about["name"], graph, live, compiled,
+                        compiler=Recorded(answers) if compiled else None)
 
     def apply(self, edits: Edits) -> None:
         """Do nothing."""

@@ -31,6 +31,7 @@ from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.options import Options
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.verify.asked import Asked
 
 _MARK = "_tfckpt_mark"
 GROWTH = 1.1
@@ -137,9 +138,9 @@ class Traced:
         told = sizes if sizes.inputs(self.inputs) else CallSizes()
         self.mark.records.note(told, shapes is not None)
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
-        return Captured(self.mark.name, capture(graph, shapes=shapes, inlining=inlining,
-                                                compiled=compiled),
-                        graph, compiled, planned_for,
+        found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled)
+        return Captured(self.mark.name, found, graph, compiled, planned_for,
+                        Asked(graph, found) if compiled and options.target is None else None,
                         gradient_inside=lambda: gradient_inside(graph))
 
     def _inline(self) -> Inlining | None:

@@ -10,7 +10,7 @@ from tfckpt.api import CheckpointedStep
 from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
 from tfckpt.errors import PlanError
 from tfckpt.keras.batches import look_at_batches, require_tensorflow
-from tfckpt.options import make_options
+from tfckpt.options import XLA_TRIALS, make_options
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 
@@ -20,7 +20,7 @@ _Model = TypeVar("_Model")
 
 def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
-               fad: str | bool = False) -> _Model:
+               fad: str | bool = False, xla_trials: int = XLA_TRIALS) -> _Model:
     """Has the model's training step rewritten whenever Keras traces it.
 
     Sizes that a trace leaves open are those of the first batch that Keras trains with. A batch that
@@ -30,12 +30,13 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
       model: a `keras.Model`, of Keras 3 on TensorFlow or of Keras 2 (`tf_keras`); it is returned,
         with its `train_step`, `make_train_function` and `fit` wrapped. Wrapped again, it takes the
         new options.
-      budget, solver, objective, batch_size, free_moves, fad: see `tfckpt.checkpoint`.
+      budget, solver, objective, batch_size, free_moves, fad, xla_trials: see `tfckpt.checkpoint`.
 
     Raises:
       PlanError: malformed options, not a model, or one whose step cannot be rewritten.
     """
-    options = make_options(budget, solver, objective, batch_size, free_moves, fad)
+    options = make_options(budget, solver, objective, batch_size, free_moves, fad,
+                           xla_trials)
     if isinstance(model, type) or not hasattr(model, "train_step") or not hasattr(model, "fit"):
         what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise PlanError(f"plan: tfckpt.keras.checkpoint takes a keras.Model, not {what}")

@@ -30,8 +30,6 @@ from tfckpt.target import HERE, Target
 AUTO, OPTIMAL = "auto", "optimal"
 SOLVER_NAMES = (AUTO, *SOLVERS, OPTIMAL)
 OBJECTIVES = ("time", "memory")
-SAFETY = 0.95
-"""Of a budget, what a predicted peak may take: predictions are within a few percent."""
 OPTIMA = 4
 """Times that `optimal` is asked for less until what the allocator counts fits."""
 FINALISTS = 10
@@ -121,7 +119,8 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
 
 def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
              objective: str = "time", free_moves: bool = True, await_updates: bool = True,
-             target: Target = HERE, plain: Plain | None = None) -> Iterator[Planned]:
+             target: Target = HERE, plain: Plain | None = None,
+             known: dict[tuple, StepPlanner] | None = None) -> Iterator[Planned]:
     """Yield different plans of a step, best first, each made when it is asked for.
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
@@ -138,14 +137,20 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       target: where control edges mean nothing there are no waits, and the moves are those that the
         compiler makes by itself.
       plain: what `baseline` returned for this graph, if it was called already.
+      known: takes what is searched once for all budgets, and gives it to later calls with it.
 
     Raises:
       PlanError: unknown solver or objective; a graph too large for "optimal".
       InfeasibleBudgetError: the first plan is asked for, and none found fits; names the smallest
         peak found.
     """
-    return _Planner(graph, solver, objective, free_moves, await_updates, target,
-                    plain).plans(budget)
+    key = id(graph), solver, objective, free_moves, await_updates  # a planner keeps its graph
+    planner = None if known is None else known.get(key)
+    if planner is None:
+        planner = StepPlanner(graph, solver, objective, free_moves, await_updates, target, plain)
+    if known is not None:
+        known[key] = planner
+    return planner.plans(budget)
 
 
 def baseline(graph: CostGraph, target: Target = HERE) -> Plain:
@@ -195,7 +200,9 @@ def _cost(peak: int, time: float, plain_peak: int, plain_time: float, objective:
     return peak / max(plain_peak, 1) + worth * time / max(plain_time, 1e-12)
 
 
-class _Planner:
+class StepPlanner:
+    """Plans one step for one budget after the other; the arguments are those of `plans_of`."""
+
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
                  await_updates: bool, target: Target,
                  plain: Plain | None = None):
@@ -205,18 +212,11 @@ class _Planner:
         self.evaluator = Evaluator(graph)
         self.plain = plain or baseline(graph, target)
         self.finished: dict[Candidate, _Finished] = {}
+        self._pool: list[Priced] = []  # the same for every budget
 
     def plans(self, budget: int | None) -> Iterator[Planned]:
-        """Makes the pool and yields plans from it, best first."""
-        patterns = search.templates(self.evaluator, self.free_moves, self.target)
-        if self.solver == AUTO:
-            pool = search.explore(self.evaluator, patterns, CHEAP, self.objective,
-                                  self.plain.timeline.peak_bytes)
-        elif self.solver == OPTIMAL:
-            pool = self._optima([p for p in patterns if not p.thrifty][-1], budget)
-        else:
-            named = () if self.solver == "store_all" else (SOLVERS[self.solver],)
-            pool = search.starts(self.evaluator, patterns, named, self.objective)
+        """Yield plans, best first; see `plans_of`."""
+        pool = self._made(budget)
         front = self._points(search.non_dominated(pool))
         others = tuple(p for p in self._points(search.best_of_each(pool)) if p not in front)
         given: set[tuple] = set()
@@ -227,6 +227,21 @@ class _Planner:
                 given.add(edits)
                 yield Planned(plan, chosen.timeline, chosen.peak, chosen.priced.time,
                               self.plain, front, others)
+
+    def _made(self, budget: int | None) -> list[Priced]:
+        """The pool of candidates; that of "optimal" alone depends on the budget."""
+        if self._pool:
+            return self._pool
+        patterns = search.templates(self.evaluator, self.free_moves, self.target)
+        if self.solver == OPTIMAL:
+            return self._optima([p for p in patterns if not p.thrifty][-1], budget)
+        if self.solver == AUTO:
+            self._pool = search.explore(self.evaluator, patterns, CHEAP, self.objective,
+                                        self.plain.timeline.peak_bytes)
+        else:
+            named = () if self.solver == "store_all" else (SOLVERS[self.solver],)
+            self._pool = search.starts(self.evaluator, patterns, named, self.objective)
+        return self._pool
 
     def _points(self, pool: list[Priced]) -> tuple[search.Point, ...]:
         return tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
@@ -240,7 +255,7 @@ class _Planner:
         """
         order = base_order(self.graph, pattern.moves)
         found: list[Priced] = []
-        usable = room = None if budget is None else int(budget * SAFETY)
+        usable = room = None if budget is None else int(budget * self.target.safety)
         for _ in range(OPTIMA):
             try:
                 best = optimal.solve(self.graph, room, objective=self.objective, order=order)
@@ -285,7 +300,7 @@ class _Planner:
 
     def _fitting(self, pool: list[Priced], budget: int) -> Iterator[_Finished]:
         """The fastest plans (with objective "memory" the smallest) whose allocated peaks fit."""
-        usable = int(budget * SAFETY)
+        usable = int(budget * self.target.safety)
         near = self._near(pool)
         found, left = False, search.few(self.graph, FINALISTS)
         if self.objective == "time":
@@ -300,7 +315,7 @@ class _Planner:
                           key=lambda f: (f.peak, f.priced.time))
         if found or any(f.peak <= usable for f in finished):
             return
-        needed = int(min(f.peak for f in finished) / SAFETY) + 2
+        needed = int(min(f.peak for f in finished) / self.target.safety) + 2
         raise InfeasibleBudgetError(
             f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the least dynamic "
             f"peak it can promise is {needed:,} bytes", needed)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import VerificationError
 from tfckpt.ops import record
+from tfckpt.verify.hlo import temp_bytes
 
 _HEAVY = ("dot", "convolution", "custom-call")
 _COPY = re.compile(r"-tfckpt\d+$")
@@ -81,13 +82,6 @@ def compiled(fn: Callable, *args, **kwargs) -> Compiled:
     return Compiled(_counted(i.opcode for i in found), _counted(op.type for op in made),
                     _counted(op.type for op in made if left[op.name] == 2),
                     _counted(op.type for op in made if left[op.name] == 1), temp_bytes(hlo))
-
-
-def temp_bytes(hlo) -> int:
-    """Bytes of an HloProto's temporary buffers, as XLA's own statistics count them."""
-    return sum(b.size for b in hlo.buffer_assignment.buffer_allocations
-               if not (b.is_entry_computation_parameter or b.is_constant or b.maybe_live_out
-                       or b.is_thread_local))
 
 
 def _counted(kinds: Iterable[str]) -> dict[str, int]:

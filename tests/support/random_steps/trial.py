@@ -37,6 +37,7 @@ PLAIN_SECONDS = 60.0
 """A step that takes longer without tfckpt (XLA compiles some for minutes) is not tried with it."""
 GIVEN_UP = "gave up a plan"
 """The step is rewritten, but a plan before the one applied could not be realised."""
+_LOWERED = "inside of a loop that TensorFlow has lowered"
 XLA_SHARE = 0.02
 _REASONS = {NOTHING_TO_GAIN: NO_GAIN, PLAIN_FITS: FITS,
             "the gradient is computed inside of": INSIDE}
@@ -151,7 +152,7 @@ def _compared(spec: Spec, wanted: zoo.Trained, native: bool) -> Result:
         kind = UNREPEATABLE if zoo.differences(again, wanted, spec.compiled) else DIFFERS
         raise Failed(kind, f"{len(texts)} differ: " + "; ".join(texts[:3]))
     if refusal:
-        return Result(UNKNOWN, refusal)
+        return Result(INSIDE if _LOWERED in refusal else UNKNOWN, refusal)
     ours = [str(w.message) for w in said if "tfckpt" in str(w.message)]
     return _judged(found.reports, ours)
 
@@ -195,7 +196,8 @@ def _rewritten_natively(spec: Spec) -> tuple[zoo.Trained, str]:
 def _within_budget(spec: Spec, train, options: dict) -> tuple[zoo.Trained, str]:
     """Train; a budget that is refused is replaced by the one that the refusal names.
 
-    Where sizes are unknown, return the plain training and what was said.
+    Where sizes are unknown, or the native pass finds the gradient inside of a loop, return the
+    plain training and what was said.
     """
     budget = options["budget"]
     options["budget"] = 1 if budget == "bytes" else budget  # a byte: refused, with what suffices
@@ -203,7 +205,7 @@ def _within_budget(spec: Spec, train, options: dict) -> tuple[zoo.Trained, str]:
         return train(options), ""
     except Exception as error:
         named = re.search(r"Pass budget=([0-9]+(\.[0-9]+)?)", str(error))
-        if "cost: " in str(error):
+        if "cost: " in str(error) or _LOWERED in str(error):
             process.without_pass()
             return _plain(spec)[1], _said(error)
         if named is None:

@@ -1,0 +1,210 @@
+"""The judge that asks XLA: what the step takes as compiled, plain and with a few of its plans.
+
+A budget is one of compiled bytes then. What comes out corrects what the next plan may need, by a
+line through what is known; the fastest plan whose compiled bytes fit is taken. Nothing runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Protocol
+
+from tfckpt.budget import format_bytes
+from tfckpt.clock import check_time
+from tfckpt.edits import Edits
+from tfckpt.judges import Candidate, Rejected
+from tfckpt.parts import Part, Proposal, unchanged
+from tfckpt.say import waiting_for
+from tfckpt.verify.asked import NotAsked
+from tfckpt.verify.hlo import XlaMemory
+
+NEAR = 0.97
+"""Of what is allowed, what a plan may leave unused before a faster one is looked for."""
+AIM = 0.99
+"""Of what is allowed, what a corrected plan aims at."""
+
+
+class Compiler(Protocol):
+    """What can be asked how much a step takes when it is compiled."""
+
+    def memory(self, edits: Edits | None = None) -> XlaMemory:
+        """Return it, for the step as it is or with edits; raise `NotAsked` where it is unknown."""
+
+
+class Recorded:
+    """Answers that another process got, given again in their order."""
+
+    def __init__(self, answers: Iterable[XlaMemory | None]):
+        self._answers = iter(answers)
+
+    def memory(self, edits: Edits | None = None) -> XlaMemory:
+        """Return the next answer.
+
+        Raises:
+          NotAsked: there was none.
+        """
+        answer = next(self._answers, None)
+        if answer is None:
+            raise NotAsked("it was not asked, or did not tell")
+        return answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A plan and what it takes: as planned, and as compiled (temporary bytes)."""
+
+    proposal: Proposal
+    planned: int
+    memory: XlaMemory
+
+
+class Trials:
+    """What XLA was asked about a step.
+
+    Attributes:
+      plain: the plain step as compiled; None where XLA does not tell.
+      reason: why it does not, or was not asked.
+      tried: the plans that were compiled, in their order.
+      answers: what came out of every question, in their order; None where nothing did.
+    """
+
+    def __init__(self, name: str, compiler: Compiler | None, most: int):
+        self.name, self.most = name, most
+        self.tried: list[Trial] = []
+        self.answers: list[XlaMemory | None] = []
+        self.plain: XlaMemory | None = None
+        self.reason = ("" if compiler and most else
+                       "switched off (xla_trials=0)" if compiler else
+                       "the device is described and not here, or the step is read from a file")
+        self._compiler = compiler
+        if not self.reason:
+            try:
+                self.plain = self._memory("the plain step", None)
+            except NotAsked as error:
+                self.reason = str(error)
+
+    def _memory(self, what: str, edits: Edits | None) -> XlaMemory:
+        assert self._compiler is not None
+        check_time()
+        self.answers.append(None)
+        with waiting_for(f"asking XLA what {what} of {self.name} takes") as done:
+            memory = self.answers[-1] = self._compiler.memory(edits)
+            done(f"{what} of {self.name}, compiled: {format_bytes(memory.temp_bytes)} temporary")
+        return memory
+
+    def memory_of(self, proposal: Proposal) -> XlaMemory | None:
+        """Return what the step takes with a proposal; None where XLA was not asked."""
+        if not proposal.changes:
+            return self.plain
+        trial = self._trial(proposal)
+        return trial.memory if trial else None
+
+    def _trial(self, proposal: Proposal) -> Trial | None:
+        plan = proposal.decision.planned.plan
+        return next((t for t in self.tried if t.proposal.decision.planned.plan == plan), None)
+
+    def judge(self, candidate: Candidate) -> None:
+        """Accept the fastest candidate found whose compiled bytes fit, and are below the plain's.
+
+        Raises:
+          Rejected: this is not it.
+          InfeasibleBudgetError: no candidate is left, and none that was compiled fits.
+        """
+        if self.plain is None:
+            return
+        proposal = candidate.proposals[0]
+        if candidate.edits is None:
+            self._check_unchanged(proposal)
+            return
+        trial = self._trial(proposal)
+        if trial is None and len(self.tried) >= self.most:
+            raise self._ended(proposal.part, "XLA is not asked about more plans")
+        new = trial is None
+        trial = trial or self._compile(candidate, proposal)
+        self._weigh(trial, left=len(self.tried) < self.most, new=new)
+
+    def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
+        number = len(self.tried) + 1
+        try:
+            memory = self._memory(f"plan {number} of at most {self.most}", candidate.edits)
+        except NotAsked as error:
+            raise Rejected(f"XLA does not compile it: {error}") from error
+        self.tried.append(Trial(proposal, proposal.decision.planned.peak_bytes, memory))
+        return self.tried[-1]
+
+    def _weigh(self, trial: Trial, left: bool, new: bool) -> None:
+        """Accept a plan that was compiled if it is the best so far and none is worth a try."""
+        part = trial.proposal.part
+        limit, best = self._limit(part), self._best(part)
+        taken, sized = trial.memory.temp_bytes, part.allowed is not None
+        said = f"compiled by XLA it takes {format_bytes(taken)}, {format_bytes(limit)} are allowed"
+        aim = self._corrected(trial, limit) if new and left and sized else None
+        if taken > limit:
+            if new and not left:
+                raise self._ended(part, said)
+            raise Rejected(said, room=aim)
+        if best is not None and best is not trial.proposal:
+            raise Rejected(f"{said}; one before is faster", instead=best)
+        if aim is not None and taken < NEAR * limit and _recomputes(trial):
+            raise Rejected(f"{said}; a faster one is looked for", room=aim)
+
+    def _ended(self, part: Part, said: str) -> Rejected:
+        """Return what ends the search: the best so far is taken, or nothing is changed."""
+        return Rejected(said, instead=self._best(part) or unchanged(part, self._none_left(part)))
+
+    def _limit(self, part: Part) -> int:
+        """Return the temporary bytes that a plan may take: fewer than the plain step, always."""
+        assert self.plain is not None
+        below = self.plain.temp_bytes - 1
+        return below if part.allowed is None else min(part.allowed, below)
+
+    def _best(self, part: Part) -> Proposal | None:
+        """Return the fastest plan of those that fit; None where none does."""
+        limit = self._limit(part)
+        fitting = [t for t in self.tried if t.memory.temp_bytes <= limit]
+        return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal if (
+            fitting) else None
+
+    def _corrected(self, trial: Trial, limit: int) -> int:
+        """Return the planned bytes that are expected to become what is allowed.
+
+        On the line through the trial and what is nearest to it of the others and the plain step,
+        but never further down or less far up than in proportion.
+        """
+        assert self.plain is not None
+        part, aim = trial.proposal.part, AIM * limit
+        taken, planned = trial.memory.temp_bytes, trial.planned
+        known = [(part.plain.peak_bytes, self.plain.temp_bytes)] + [
+            (t.planned, t.memory.temp_bytes) for t in self.tried if t is not trial]
+        known = [(p, c) for p, c in known if (p - planned) * (c - taken) > 0]
+        in_proportion = planned * aim / max(taken, 1)
+        if not known:
+            return int(in_proportion)
+        p, c = min(known, key=lambda point: abs(point[1] - aim))
+        on_line = planned + (aim - taken) * (p - planned) / (c - taken)
+        return max(1, int(min(on_line, in_proportion)))
+
+    def _check_unchanged(self, proposal: Proposal) -> None:
+        """Raise `InfeasibleBudgetError` where plans were compiled, and a budget is not met."""
+        part = proposal.part
+        assert self.plain is not None
+        if self.tried and part.allowed is not None and self.plain.temp_bytes > part.allowed:
+            least = min(t.memory.temp_bytes for t in self.tried)
+            raise part.budget.refusal(least, part.plain_bytes, part.held_bytes, part.device,
+                                      f". {self._asked()}")
+
+    def _asked(self) -> str:
+        tried = len(self.tried)
+        said = f"XLA was asked about {tried} {'plan' if tried == 1 else 'plans'}"
+        if tried < self.most:
+            return f"{said}; no other is predicted to take less"
+        return f"{said}; with xla_trials={2 * self.most} it is asked about up to {2 * self.most}"
+
+    def _none_left(self, part: Part) -> str:
+        what = "takes less than the plain step" if part.allowed is None else "fits"
+        return f"compiled by XLA, none of the plans tried {what}. {self._asked()}"
+
+
+def _recomputes(trial: Trial) -> bool:
+    return bool(trial.proposal.decision.planned.plan.recomputed)

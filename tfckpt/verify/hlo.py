@@ -1,0 +1,109 @@
+"""What XLA's buffer assignment says of a compiled step: bytes, and what is live when."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+_ALLOC, _FREE, _SHARE = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaBuffer:
+    """A buffer that is live at the peak of XLA's schedule.
+
+    Attributes:
+      bytes: its size.
+      op: the TensorFlow op that it comes from; the instruction's name where XLA names none.
+      opcode: of the HLO instruction.
+    """
+
+    bytes: int
+    op: str
+    opcode: str
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaMemory:
+    """What a step takes as XLA compiles it.
+
+    Attributes:
+      temp_bytes: buffers that hold neither arguments nor results nor constants, packed.
+      result_bytes: results that take no argument's place.
+      live_bytes: sum of the temporary buffers that are live after each of XLA's allocations and
+        releases, in the order of its schedule.
+      held: those live at the highest of these sums, largest first.
+    """
+
+    temp_bytes: int
+    result_bytes: int = 0
+    live_bytes: tuple[int, ...] = ()
+    held: tuple[XlaBuffer, ...] = ()
+
+
+def memory_of(hlo: Any) -> XlaMemory:
+    """Return what an HloProto's buffer assignment says."""
+    results = sum(b.size for b in hlo.buffer_assignment.buffer_allocations
+                  if b.maybe_live_out and not b.is_entry_computation_parameter)
+    return XlaMemory(temp_bytes(hlo), results, *_liveness(hlo))
+
+
+def temp_bytes(hlo: Any) -> int:
+    """Return the bytes of an HloProto's temporary buffers, as XLA's own statistics count them."""
+    return sum(b.size for b in hlo.buffer_assignment.buffer_allocations if _is_temporary(b))
+
+
+def _is_temporary(allocation: Any) -> bool:
+    return not (allocation.is_entry_computation_parameter or allocation.is_constant
+                or allocation.maybe_live_out or allocation.is_thread_local)
+
+
+def _liveness(hlo: Any) -> tuple[tuple[int, ...], tuple[XlaBuffer, ...]]:
+    """Return live bytes along the longest of XLA's traces, and what is live at its highest."""
+    assignment = hlo.buffer_assignment
+    # whose allocation a trace is of cannot be read: TensorFlow 2.21 numbers allocations later
+    traces = [t.events for t in assignment.heap_simulator_traces if t.events]
+    if not traces:
+        return (), ()
+    events = max(traces, key=len)
+    size = {b.id: b.size for b in assignment.logical_buffers}
+    root: dict[int, int] = {}  # the buffer whose memory a buffer shares
+    users: dict[int, int] = {}
+    live, sums, highest, at_peak = 0, [], -1, 0
+    for number, event in enumerate(events):
+        live += _applied(event, size, root, users)
+        sums.append(live)
+        if live > highest:
+            highest, at_peak = live, number
+    root, users = {}, {}
+    for event in events[:at_peak + 1]:
+        _applied(event, size, root, users)
+    made = {e.buffer_id: e.instruction_name for e in events if e.kind == _ALLOC}
+    return tuple(sums), _held(hlo, [(size[b], made[b]) for b, count in users.items() if count])
+
+
+def _applied(event: Any, size: dict[int, int], root: dict[int, int],
+             users: dict[int, int]) -> int:
+    """Apply an event to what is live; return by how many bytes that grows."""
+    buffer = event.buffer_id
+    if event.kind == _ALLOC:
+        root[buffer], users[buffer] = buffer, 1
+        return size[buffer]
+    if event.kind == _SHARE:
+        root[buffer] = shared = root.get(event.share_with_canonical_id,
+                                         event.share_with_canonical_id)
+        users[shared] = users.get(shared, 0) + 1
+        return size[shared] if users[shared] == 1 else 0
+    shared = root.get(buffer, buffer)
+    users[shared] = users.get(shared, 1) - 1
+    return 0 if users[shared] else -size[shared]
+
+
+def _held(hlo: Any, live: list[tuple[int, str]]) -> tuple[XlaBuffer, ...]:
+    named = {i.name: i for part in hlo.hlo_module.computations for i in part.instructions}
+    found = []
+    for size, name in live:
+        made = named.get(name)
+        op = made.metadata.op_name if made is not None else ""
+        found.append(XlaBuffer(size, op or name, made.opcode if made is not None else ""))
+    return tuple(sorted(found, key=lambda b: (-b.bytes, b.op)))
