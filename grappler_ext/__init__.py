@@ -5,8 +5,8 @@
         model.fit(...)
 
 A native Grappler pass (see `BUILD_NOTES.md`) sees each function after inlining and after
-Grappler's own passes. Functions compiled by XLA do not pass through it; `enable(xla=True)`
-rewrites those where they are traced.
+Grappler's own passes. Functions compiled by XLA, as Keras' default is on a GPU, do not pass through
+it; they are rewritten where they are traced.
 
 `grappler_ext.estimate(step, x, y, device="H100-80GB")` says what a step would need on a device that
 is not here; it needs no compiler.
@@ -38,7 +38,7 @@ _in_force: tuple[Rewriter | None, bool] = (None, False)  # and whether it is XLA
 
 def enable(budget: object = "min", *, solver: str = "auto", objective: str = "time",
            batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False,
-           strict: bool = False, xla: bool = False, xla_trials: int = 2,
+           strict: bool = False, xla: bool = True, xla_trials: int = 2,
            time_limit: float = 300.0) -> None:
     """Rewrites every training function that TensorFlow instantiates from now on.
 
@@ -56,9 +56,9 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
         then leaves the function as it was.
       strict: whether a failure to rewrite fails the function's call. By default it is logged
         once and the function runs as it was.
-      xla: whether functions under `jit_compile=True` are rewritten too, as the decorator would:
-        those traced from now on, when a call traces them (`get_concrete_function` does not say
-        that it traces for XLA).
+      xla: whether functions under `jit_compile=True`, as Keras' steps are on a GPU, are rewritten
+        too, as the decorator would: those traced from now on, when a call traces them
+        (`get_concrete_function` does not say that it traces for XLA).
       xla_trials: of those, as for `tfckpt.checkpoint`.
       time_limit: seconds after which a function that is still being planned runs as it was.
 

@@ -1,4 +1,4 @@
-"""`grappler_ext.enable(xla=True)`: what XLA compiles is rewritten where it is traced, once."""
+"""`grappler_ext.enable()`: what XLA compiles is rewritten where it is traced, once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_compiled_function_is_rewritten_and_nothing_is_merged():
     plain_trial, plain = build()
     wanted = training.train(plain, plain_trial)
     before = compiled(plain, *plain_trial.batches[0]).heavy_count
-    grappler_ext.enable(xla=True)
+    grappler_ext.enable()
     made, step = build()
     found = training.train(step, made)
     report = grappler_ext.reports()["step"]
@@ -74,7 +74,7 @@ def test_a_compiled_model(traces):
         model = stack()
         model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
         if on:
-            grappler_ext.enable(xla=True, batch_size=1024)
+            grappler_ext.enable(batch_size=1024)
             seen = traces()
         losses += model.fit(x, y, batch_size=1024, epochs=1, verbose=0,
                             shuffle=False).history["loss"]
@@ -87,10 +87,23 @@ def test_a_compiled_model(traces):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
+def test_prediction_and_evaluation_of_a_compiled_model_are_left_alone(traces):
+    x, y = arrays(512)
+    process.fresh()
+    model = stack()
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    grappler_ext.enable()
+    seen = traces()
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    assert seen and not grappler_ext.reports()
+    assert not any(is_rewritten(op.name) for graph in seen for op in graph.get_operations())
+
+
 def test_a_decorated_function_is_not_rewritten_twice():
     made, plain = build("dense_relu")
     step = tfckpt.checkpoint(plain)
-    grappler_ext.enable(xla=True)
+    grappler_ext.enable()
     step(*made.batches[0])
     assert step.report.recomputed_ops and not grappler_ext.reports()
     copies = training.copies_in(step.get_concrete_function(*made.batches[0]).graph)
@@ -99,8 +112,8 @@ def test_a_decorated_function_is_not_rewritten_twice():
 
 
 def test_without_xla_and_after_disable_traces_stay_as_they_are():
-    grappler_ext.enable(xla=True)
-    for stop in (lambda: grappler_ext.enable(), grappler_ext.disable):
+    grappler_ext.enable()
+    for stop in (lambda: grappler_ext.enable(xla=False), grappler_ext.disable):
         stop()
         made, step = build("dense_relu")
         step(*made.batches[0])
@@ -110,13 +123,13 @@ def test_without_xla_and_after_disable_traces_stay_as_they_are():
 
 def test_failures_are_said_once_or_raised(caplog):
     made, step = build("dense_relu")
-    grappler_ext.enable(budget=0.01, xla=True)
+    grappler_ext.enable(budget=0.01)
     with caplog.at_level(logging.WARNING, logger="absl"):
         for batch in made.batches:
             loss, _ = step(*batch)
     assert np.isfinite(float(loss))
     assert len([r for r in caplog.records if "step is not rewritten" in r.getMessage()]) == 1
-    grappler_ext.enable(budget=0.01, xla=True, strict=True)
+    grappler_ext.enable(budget=0.01, strict=True)
     made, step = build("dense_relu")
     with pytest.raises(tfckpt.InfeasibleBudgetError, match="0.01"):
         step(*made.batches[0])
