@@ -28,7 +28,8 @@ from tfckpt.options import Options
 from tfckpt.parts import Proposal, unchanged
 from tfckpt.plan.schedule import Plan
 from tfckpt.proposals import NOTHING_TO_GAIN, PLAIN_FITS, Search, parts_of, searches
-from tfckpt.report import CompiledReport, Report, report_of
+from tfckpt.report import Report, report_of
+from tfckpt.report_values import CompiledReport
 from tfckpt.rewrite.passes.manager import Context
 from tfckpt.rewrite.passes.manager import Outcome as PassOutcome
 from tfckpt.rewrite.plain_step import LiveStep

@@ -13,7 +13,8 @@ from tfckpt import pictures
 from tfckpt.budget import format_bytes
 
 if TYPE_CHECKING:
-    from tfckpt.report import Fate, Report
+    from tfckpt.report import Report
+    from tfckpt.report_values import Fate
     from tfckpt.trace import Ran
 
 _STYLE = """
@@ -99,10 +100,22 @@ def render(report: Report) -> str:
     return "\n".join(parts)
 
 
+def _compiled(report: Report) -> list[tuple[str, str]]:
+    """What XLA said, as cards; none where it does not compile the step."""
+    told = report.compiled
+    if told is None:
+        return []
+    if told.before is None or told.after is None:
+        return [("compiled by XLA", f"not asked: {told.reason}")]
+    return [("compiled by XLA", f"{format_bytes(told.after.temp_bytes)} of "
+             f"{format_bytes(told.before.temp_bytes)}")]
+
+
 def _cards(report: Report) -> str:
     ratio = report.planned_peak_bytes / max(report.baseline_peak_bytes, 1)
     cards = [("plain peak", format_bytes(report.baseline_peak_bytes)),
              ("planned peak", f"{format_bytes(report.planned_peak_bytes)} ({100 * ratio:.0f} %)"),
+             *_compiled(report),
              ("measured peak", "not measured" if report.measured_peak_bytes is None
               else format_bytes(report.measured_peak_bytes)),
              ("planned extra time", f"{100 * report.overhead:+.1f} %"),

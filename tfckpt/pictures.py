@@ -14,8 +14,8 @@ from tfckpt.errors import TfckptError
 from tfckpt.graph import BACKWARD, FORWARD, UPDATE
 
 if TYPE_CHECKING:
-    from tfckpt.plan.simulate import Timeline
-    from tfckpt.report import Front, Held, Report
+    from tfckpt.report import Report
+    from tfckpt.report_values import Curve, Front
     from tfckpt.trace import Ran
 
 _MB = 1e6
@@ -84,24 +84,25 @@ def step_figure(reports: Mapping[str, Report], colours: Mapping[str, str] = LIGH
     figure = _figure(8.6 * len(reports), 7.2, colours)
     panels = figure.subplots(2, len(reports), squeeze=False)
     for column, (title, report) in enumerate(reports.items()):
-        highest = max(report.timeline_before.peak_bytes, report.timeline_after.peak_bytes) / _MB
-        saved = "" if report.applied else ", unchanged"
-        for row, (name, timeline, steps, held, colour) in enumerate((
-                ("plain", report.timeline_before, report.steps_before, report.held_before,
-                 "plain"),
-                (f"tfckpt{saved}", report.timeline_after, report.steps_after, report.held_after,
-                 "ours"))):
+        curves = report.curves
+        highest = max(max(c.live_bytes, default=0) for c in curves) / _MB
+        names = "plain", "tfckpt" if report.applied else "tfckpt, unchanged"
+        for row, (name, curve, colour) in enumerate(
+                zip(names, curves, ("plain", "ours"), strict=True)):
             axes = panels[row][column]
             _style(axes, colours)
-            _shade(axes, steps, colours)
-            _curve(axes, timeline, held, colours[colour], colours)
+            _shade(axes, curve.steps, colours)
+            _curve(axes, curve, colours[colour], colours)
             heading = f"{title}: {name}" if title else f"{report.name}: {name}"
-            axes.set_title(f"{heading}, {format_bytes(timeline.peak_bytes)} asked for at the peak",
+            peak = format_bytes(max(curve.live_bytes, default=0))
+            axes.set_title(f"{heading}, {peak} asked for at the peak",
                            loc="left", color=colours["ink"], fontsize=11)
-            axes.set_xlim(0, max(len(timeline.live_bytes), 1))
+            axes.set_xlim(0, max(len(curve.live_bytes), 1))
             axes.set_ylim(0, 1.36 * highest or 1.0)  # the labels stand above the curves
             axes.set_ylabel("live memory (MB)")
-        panels[1][column].set_xlabel("operations run since the step began, as simulated")
+        panels[1][column].set_xlabel(
+            "allocations and releases in XLA's schedule of the compiled step" if curves[1].by_xla
+            else "operations run since the step began, as simulated")
     return figure
 
 
@@ -141,14 +142,13 @@ def stretches(regions: Sequence[str]) -> list[tuple[str, int, int]]:
     return found
 
 
-def _curve(axes: Any, timeline: Timeline, held: Sequence[Held], colour: str,
-           colours: Mapping[str, str]) -> None:
-    live = [size / _MB for size in timeline.live_bytes]
+def _curve(axes: Any, curve: Curve, colour: str, colours: Mapping[str, str]) -> None:
+    live, held = [size / _MB for size in curve.live_bytes], curve.held
     if not live:
         return
     axes.fill_between(range(len(live)), live, step="post", alpha=0.25, color=colour, linewidth=0)
     axes.step(range(len(live)), live, where="post", color=colour, linewidth=1.3)
-    peak = timeline.peak_step
+    peak = curve.peak_step
     axes.plot(peak, live[peak], "o", color=colour, markersize=6)
     left = peak > 0.5 * len(live)  # the label stands on the emptier side
     lines = [f"{format_bytes(h.bytes)}  {_short(h.op)}" for h in held[:_NAMED]]

@@ -17,144 +17,24 @@ from tfckpt.plan.forward_ad import ForwardAdRegion
 from tfckpt.plan.planner import Planned
 from tfckpt.plan.schedule import Plan, resolve
 from tfckpt.plan.simulate import Timeline
+from tfckpt.report_values import (
+    CompiledReport,
+    Curve,
+    DevicePeak,
+    Fate,
+    Front,
+    FrontPoint,
+    Held,
+)
 from tfckpt.rewrite.names import FENCE
 from tfckpt.trace import Ran, ran
-from tfckpt.verify.hlo import XlaMemory
+from tfckpt.verify.hlo import XlaBuffer, XlaMemory
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
+_COPY = re.compile(r"-tfckpt\d+$")
 _SHOWN = 12
 _RECOMPUTED = "recomputed"
 REFUSALS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """A tensor that is live at the peak.
-
-    Attributes:
-      bytes: its size.
-      op: the op that made it.
-      layer: the layer it belongs to.
-      why: why it is live there.
-    """
-
-    bytes: int
-    op: str
-    layer: str
-    why: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FrontPoint:
-    """A plan on the front: peak in bytes as asked for, extra time as a fraction, its solver."""
-
-    peak_bytes: int
-    overhead: float
-    solver: str
-
-
-class Front(tuple):
-    """(peak bytes, overhead) of the plans that no other beats in both, by falling peak.
-
-    Attributes:
-      points: the same with solvers.
-      others: the best plans of every solver that these beat.
-      chosen: the plan that was taken; not always one of `points`, since the allocator's rounding
-        decides between close ones. None where the step is left as it is.
-      name: of the step.
-      baseline_bytes: plain peak.
-    """
-
-    points: tuple[FrontPoint, ...]
-    others: tuple[FrontPoint, ...]
-    chosen: FrontPoint | None
-    name: str
-    baseline_bytes: int
-
-    @classmethod
-    def of(cls, points: Sequence[FrontPoint], chosen: FrontPoint | None, name: str,
-           baseline_bytes: int, others: Sequence[FrontPoint] = ()) -> Front:
-        """A front of points, by falling peak."""
-        front = cls((p.peak_bytes, p.overhead) for p in points)
-        front.points, front.others, front.chosen = tuple(points), tuple(others), chosen
-        front.name, front.baseline_bytes = name, baseline_bytes
-        return front
-
-    def plot(self, path: str) -> None:
-        """Draws peak against time for every solver into a file (png, svg, pdf).
-
-        Raises:
-          TfckptError: matplotlib is not installed.
-        """
-        from tfckpt import pictures
-
-        pictures.save(pictures.front_figure(self), path)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fate:
-    """What becomes of a forward tensor that the backward reads.
-
-    Attributes:
-      layer, op: where it comes from.
-      bytes: its size.
-      fate: "kept", "recomputed", or "derivative": kept, and what forward AD put in place of what
-        it is computed from.
-    """
-
-    layer: str
-    op: str
-    bytes: int
-    fate: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DevicePeak:
-    """One of several devices.
-
-    Attributes:
-      baseline_bytes, planned_bytes: plain and planned dynamic peak; `reason` says why they agree.
-      resident_bytes: variables, inputs and constants there.
-      budget: as it was asked for; a size counts resident and dynamic peak together.
-    """
-
-    device: str
-    baseline_bytes: int
-    planned_bytes: int
-    reason: str
-    resident_bytes: int
-    budget: str
-
-    def __str__(self) -> str:
-        because = f" ({self.reason})" if self.reason else ""
-        return (f"{format_bytes(self.planned_bytes)} of {format_bytes(self.baseline_bytes)} plain"
-                f"{because}, resident {format_bytes(self.resident_bytes)}, budget {self.budget}")
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledReport:
-    """What XLA said of a step that it compiles; bytes are of its temporary buffers.
-
-    Attributes:
-      before, after: the plain step, and the step as it is applied; None where XLA was not asked.
-      budget: what was asked for.
-      trials: how many plans it compiled.
-      reason: why it was not asked.
-    """
-
-    before: XlaMemory | None = None
-    after: XlaMemory | None = None
-    budget: str = ""
-    trials: int = 0
-    reason: str = ""
-
-    def __str__(self) -> str:
-        if self.before is None or self.after is None:
-            return f"not asked: {self.reason or 'it tells nothing'}; peaks here are simulated"
-        before, after = self.before.temp_bytes, self.after.temp_bytes
-        return (f"{format_bytes(before)} -> {format_bytes(after)} temporary "
-                f"({after / max(before, 1):.2f} of plain, asked for {self.budget}; "
-                f"{self.trials} {'plan' if self.trials == 1 else 'plans'} tried)")
 
 
 @dataclasses.dataclass
@@ -284,19 +164,34 @@ class Report:
                 f"{100 * self.overhead:+.0f} % "
                 f"time, planned in {self.plan_seconds:.0f} s")
 
+    @property
+    def curves(self) -> tuple[Curve, Curve]:
+        """Live bytes over the plain and the applied step: XLA's own, where it was asked."""
+        told = self.compiled
+        if told is not None and told.before is not None and told.after is not None and (
+                told.before.live_bytes and told.after.live_bytes):
+            return _xla_curve(told.before), _xla_curve(told.after)
+        return (Curve(self.timeline_before.live_bytes, self.held_before, self.baseline_peak_bytes,
+                      self.steps_before),
+                Curve(self.timeline_after.live_bytes, self.held_after, self.planned_peak_bytes,
+                      self.steps_after))
+
     def explain(self, top: int = _SHOWN) -> str:
-        """What is live at the peak before and after: bytes, op, layer, why it is kept."""
+        """What is live at the peak before and after: bytes, op, layer, why it is kept.
+
+        Of a step that XLA was asked about: its buffers at the peak of its own schedule.
+        """
         parts = []
-        for title, peak, held in (
-                ("before", self.baseline_peak_bytes, self.held_before),
-                ("after", self.planned_peak_bytes, self.held_after)):
-            shown = held[:top]
+        for title, curve in zip(("before", "after"), self.curves, strict=True):
+            held = curve.held
             rest = sum(h.bytes for h in held[top:])
-            parts.append(f"live at the peak {title} ({format_bytes(peak)}, {len(held)} tensors)")
+            what = "buffers of XLA" if curve.by_xla else "tensors"
+            parts.append(f"live at the peak {title} ({format_bytes(curve.peak_bytes)}, {len(held)} "
+                         f"{what})")
             parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<34}  {h.op.rpartition('/')[2]:<22}"
-                      f"  {h.why}" for h in shown]
+                      f"  {h.why}" for h in held[:top]]
             if rest:
-                parts.append(f"  {format_bytes(rest):>10}  in {len(held) - top} smaller tensors")
+                parts.append(f"  {format_bytes(rest):>10}  in {len(held) - top} smaller ones")
         return "\n".join(parts)
 
     def plot(self, path: str) -> None:
@@ -350,6 +245,24 @@ def _device_peak(proposal: Proposal) -> DevicePeak:
     return DevicePeak(part.device, planned.baseline_bytes,
                       planned.peak_bytes if proposal.changes else planned.baseline_bytes,
                       proposal.reason, part.cost.resident_bytes, str(part.budget))
+
+
+def _xla_curve(memory: XlaMemory) -> Curve:
+    return Curve(memory.live_bytes, tuple(map(_xla_held, memory.held)), memory.temp_bytes,
+                 by_xla=True)
+
+
+def _xla_held(buffer: XlaBuffer) -> Held:
+    """Return a buffer as people know it: by the layer of the op that it comes from."""
+    if _COPY.search(buffer.op):
+        why = "recomputed for the backward"
+    elif _SCOPES.search(buffer.op):
+        why = "gradient"
+    elif "/" in buffer.op:
+        why = "of the forward"
+    else:  # XLA made it of several, or moved it
+        why = f"XLA's {buffer.opcode}"
+    return Held(buffer.bytes, buffer.op, _layer(buffer.op), why)
 
 
 def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | None,

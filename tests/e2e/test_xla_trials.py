@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
+from tfckpt import pictures
 from tfckpt.carriers.dumped import replay
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.verify import compiled
@@ -100,6 +101,24 @@ def test_a_refusal_names_what_compiled_steps_need_and_it_suffices(plain_bytes):
     assert refused.value.smallest_bytes <= named * plain_bytes
     trial, plain = made()
     assert temporary(tfckpt.checkpoint(plain, budget=named), trial) <= named * plain_bytes
+
+
+def test_words_and_pictures_are_of_what_xla_holds(tmp_path):
+    trial, plain = made()
+    step = tfckpt.checkpoint(plain, budget=0.7)
+    step(trial.batch)
+    report = step.report
+    explained = report.explain(3)
+    assert explained.count("buffers of XLA)") == 2
+    after = explained.partition("live at the peak after")[2].splitlines()[1:4]
+    largest = sorted((b.bytes for b in report.compiled.after.held), reverse=True)[:3]
+    assert [float(line.split()[0]) for line in after] == [round(b / 1e6, 1) for b in largest]
+    before, ours = pictures.step_figure({"": report}).axes
+    for axes, memory in ((before, report.compiled.before), (ours, report.compiled.after)):
+        curve = max(axes.lines, key=lambda line: len(line.get_ydata()))
+        assert max(curve.get_ydata()) * 1e6 == pytest.approx(memory.temp_bytes, rel=0.01)
+    report.html(str(tmp_path / "page.html"))
+    assert "compiled by XLA" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("trials", [0, 1, 4])

@@ -25,7 +25,8 @@ from tfckpt.graph import Graph
 from tfckpt.parts import Part, Proposal
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import plan_step
-from tfckpt.report import Front, FrontPoint, report_of
+from tfckpt.report import report_of
+from tfckpt.report_values import Front, FrontPoint
 from tfckpt.target import Target
 from tfckpt.trace import ran
 
