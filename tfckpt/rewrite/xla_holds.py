@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE
 from tfckpt.edits import Rewire
 from tfckpt.errors import RewriteError
-from tfckpt.graph import Op, TensorId
+from tfckpt.graph import Graph, Op, TensorId
 from tfckpt.ops import Source, record
 from tfckpt.plan.schedule import Fence, Step
 from tfckpt.rewrite.draft import FLOATS, Draft
@@ -17,6 +17,23 @@ from tfckpt.rewrite.names import SCOPE, guard_name
 LARGE = 1 << 16
 """Bytes from which a tensor that a compiler holds on to matters."""
 _NO_WEIGHTS = (Source.CONSTANT, Source.ELSEWHERE)
+_INTEGERS = ("int32", "int64")
+
+
+def _known_when_compiled(graph: Graph) -> list[bool]:
+    """Return for each op whether XLA may know its results when it compiles.
+
+    Shapes, axes and sizes must be known then, and nothing behind a guard is. They are computed from
+    constants, from shapes, and from small ints that are passed in.
+    """
+    found: list[bool] = []
+    for op in graph.ops:
+        known = record(op.type)
+        small = all(t.dtype in _INTEGERS and (t.bytes or 0) < LARGE for t in op.outputs)
+        found.append(known.is_constant or known.shape_only or known.fed and small
+                     or op.pure and bool(op.inputs) and all(found[i] for i, _ in op.inputs))
+    return found
+
 
 class XlaHolds:
     """One guard for each region, and one for each gradient before which nothing may be read.
@@ -35,6 +52,7 @@ class XlaHolds:
         self.gradient: TensorId | None = None  # the latest
         self.openers: dict[TensorId, Guard] = {}
         self.late: dict[tuple[TensorId, TensorId], str] = {}
+        self.when_compiled = _known_when_compiled(draft.graph)
 
     def open_region(self, fence: Fence) -> None:
         """Makes the guard of a run of copies, which depends on the gradient that comes in.
@@ -93,7 +111,8 @@ class XlaHolds:
 
     def _held_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
         draft = self.draft
-        usable = draft.guardable(op, outside)
+        usable = [i for i in draft.guardable(op, outside)
+                  if not self.when_compiled[op.inputs[i][0]]]
         large = [i for i in usable if draft.storage_of(op.inputs[i]) is not None
                  or self._is_weight(op.inputs[i])]
         if large or any(self._may_be_copied(tensor) for tensor in op.inputs):
