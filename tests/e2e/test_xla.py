@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfckpt
+from benchmarks import networks, xla_budgets
 from tests.support import process, training
 from tests.support.models import MODELS
 from tfckpt.api import CheckpointedStep
@@ -102,29 +102,12 @@ def test_element_wise_gradients_see_the_forward_through_a_guard():
 def test_no_guard_stands_before_what_xla_must_know_when_it_compiles():
     """Masks of a size that is read off a shape: TensorFlow refuses a step that hides the size."""
     process.fresh()
-    tokens = keras.Input((64,))
-    hidden = keras.layers.Reshape((64, 1))(tokens) * keras.Variable(tf.ones((1, 64)))
-    for _ in range(4):
-        attention = keras.layers.MultiHeadAttention(4, 16)
-        hidden += attention(hidden, hidden, use_causal_mask=True)
-    model = keras.Model(tokens, keras.layers.Dense(4)(hidden))
-    weights = model.trainable_variables
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x, training=True) ** 2)
-        for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
-            w.assign_sub(0.1 * g)
-        return loss
-
-    batch = tf.random.normal([16, 64])
-    graph = tf.function(step).get_concrete_function(batch).graph
-    sizes = {op.inputs[0].op.name for op in graph.get_operations() if op.type == "Fill"}
-    assert sizes  # the mask is made of one
-    ours = tfckpt.checkpoint(tf.function(step, jit_compile=True), xla_trials=0)
-    ours(batch)
+    network = networks.decoder(batch=4, length=512, width=64, depth=4, vocabulary=64)
+    batch = xla_budgets.batch_of(network)
+    ours = tfckpt.checkpoint(xla_budgets.step_of(network), xla_trials=0)
+    ours(*batch)
     assert ours.report.applied
-    made = ours.get_concrete_function(batch).graph.get_operations()
+    made = ours.get_concrete_function(*batch).graph.get_operations()
     assert [op for op in made if op.type == "Fill" and "-tfckpt" in op.name]
 
 
