@@ -63,8 +63,9 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         gradient overflows.
       xla_trials: for a step that XLA compiles: how many plans it compiles at most before one is
         applied, so that a budget means compiled bytes, and fractions are of the compiled plain
-        step's temporary ones. That takes a compilation each and one of the plain step. With 0
-        nothing is asked, and budgets are of simulated bytes.
+        step's temporary ones. That takes a compilation each and one of the plain step; where none
+        fits, one more of the plan of the least peak. With 0 nothing is asked, and budgets are of
+        simulated bytes.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and

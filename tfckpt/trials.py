@@ -1,7 +1,8 @@
 """The judge that asks XLA: what the step takes as compiled, plain and with a few of its plans.
 
 A budget is one of compiled bytes then. What comes out corrects what the next plan may need, by a
-line through what is known; the fastest plan whose compiled bytes fit is taken. Nothing runs.
+line through what is known; the fastest plan whose compiled bytes fit is taken. Where none of them
+does, XLA is asked about the plan of the least peak before a budget is refused. Nothing runs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ NEAR = 0.97
 """Of what is allowed, what a plan may leave unused before a faster one is looked for."""
 AIM = 0.99
 """Of what is allowed, what a corrected plan aims at."""
+LAST_AIM = 0.88
+"""The least that the last of them aims at."""
 
 
 class Compiler(Protocol):
@@ -73,6 +76,8 @@ class Trials:
         self.name, self.most = name, most
         self.tried: list[Trial] = []
         self.answers: list[XlaMemory | None] = []
+        self._refused = 0  # plans that XLA did not compile
+        self._least = False  # whether the plan of the least peak is the next, and the last
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
                        "switched off (xla_trials=0)" if compiler else
@@ -118,32 +123,45 @@ class Trials:
             self._check_unchanged(proposal)
             return
         trial = self._trial(proposal)
-        if trial is None and len(self.tried) >= self.most:
+        if trial is None and self._count >= self.most + self._least:
             raise self._ended(proposal.part, "XLA is not asked about more plans")
         new = trial is None
         trial = trial or self._compile(candidate, proposal)
-        self._weigh(trial, left=len(self.tried) < self.most, new=new)
+        self._weigh(trial, left=max(0, self.most - self._count) if new else 0)
+
+    @property
+    def _count(self) -> int:
+        """Return how many plans XLA was asked about."""
+        return len(self.tried) + self._refused
 
     def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
-        number = len(self.tried) + 1
         try:
-            memory = self._memory(f"plan {number} of at most {self.most}", candidate.edits)
+            memory = self._memory(f"plan {self._count + 1} of at most {self.most + self._least}",
+                                  candidate.edits)
         except NotAsked as error:
+            self._refused += 1
             raise Rejected(f"XLA does not compile it: {error}") from error
         self.tried.append(Trial(proposal, proposal.decision.planned.peak_bytes, memory))
         return self.tried[-1]
 
-    def _weigh(self, trial: Trial, left: bool, new: bool) -> None:
-        """Accept a plan that was compiled if it is the best so far and none is worth a try."""
+    def _weigh(self, trial: Trial, left: int) -> None:
+        """Accept a plan that was compiled if it is the best so far and none is worth a try.
+
+        Args:
+          left: how many more XLA may be asked about.
+        """
         part = trial.proposal.part
         limit, best = self._limit(part), self._best(part)
         taken, sized = trial.memory.temp_bytes, part.allowed is not None
         said = f"compiled by XLA it takes {format_bytes(taken)}, {format_bytes(limit)} are allowed"
-        aim = self._corrected(trial, limit) if new and left and sized else None
+        aim = self._corrected(trial, limit, left) if left and sized else None
         if taken > limit:
-            if new and not left:
-                raise self._ended(part, said)
-            raise Rejected(said, room=aim)
+            if left:
+                raise Rejected(said, room=aim)
+            if best is None and sized and not self._least:
+                self._least = True
+                raise Rejected(said, room=0)
+            raise self._ended(part, said)
         if best is not None and best is not trial.proposal:
             raise Rejected(f"{said}; one before is faster", instead=best)
         if aim is not None and taken < NEAR * limit and _recomputes(trial):
@@ -166,15 +184,16 @@ class Trials:
         return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal if (
             fitting) else None
 
-    def _corrected(self, trial: Trial, limit: int) -> int:
+    def _corrected(self, trial: Trial, limit: int, left: int) -> int:
         """Return the planned bytes that are expected to become what is allowed.
 
         On the line through the trial and what is nearest to it of the others and the plain step,
-        but never further down or less far up than in proportion.
+        or in proportion, whichever is less; below what is allowed by as much as this one is above,
+        where only one more may be tried.
         """
         assert self.plain is not None
-        part, aim = trial.proposal.part, AIM * limit
-        taken, planned = trial.memory.temp_bytes, trial.planned
+        part, taken, planned = trial.proposal.part, trial.memory.temp_bytes, trial.planned
+        aim = limit * (AIM if left > 1 else min(AIM, max(LAST_AIM, 2 - taken / limit)))
         known = [(part.plain.peak_bytes, self.plain.temp_bytes)] + [
             (t.planned, t.memory.temp_bytes) for t in self.tried if t is not trial]
         known = [(p, c) for p, c in known if (p - planned) * (c - taken) > 0]

@@ -125,15 +125,9 @@ def test_words_and_pictures_are_of_what_xla_holds(tmp_path):
 def test_no_more_is_compiled_than_was_allowed(trials, plain_bytes):
     trial, plain = made()
     step = tfckpt.checkpoint(plain, budget=0.7, xla_trials=trials)
-    if trials == 1:
-        try:
-            taken = temporary(step, trial)
-        except InfeasibleBudgetError as error:
-            assert "1 plan;" in str(error) and "xla_trials=2" in str(error)
-            return
     taken = temporary(step, trial)
     told = step.report.compiled
-    assert told.trials <= trials
+    assert told.trials <= trials + (trials > 0)  # and the least, if none of them fits
     if trials:
         assert taken <= 0.7 * plain_bytes
     else:

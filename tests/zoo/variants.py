@@ -116,17 +116,23 @@ def has(entry: zoo.Entry, variant: str) -> bool:
     wrap = Varied(False, variant)
     with zoo.conditions(entry):
         training = _built(entry, wrap)
-        return wrap.varied and (variant != OPEN or _opens(training, wrap))
+        return wrap.varied and (
+            _trains(training, wrap, tf.errors.InvalidArgumentError)  # slots made by replicas
+            if variant == FRESH and entry.group == "distribution" else
+            variant != OPEN or _opens(training, wrap))
 
 
 def _opens(training: zoo.Training, wrap: Varied) -> bool:
     """Return whether TensorFlow itself trains a step whose leading sizes are open."""
     leaves = tf.nest.flatten(training.batches[0])
-    if not leaves or not all(map(tf.is_tensor, leaves)):
-        return False
+    return bool(leaves) and all(map(tf.is_tensor, leaves)) and _trains(
+        training, wrap, TypeError, ValueError)  # unlike batches; a size that the step must know
+
+
+def _trains(training: zoo.Training, wrap: Varied, *refusals: type[Exception]) -> bool:
     try:
         zoo.run(training, wrap)
-    except (TypeError, ValueError):  # batches unlike each other; a size that the step must know
+    except refusals:
         return False
     return True
 
