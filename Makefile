@@ -16,7 +16,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # environment of its own, .venv-VERSION, with the Keras that pip installs beside it.
 VERSIONS := 2.18 2.19 2.20 2.21
 MATRIX   := tests/tf/test_adapter.py tests/e2e/test_bit_identity.py tests/e2e/test_front_end.py \
-            tests/e2e/test_keras_fit.py tests/e2e/test_xla.py
+            tests/e2e/test_keras_fit.py tests/e2e/test_xla.py tests/e2e/test_xla_trials.py
 
 .PHONY: help demo test test-matrix lint types docs bench nightly snapshot mutants sanitize clean
 

@@ -26,6 +26,8 @@ AIM = 0.99
 """Of what is allowed, what a corrected plan aims at."""
 LAST_AIM = 0.88
 """The least that the last of them aims at."""
+LOWEST = 0.7
+"""Of what is right in proportion, the least that a line may say: far out it says little."""
 
 
 class Compiler(Protocol):
@@ -202,7 +204,7 @@ class Trials:
             return int(in_proportion)
         p, c = min(known, key=lambda point: abs(point[1] - aim))
         on_line = planned + (aim - taken) * (p - planned) / (c - taken)
-        return max(1, int(min(on_line, in_proportion)))
+        return int(min(max(on_line, LOWEST * in_proportion), in_proportion))
 
     def _check_unchanged(self, proposal: Proposal) -> None:
         """Raise `InfeasibleBudgetError` where plans were compiled, and a budget is not met."""

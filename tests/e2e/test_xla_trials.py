@@ -67,15 +67,24 @@ def plain_bytes():
         return temporary(plain, trial)
 
 
-@pytest.mark.parametrize("budget", [0.55, 0.7, 0.85])
-def test_a_fraction_is_one_of_the_compiled_plain_step(budget, plain_bytes):
+@pytest.fixture(scope="module")
+def middle(plain_bytes):
+    """A fraction halfway between what the least plan and the plain step take as compiled."""
+    with process.without_determinism():
+        trial, plain = made()
+        return round(0.5 + 0.5 * temporary(tfckpt.checkpoint(plain), trial) / plain_bytes, 2)
+
+
+@pytest.mark.parametrize("lower", [0.1, 0.0, -0.1])
+def test_a_fraction_is_one_of_the_compiled_plain_step(lower, middle, plain_bytes):
     trial, plain = made()
+    budget = middle - lower
     step = tfckpt.checkpoint(plain, budget=budget)
     taken = temporary(step, trial)
     told = step.report.compiled
     assert taken <= budget * plain_bytes
     assert (told.before.temp_bytes, told.after.temp_bytes) == (plain_bytes, taken)
-    assert 1 <= told.trials <= 2
+    assert 1 <= told.trials <= 3  # two, and the least if none of them fits
     assert f"asked for {budget:g} of plain" in str(step.report)
     for memory in (told.before, told.after):  # XLA packs what is live at once
         assert max(memory.live_bytes) == pytest.approx(memory.temp_bytes, rel=0.01)
@@ -104,8 +113,9 @@ def test_a_refusal_names_what_compiled_steps_need_and_it_suffices(plain_bytes):
 
 
 def test_words_and_pictures_are_of_what_xla_holds(tmp_path):
+    pytest.importorskip("matplotlib")
     trial, plain = made()
-    step = tfckpt.checkpoint(plain, budget=0.7)
+    step = tfckpt.checkpoint(plain)
     step(trial.batch)
     report = step.report
     explained = report.explain(3)
@@ -122,14 +132,14 @@ def test_words_and_pictures_are_of_what_xla_holds(tmp_path):
 
 
 @pytest.mark.parametrize("trials", [0, 1, 4])
-def test_no_more_is_compiled_than_was_allowed(trials, plain_bytes):
+def test_no_more_is_compiled_than_was_allowed(trials, middle, plain_bytes):
     trial, plain = made()
-    step = tfckpt.checkpoint(plain, budget=0.7, xla_trials=trials)
+    step = tfckpt.checkpoint(plain, budget=middle, xla_trials=trials)
     taken = temporary(step, trial)
     told = step.report.compiled
     assert told.trials <= trials + (trials > 0)  # and the least, if none of them fits
     if trials:
-        assert taken <= 0.7 * plain_bytes
+        assert taken <= middle * plain_bytes
     else:
         assert told.before is None and told.reason == "switched off (xla_trials=0)"
         assert "peaks here are simulated" in str(step.report)
@@ -203,10 +213,10 @@ def test_asking_changes_no_variable():
         assert np.array_equal(old, variable.numpy())
 
 
-def test_a_dump_is_replayed_with_what_xla_answered(tmp_path, monkeypatch):
+def test_a_dump_is_replayed_with_what_xla_answered(tmp_path, monkeypatch, middle):
     monkeypatch.setenv("TFCKPT_DUMP", str(tmp_path))
     trial, plain = made()
-    step = tfckpt.checkpoint(plain, budget=0.7)
+    step = tfckpt.checkpoint(plain, budget=middle)
     step(trial.batch)
     monkeypatch.delenv("TFCKPT_DUMP")
     (folder,) = tmp_path.iterdir()
