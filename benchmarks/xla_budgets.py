@@ -5,8 +5,9 @@
 
 A row for each network of `benchmarks.networks` and budget: temporary bytes of the compiled plain
 step and of ours, as XLA's buffer assignment has them (`tfckpt.verify.compiled`, which asks about
-the finished function), their ratio, what was planned relative to what was compiled, how many plans
-XLA was asked about, and seconds for planning and asking as a multiple of compiling the plain step.
+the finished function), their ratio, what was planned relative to what was compiled, the planned
+extra time, how many plans XLA was asked about, how long it took to answer (about the plain step,
+too) as a multiple of compiling the plain step, and the seconds of planning beside that.
 Nothing is trained.
 """
 
@@ -65,20 +66,21 @@ def rows(name: str, budgets: list[str], trials: int) -> list[str]:
     for text in budgets:
         budget = text if text == "min" else float(text)
         ours = tfckpt.checkpoint(step_of(network), budget=budget, xla_trials=trials)
-        started = time.perf_counter()
         try:
             after = compiled(ours, *batch)
         except InfeasibleBudgetError as error:
             found.append(f"| {name} | {text} | {plain.temp_bytes / 1e6:.1f} | | refused: at least "
-                         f"{error.smallest_bytes / plain.temp_bytes:.2f} | | | |")
+                         f"{error.smallest_bytes / plain.temp_bytes:.2f} | | | | | |")
             continue
-        seconds = time.perf_counter() - started - compiling  # `compiled` compiles once more
         report = ours.report
+        told = report.compiled
         found.append(
             f"| {name} | {text} | {plain.temp_bytes / 1e6:.1f} | {after.temp_bytes / 1e6:.1f} | "
             f"{after.temp_bytes / plain.temp_bytes:.3f} | "
-            f"{report.planned_peak_bytes / after.temp_bytes:.2f} | {report.compiled.trials} | "
-            f"{seconds / compiling:.1f}x of {compiling:.1f} s |")
+            f"{report.planned_peak_bytes / after.temp_bytes:.2f} | "
+            f"{100 * report.overhead:+.0f} % | {told.trials} | "
+            f"{told.seconds / compiling:.1f}x of {compiling:.1f} s | "
+            f"{report.plan_seconds - told.seconds:.1f} s |")
     return found
 
 
@@ -87,9 +89,9 @@ def main(argv: list[str]) -> None:
     keras.mixed_precision.set_dtype_policy(FLAGS.precision)
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, {FLAGS.precision}, "
           f"{'GPU' if tf.config.list_physical_devices('GPU') else 'CPU'}\n")
-    print("| network | budget | plain MB | ours MB | of plain | planned / compiled | plans tried | "
-          "asking |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| network | budget | plain MB | ours MB | of plain | planned / compiled | time | plans "
+          "tried | asking | planning |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in FLAGS.networks:
         print("\n".join(rows(name, FLAGS.budgets, FLAGS.trials)), flush=True)
 

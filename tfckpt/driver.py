@@ -302,7 +302,7 @@ def _compiled(step: Captured, proposal: Proposal, trials: Trials) -> CompiledRep
     if not step.compiled:
         return None
     return CompiledReport(trials.plain, trials.memory_of(proposal), str(proposal.part.budget),
-                          len(trials.tried), trials.reason)
+                          len(trials.tried), trials.reason, trials.seconds)
 
 
 _warned: set[str] = set()

@@ -147,6 +147,7 @@ class CompiledReport:
       budget: what was asked for.
       trials: how many plans it compiled.
       reason: why it was not asked.
+      seconds: how long it took to answer.
     """
 
     before: XlaMemory | None = None
@@ -154,6 +155,7 @@ class CompiledReport:
     budget: str = ""
     trials: int = 0
     reason: str = ""
+    seconds: float = 0.0
 
     def __str__(self) -> str:
         if self.before is None or self.after is None:
@@ -161,4 +163,5 @@ class CompiledReport:
         before, after = self.before.temp_bytes, self.after.temp_bytes
         return (f"{format_bytes(before)} -> {format_bytes(after)} temporary "
                 f"({after / max(before, 1):.2f} of plain, asked for {self.budget}; "
-                f"{self.trials} {'plan' if self.trials == 1 else 'plans'} tried)")
+                f"{self.trials} {'plan' if self.trials == 1 else 'plans'} tried in "
+                f"{self.seconds:.1f} s)")

@@ -22,7 +22,8 @@ PATIENCE = 1.5
 def say(line: str) -> None:
     """Write a line to stderr, with the name of the package before it, unless that is silenced."""
     if not silenced():
-        print(f"tfckpt: {line}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"tfckpt: {line}\n")  # at once: others may write between two calls
+        sys.stderr.flush()
 
 
 def silenced() -> bool:

@@ -8,6 +8,7 @@ does, XLA is asked about the plan of the least peak before a budget is refused. 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -72,12 +73,14 @@ class Trials:
       reason: why it does not, or was not asked.
       tried: the plans that were compiled, in their order.
       answers: what came out of every question, in their order; None where nothing did.
+      seconds: how long XLA took for all of them.
     """
 
     def __init__(self, name: str, compiler: Compiler | None, most: int):
         self.name, self.most = name, most
         self.tried: list[Trial] = []
         self.answers: list[XlaMemory | None] = []
+        self.seconds = 0.0
         self._refused = 0  # plans that XLA did not compile
         self._least = False  # whether the plan of the least peak is the next, and the last
         self.plain: XlaMemory | None = None
@@ -95,8 +98,12 @@ class Trials:
         assert self._compiler is not None
         check_time()
         self.answers.append(None)
+        started = time.perf_counter()
         with waiting_for(f"asking XLA what {what} of {self.name} takes") as done:
-            memory = self.answers[-1] = self._compiler.memory(edits)
+            try:
+                memory = self.answers[-1] = self._compiler.memory(edits)
+            finally:
+                self.seconds += time.perf_counter() - started
             done(f"{what} of {self.name}, compiled: {format_bytes(memory.temp_bytes)} temporary")
         return memory
 
