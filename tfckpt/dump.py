@@ -22,10 +22,9 @@ from importlib import metadata
 from typing import Any
 
 import tfckpt
-from tfckpt import budget, device_budgets, edits, graph, options, target
+from tfckpt import budget, device_budgets, edits, graph, hlo, options, target
 from tfckpt.errors import CaptureError
 from tfckpt.plan import schedule
-from tfckpt.verify import hlo
 
 FORMAT = 1
 _MODULES = (graph, options, budget, device_budgets, target, schedule, edits, hlo)

@@ -8,11 +8,11 @@ from tfckpt.budget import Budget
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.graph import Graph
+from tfckpt.hlo import XlaMemory
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import Plain, Planned, baseline
 from tfckpt.rewrite.passes.manager import PlannedPart
 from tfckpt.target import Target
-from tfckpt.verify.hlo import XlaMemory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tfckpt.capture.repeated import without_loops
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptError
 from tfckpt.graph import Graph
+from tfckpt.hlo import XlaMemory
 from tfckpt.ops import record
 from tfckpt.options import Options
 from tfckpt.parts import Part, Proposal, priced, unchanged
@@ -27,7 +28,6 @@ from tfckpt.plan.forward_ad import Decision, decisions_of
 from tfckpt.plan.planner import AUTO, Planned, StepPlanner, plans_of
 from tfckpt.rewrite.passes.reference_variables import has_references
 from tfckpt.target import Target
-from tfckpt.verify.hlo import XlaMemory
 
 MOST = 8
 """Proposals for one part: the search is bounded by their number, never by the clock."""

@@ -12,6 +12,7 @@ from tfckpt.cost.costgraph import CostGraph
 from tfckpt.edits import Edits
 from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.graph import BACKWARD, FORWARD, Graph
+from tfckpt.hlo import XlaBuffer, XlaMemory
 from tfckpt.parts import Proposal
 from tfckpt.plan.forward_ad import ForwardAdRegion
 from tfckpt.plan.planner import Planned
@@ -28,7 +29,6 @@ from tfckpt.report_values import (
 )
 from tfckpt.rewrite.names import FENCE
 from tfckpt.trace import Ran, ran
-from tfckpt.verify.hlo import XlaBuffer, XlaMemory
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
 _COPY = re.compile(r"-tfckpt\d+$")

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfckpt.budget import format_bytes
+from tfckpt.hlo import XlaMemory
 from tfckpt.trace import Ran
-from tfckpt.verify.hlo import XlaMemory
 
 
 @dataclasses.dataclass(frozen=True)

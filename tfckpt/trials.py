@@ -15,11 +15,11 @@ from typing import Protocol
 from tfckpt.budget import format_bytes
 from tfckpt.clock import check_time
 from tfckpt.edits import Edits
+from tfckpt.hlo import XlaMemory
 from tfckpt.judges import Candidate, Rejected
 from tfckpt.parts import Part, Proposal, unchanged
 from tfckpt.say import waiting_for
 from tfckpt.verify.asked import NotAsked
-from tfckpt.verify.hlo import XlaMemory
 
 NEAR = 0.97
 """Of what is allowed, what a plan may leave unused before a faster one is looked for."""

@@ -81,9 +81,12 @@ def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
     op that runs in one branch only may not run at all.
     """
     found = []
-    stack = [position]
+    stack, seen = [position], set()  # paths meet again in branches, by the thousand
     while stack:
         p = stack.pop()
+        if p in seen:
+            continue
+        seen.add(p)
         index, copy = resolved.schedule[p]
         vertex = graph.vertices[index]
         if not (vertex.fusible or vertex.join or vertex.conditional):
@@ -94,7 +97,7 @@ def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
             others = {v for v in vertex.after if not by_data(graph, index, v)}
             stack.extend(q for q, (v, again) in enumerate(resolved.schedule[:p])
                          if v in others and not again)
-    return sorted(set(found))
+    return sorted(found)
 
 
 def by_data(graph: CostGraph, vertex: int, other: int) -> bool:

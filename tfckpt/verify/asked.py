@@ -7,8 +7,8 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.edits import Edits
 from tfckpt.graph import Graph
+from tfckpt.hlo import XlaMemory, memory_of
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
-from tfckpt.verify.hlo import XlaMemory, memory_of
 from tfckpt.verify.memory import default_device
 
 

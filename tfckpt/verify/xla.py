@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import VerificationError
+from tfckpt.hlo import temp_bytes
 from tfckpt.ops import record
-from tfckpt.verify.hlo import temp_bytes
 
 _HEAVY = ("dot", "convolution", "custom-call")
 _COPY = re.compile(r"-tfckpt\d+$")
