@@ -95,8 +95,8 @@ def dumped(monkeypatch, tmp_path):
 def test_a_dump_holds_what_was_decided(dumped):
     step, folder = dumped
     assert sorted(p.name for p in folder.iterdir()) == [
-        "edits.json", "graph.json", "graph.pb", "options.json", "plans.json", "report.txt",
-        "step.json", "versions.json"]
+        "compiled.json", "edits.json", "graph.json", "graph.pb", "options.json", "plans.json",
+        "report.txt", "step.json", "versions.json"]
     assert json.loads((folder / "versions.json").read_text())["tensorflow"] == tf.__version__
     assert str(step.report) in (folder / "report.txt").read_text()
     graph = dump.from_json((folder / "graph.json").read_bytes())

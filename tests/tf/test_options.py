@@ -20,10 +20,13 @@ OTHER = {"budget": 0.5, "solver": "chen", "objective": "memory", "batch_size": 7
 
 OF_THE_DRIVER = ("target", "time_limit")
 """Fields of the value that are no option of every front end."""
+OF_TRACES = {"xla_trials": 5}
+"""Options of those that trace: nobody asks XLA about a step in a file."""
 
 
 def test_the_names_are_those_of_the_value():
-    fields = [field for field in Options.__dataclass_fields__ if field not in OF_THE_DRIVER]
+    others = (*OF_THE_DRIVER, *OF_TRACES)
+    fields = [field for field in Options.__dataclass_fields__ if field not in others]
     assert ["budget", *fields[1:]] == list(options.NAMES) == list(OTHER)
     assert fields[0] == "budgets"
 
@@ -31,14 +34,14 @@ def test_the_names_are_those_of_the_value():
 @pytest.mark.parametrize("front_end", FUNCTIONS)
 def test_a_front_end_takes_every_option(front_end):
     taken = inspect.signature(FUNCTIONS[front_end]).parameters
-    for name in options.NAMES:
+    for name in (*options.NAMES, *OF_TRACES):
         assert name in taken, f"{front_end} lacks {name}"
         default = inspect.signature(make_options).parameters[name].default
         assert taken[name].default == default, f"{front_end} has another default for {name}"
 
 
 @pytest.mark.parametrize("front_end", FUNCTIONS)
-@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("name", [*OTHER, *OF_TRACES])
 def test_a_front_end_hands_an_option_on(monkeypatch, front_end, name):
     """What it makes of the option reaches `make_options`."""
     class Made(Exception):
@@ -51,10 +54,11 @@ def test_a_front_end_hands_an_option_on(monkeypatch, front_end, name):
 
     for module in (tfckpt.api, tfckpt.keras.wrapping, options):
         monkeypatch.setattr(module, "make_options", made)
+    value = {**OTHER, **OF_TRACES}[name]
     subject = {"native pass": ()}.get(front_end, (lambda: None,))
     with pytest.raises(Made) as caught:
-        FUNCTIONS[front_end](*subject, **{name: OTHER[name]})
-    wanted = inspect.signature(make_options).bind(**{name: OTHER[name]})
+        FUNCTIONS[front_end](*subject, **{name: value})
+    wanted = inspect.signature(make_options).bind(**{name: value})
     wanted.apply_defaults()
     assert caught.value.args[0] == wanted.arguments
 

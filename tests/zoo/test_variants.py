@@ -12,8 +12,12 @@ from tests.zoo import entry as zoo
 
 pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
                                 reason="no C++ compiler")
-KNOWN = {("architectures-gelu_by_tanh", variants.PARTIAL)}
-"""Differ in the last bits: with an open batch Grappler orders the products of x^3 otherwise."""
+KNOWN = {("architectures-gelu_by_tanh", variants.PARTIAL),
+         *((f"architectures-{name}", variants.OPEN) for name in (
+             "text_classification_transformer", "gelu_by_tanh", "vision_transformer", "mlp_mixer",
+             "causal_language_model"))}
+"""Differ in the last bits: with an open batch Grappler orders the products of layer normalization
+and GELU in the plain step otherwise than in a copy."""
 HERE = [e for e in groups.ENTRIES if not e.alone and e.expect != zoo.NO_REPORT]
 
 
