@@ -12,7 +12,6 @@ here. The last line counts what is within 5 %.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import statistics
 import sys
 from collections.abc import Mapping
@@ -104,20 +103,6 @@ def reason_for(name: str) -> str:
     return REASONS.get(name, "")
 
 
-class Messages(logging.Handler):
-    """What the pass says of functions that it leaves alone."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.found: list[str] = []
-
-    def emit(self, entry: logging.LogRecord) -> None:
-        """Note one message, without the function's name."""
-        _, apart, why = entry.getMessage().partition(" is not rewritten: ")
-        if apart:
-            self.found.append(why)
-
-
 def compare(entry: zoo.Entry) -> Row:
     """Train an entry both ways.
 
@@ -126,10 +111,8 @@ def compare(entry: zoo.Entry) -> Row:
     """
     import grappler_ext
 
-    messages = Messages()
-    logging.getLogger("absl").addHandler(messages)
     try:
-        with zoo.conditions(entry):
+        with process.refusals_of_the_pass() as refused, zoo.conditions(entry):
             decorated = zoo.train(entry, rewrite=True)
             ours = _measured(decorated.training)
             with grappler_ext.enabled():
@@ -137,11 +120,10 @@ def compare(entry: zoo.Entry) -> Row:
                 passed = _measured(native.training)
                 reports = list(grappler_ext.reports().values())
     finally:
-        logging.getLogger("absl").removeHandler(messages)
         process.without_pass()
     found = [max(each, key=lambda r: r.baseline_peak_bytes, default=None)
              for each in (decorated.reports, reports)]
-    said = "; ".join(messages.found)
+    said = "; ".join(refused)
     if not said and found[1] is not None:
         said = found[1].reason
     elif not said and found[0] is not None:

@@ -61,8 +61,12 @@ class Trial:
     """A plan and what it takes: as planned, and as compiled (temporary bytes)."""
 
     proposal: Proposal
-    planned: int
     memory: XlaMemory
+
+    @property
+    def planned(self) -> int:
+        """Return the planned bytes."""
+        return self.proposal.decision.planned.peak_bytes
 
 
 class Trials:
@@ -150,7 +154,7 @@ class Trials:
         except NotAsked as error:
             self._refused += 1
             raise Rejected(f"XLA does not compile it: {error}") from error
-        self.tried.append(Trial(proposal, proposal.decision.planned.peak_bytes, memory))
+        self.tried.append(Trial(proposal, memory))
         return self.tried[-1]
 
     def _weigh(self, trial: Trial, left: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
+from collections.abc import Iterator
 
 import keras
 import pytest
@@ -55,6 +57,30 @@ def fresh() -> None:
     """Sets every seed and forgets Keras' names, so that a model made twice is named the same."""
     keras.backend.clear_session()
     seed()
+
+
+class _Refusals(logging.Handler):
+    def __init__(self, found: list[str]):
+        super().__init__(logging.WARNING)
+        self.found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one message, without the function's name."""
+        _, apart, why = record.getMessage().partition(" is not rewritten: ")
+        if apart:
+            self.found.append(why)
+
+
+@contextlib.contextmanager
+def refusals_of_the_pass() -> Iterator[list[str]]:
+    """Yields a list that takes why the native pass leaves functions alone, while it says so."""
+    found: list[str] = []
+    handler, logger = _Refusals(found), logging.getLogger("absl")
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
 
 
 def without_pass() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 from collections.abc import Callable, Iterator
 
 import keras
@@ -143,30 +142,11 @@ def chosen(entry: zoo.Entry, number: int) -> str:
                 if has(entry, v))
 
 
-@contextlib.contextmanager
-def _natively(said: list[str]) -> Iterator[None]:
-    """Have the native pass rewrite what runs; what it leaves alone is said."""
-    class Messages(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            _, apart, why = record.getMessage().partition(" is not rewritten: ")
-            if apart:
-                said.append(why)
-
-    messages = Messages(logging.WARNING)
-    logging.getLogger("absl").addHandler(messages)
-    try:
-        with grappler_ext.enabled():
-            yield
-    finally:
-        logging.getLogger("absl").removeHandler(messages)
-
-
 def faults(entry: zoo.Entry, variant: str) -> list[str]:
     """Train a variant plain and rewritten; return what differs, and reasons that are faults."""
-    said: list[str] = []
-    with zoo.conditions(entry):
+    with zoo.conditions(entry), process.refusals_of_the_pass() as said:
         wanted = _trained(entry, Varied(False, variant))
-        with _natively(said) if variant == NATIVE else contextlib.nullcontext():
+        with grappler_ext.enabled() if variant == NATIVE else contextlib.nullcontext():
             found = _trained(entry, Varied(True, variant))
             if variant == NATIVE:
                 found.reports = list(grappler_ext.reports().values())

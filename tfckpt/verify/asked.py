@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
@@ -38,7 +40,7 @@ class Asked:
         """
         if not hasattr(self.live, "captures"):
             raise NotAsked("the step is read from a file")
-        definition = self.live.as_graph_def()
+        definition = self._definition
         if edits is not None:
             definition = apply_to_graph_def(definition, edits)
         try:
@@ -47,6 +49,11 @@ class Asked:
                 f"/job:localhost/replica:0/task:0/device:{default_device()}"))
         except (ValueError, TypeError, tf.errors.OpError) as error:
             raise NotAsked(str(error).strip().splitlines()[0]) from error
+
+    @functools.cached_property
+    def _definition(self) -> tf.compat.v1.GraphDef:
+        """The step as it is, written once for all questions."""
+        return self.live.as_graph_def()
 
     def _shape(self, tensor: tf.Tensor) -> tf.TensorShape:
         """Return the shape that an input has when it is compiled.
