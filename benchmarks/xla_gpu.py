@@ -1,4 +1,4 @@
-"""Runs what `benchmarks.xla_export` wrote, with JAX and without TensorFlow, on a GPU or a CPU.
+"""Runs what `benchmarks.xla_export` or `xla_kit` wrote, with JAX alone, on a GPU or a CPU.
 
     python benchmarks/xla_gpu.py DIR [DIR ...]          (JAX_PLATFORMS=cpu keeps off the GPU)
     python benchmarks/xla_gpu.py --compile_for=h100 DIR [DIR ...]         (needs no GPU)
@@ -15,6 +15,9 @@ nothing is run: `pip install 'jax[cuda12]'`, no driver. Kernels cannot be tried 
 products and convolutions are calls into cuBLAS, with its workspace, and cuDNN, without one. Printed
 are the temporary bytes, the ops that were to be recomputed, those that are computed beside their
 originals, and the matrix products and convolutions.
+
+A folder of `benchmarks.xla_kit`, which has this file in it, is handed to `xla_kit_run.py` there, or
+compiled only.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import gzip
 import json
 import math
 import pathlib
 import re
 import statistics
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -134,12 +140,29 @@ def compiled(module: bytes, device: Any) -> Compiled:
 def compile_job(folder: pathlib.Path, device: Any) -> str:
     """The lines of one exported job that is compiled, not run."""
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    found = [compiled((folder / f"{kind}.hlo").read_bytes(), device) for kind in KINDS]
+    kinds, planned = about.get("kinds", KINDS), about["recomputed_ops"]
+    if not isinstance(planned, dict):
+        planned = {kind: 0 if kind == "plain" else planned for kind in kinds}
+    found = [compiled(read_module(folder, kind), device) for kind in kinds]
     return "\n".join(
         f"| {about['job']} ({about['size']}) | {kind} | {each.temp_bytes / 1e6:.1f} | "
-        f"{each.temp_bytes / found[0].temp_bytes:.2f} | "
-        f"{0 if kind == 'plain' else about['recomputed_ops']} | {each.copies} | {each.heavy} |"
-        for kind, each in zip(KINDS, found, strict=True))
+        f"{each.temp_bytes / found[0].temp_bytes:.2f} | {planned[kind]} | {each.copies} | "
+        f"{each.heavy} |" for kind, each in zip(kinds, found, strict=True))
+
+
+def read_module(folder: pathlib.Path, kind: str) -> bytes:
+    """The serialized HLO module of one kind of an exported job, compressed or not."""
+    packed = folder / f"{kind}.hlo.gz"
+    if packed.exists():
+        return gzip.decompress(packed.read_bytes())
+    return (folder / f"{kind}.hlo").read_bytes()
+
+
+def networks_of(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The folders of a kit's networks; none of a folder that is no kit."""
+    kit = folder / "kit.json"
+    names = json.loads(kit.read_text(encoding="utf-8"))["networks"] if kit.exists() else []
+    return [folder / name for name in names]
 
 
 class Program:
@@ -172,7 +195,7 @@ def measure(folder: pathlib.Path, device: Any, steps: int) -> str:
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     with np.load(folder / "inputs.npz") as saved:
         inputs = [saved[name] for name in saved.files]
-    programs = [Program((folder / f"{kind}.hlo").read_bytes(), device) for kind in KINDS]
+    programs = [Program(read_module(folder, kind), device) for kind in KINDS]
     outputs = [program(inputs)[0] for program in programs]  # also the warm-up
     rounds = [[program(inputs)[1] for program in programs] for _ in range(steps)]
     lines = []
@@ -211,7 +234,15 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--steps", type=int, default=8, help="measured steps of each kind")
     parser.add_argument("--compile_for", choices=sorted(TARGETS), help="compile only, for this GPU")
+    parser.add_argument("--seconds", type=float, default=480, help="limit of a run of a kit")
     arguments = parser.parse_args()
+    kits = [folder for folder in arguments.folders if networks_of(folder)]
+    if kits and not arguments.compile_for:  # its processes want the GPU to themselves
+        if len(arguments.folders) > 1:
+            parser.error("name one kit alone")
+        raise SystemExit(subprocess.run([
+            sys.executable, str(pathlib.Path(__file__).with_name("xla_kit_run.py")), str(kits[0]),
+            f"--steps={arguments.steps}", f"--seconds={arguments.seconds}"]).returncode)
     jax.config.update("jax_enable_x64", True)  # seeds and counters are 64-bit integers
     versions = f"jax {jax.__version__}, jaxlib {jaxlib.__version__}"
     if arguments.compile_for:
@@ -226,7 +257,7 @@ def main() -> None:
         columns = ("job", "step", "temp MB", "ratio", "step ms", "time", "loss",
                    "TensorFlow's loss", "difference of outputs")
     print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
-    for folder in arguments.folders:
+    for folder in [each for named in arguments.folders for each in networks_of(named) or [named]]:
         print(compile_job(folder, device) if arguments.compile_for
               else measure(folder, device, arguments.steps), flush=True)
 
