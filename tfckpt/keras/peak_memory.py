@@ -36,10 +36,13 @@ class PeakMemory(keras.callbacks.Callback):
 
     The numbers are those of TensorFlow's allocator: on a CPU it also holds the input pipeline,
     counts only requests of 256 KiB and more, and serves all logical CPUs together. Validation is
-    not measured. For a model that `checkpoint` wrapped, the report's `measured_peak_bytes` is
-    filled in: the median over the batches of the peak above what was allocated when the batch
-    began, without the first batch, which traces. Where the allocator keeps no statistics, a
-    warning says what to set, and training goes on without the key.
+    not measured. Of a step that XLA compiles nearly all of it is one request, the buffer in which
+    XLA has packed its temporary tensors (`compiled by XLA` in the report), so that it says nothing
+    of single ones; where that buffer lies in a larger piece of the allocator, all of the piece
+    counts. For a model that `checkpoint` wrapped, the report's `measured_peak_bytes` is filled in:
+    the median over the batches of the peak above what was allocated when the batch began, without
+    the first batch, which traces. Where the allocator keeps no statistics, a warning says what to
+    set, and training goes on without the key.
 
     With `log_dir`, TensorBoard finds each epoch's peak under Scalars and, for a model that
     `checkpoint` wrapped, the live bytes of the planned step under Images (that needs matplotlib)
@@ -137,10 +140,13 @@ def _note(found: Report | None, measured: int) -> None:
         return
     first = found.measured_peak_bytes is None
     found.measured_peak_bytes = measured
-    if first and measured > _ABOVE * found.baseline_peak_bytes:
+    plain = found.baseline_peak_bytes
+    if found.compiled and found.compiled.before:
+        plain = max(plain, found.compiled.before.temp_bytes)
+    if first and measured > _ABOVE * plain:
         warnings.warn(
             f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "
-            f"plain step's planned {format_bytes(found.baseline_peak_bytes)}; compare with "
+            f"plain step's planned {format_bytes(plain)}; compare with "
             "tfckpt.verify.measure_peak, which leaves the input pipeline out", stacklevel=3)
 
 
@@ -177,17 +183,20 @@ def _write(logs, peaks: dict[str, int]) -> None:
 
 
 def _comparison(found: Report | None, measured: int, devices: tuple[str, ...]) -> str:
-    """Planned against measured, as text of three or four lines."""
+    """Planned against measured, as text of three to five lines."""
     lines = ["", "tfckpt: peak above what is allocated when a step begins"]
     if found is None:
         lines.append("  planned   nothing: tfckpt.keras.checkpoint(model) rewrote no step")
     else:
-        off = 100.0 * (measured / max(found.planned_peak_bytes, 1) - 1.0)
+        taken = found.compiled.after if found.compiled else None
+        expected = taken.temp_bytes if taken else found.planned_peak_bytes
+        off = 100.0 * (measured / max(expected, 1) - 1.0)
         lines += [f"  plain     {format_bytes(found.baseline_peak_bytes):>10}  planned",
                   f"  rewritten {format_bytes(found.planned_peak_bytes):>10}  planned"
                   + ("" if found.applied else f" (not applied: {found.reason})"),
-                  f"  measured  {format_bytes(measured):>10}  {off:+.1f} % of planned, "
-                  f"{', '.join(devices)}"]
+                  *([f"  compiled  {format_bytes(expected):>10}  by XLA"] if taken else []),
+                  f"  measured  {format_bytes(measured):>10}  {off:+.1f} % of "
+                  f"{'compiled' if taken else 'planned'}, {', '.join(devices)}"]
         return "\n".join(lines)
     lines.append(f"  measured  {format_bytes(measured):>10}  {', '.join(devices)}")
     return "\n".join(lines)
