@@ -38,6 +38,7 @@ def train(batches, sizes: dict[str, int], **options) -> saving.Run:
     model = encoder(**sizes)
     if options:
         tfckpt.keras.checkpoint(model, **options)
+    # jit_compile=False: under XLA, Keras' choice on a GPU, losses agree to rounding only
     model.compile(keras.optimizers.Adam(1e-3),
                   keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     losses = []

@@ -91,6 +91,7 @@ def with_tfckpt(model: Any) -> Any:
     """The same model, trained in as little memory as tfckpt can reach."""
     optimizer, loss = model.optimizer, model.loss
     model = tfckpt.keras.checkpoint(model, budget="min")
+    # jit_compile=False: as the plain model is trained, where losses agree in every bit
     model.compile(optimizer=optimizer, loss=loss, jit_compile=False)
     return model
 

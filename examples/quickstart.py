@@ -10,7 +10,8 @@ import tfckpt
 
 model = keras.applications.ResNet50(weights=None, classes=10, input_shape=(64, 64, 3))
 model = tfckpt.keras.checkpoint(model, budget="min")  # the line that is new
-model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_crossentropy")
+model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_crossentropy",
+              jit_compile="auto")  # Keras' default: XLA on a GPU; either way is planned for
 x = np.random.default_rng(0).random((64, 64, 64, 3), dtype=np.float32)
 y = np.arange(64) % 10
 model.fit(x, y, batch_size=16)

@@ -45,6 +45,7 @@ def train(budget: str | None, batch: int) -> None:
     model = build()
     if budget is not None:
         tfckpt.keras.checkpoint(model, budget=budget)
+    # jit_compile=False: the limit is one of TensorFlow's allocator, and what it holds is shown
     model.compile(keras.optimizers.Adam(1e-3),
                   keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     try:

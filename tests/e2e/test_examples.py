@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import re
@@ -57,6 +58,25 @@ def test_saves(name, count, identical):
 def test_each_example_is_tested():
     numbered = sorted(path.stem for path in (ROOT / "examples").glob("[0-9]*.py"))
     assert numbered == [param.values[0] for param in EXAMPLES]
+
+
+def decides_compilation(call: ast.expr) -> bool:
+    """Whether an expression is `model.compile`, `tf.function`, or a call of one of these."""
+    return ast.unparse(call.func if isinstance(call, ast.Call) else call) == "tf.function" or (
+        isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".compile")
+        and ast.unparse(call.func) != "re.compile")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_whether_xla_compiles_a_step_is_said(path):
+    """On a GPU Keras would decide otherwise than on a CPU, and what is printed would differ."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    bare = [each for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+            for each in node.decorator_list if not isinstance(each, ast.Call)]
+    for call in filter(decides_compilation, [*calls, *bare]):
+        said = [word.arg for word in getattr(call, "keywords", [])]
+        assert "jit_compile" in said, f"{path.name}:{call.lineno}"
 
 
 @pytest.mark.nightly
