@@ -134,7 +134,12 @@ def compiled(module: bytes, device: Any) -> Compiled:
     names = set(_NAME.findall(text))
     return Compiled(executable.get_compiled_memory_stats().temp_size_in_bytes,
                     sum(_COPY.sub("", name) in names for name in names if _COPY.search(name)),
-                    len(_HEAVY.findall(text)))
+                    heavy(text))
+
+
+def heavy(text: str) -> int:
+    """How many matrix products and convolutions the text of a compiled module has."""
+    return len(_HEAVY.findall(text))
 
 
 def compile_job(folder: pathlib.Path, device: Any) -> str:
@@ -225,7 +230,7 @@ def difference(wanted: list[jax.Array], found: list[jax.Array]) -> float:
         a, b = a.astype(np.float64), b.astype(np.float64)
         error += float(np.sum((a - b) ** 2))
         norm += float(np.sum(a**2))
-    return math.sqrt(error / norm)
+    return math.sqrt(error / norm) if error else 0.0
 
 
 def main() -> None:
