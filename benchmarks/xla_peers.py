@@ -76,6 +76,16 @@ VARIANTS = {
 }
 
 
+def made(name: str, precision: str, **sizes: int) -> Network:
+    """Return a fresh network of a precision."""
+    keras.backend.clear_session()  # which forgets settings, too
+    keras.mixed_precision.set_dtype_policy(precision)
+    keras.config.disable_flash_attention()
+    network = NETWORKS[name](**sizes)
+    assert network.model.layers[-1].dtype_policy.name == precision
+    return network
+
+
 def checkpointed(block: Block, variant: Variant) -> Callable[..., Any]:
     """Return `call` of a block that is recomputed.
 
@@ -176,10 +186,10 @@ def compiled(network: Network, variant: Variant, device: Any) -> Row:
                seconds)
 
 
-def check(name: str) -> list[str]:
+def check(name: str, precision: str) -> list[str]:
     """Return lines on how far the variants of a small network are from the plain step."""
     keras.utils.set_random_seed(0)
-    network = NETWORKS[name](**SMALL[name])
+    network = made(name, precision, **SMALL[name])
     model, generator = network.model, np.random.default_rng(0)
     batch = [generator.integers(network.classes, size=shape, dtype=dtype) if dtype == "int32"
              else generator.normal(size=shape).astype(dtype)
@@ -210,7 +220,7 @@ def head(*columns: str) -> None:
     print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|", flush=True)
 
 
-def compile_all(names: list[str], file: pathlib.Path | None) -> None:
+def compile_all(names: list[str], precision: str, file: pathlib.Path | None) -> None:
     """Print the table of compiled steps, and write it to a file where one is named."""
     device = described("h100")
     print(f"compiled for {device.device_kind}, not run\n")
@@ -218,8 +228,7 @@ def compile_all(names: list[str], file: pathlib.Path | None) -> None:
          "compiling, s")
     found: dict[str, dict[str, dict[str, int]]] = {}
     for name in names:
-        keras.backend.clear_session()
-        network = NETWORKS[name]()
+        network = made(name, precision)
         rows: dict[str, Row] = {}
         for kind, variant in VARIANTS.items():
             rows[kind] = compiled(network, variant, device)
@@ -240,8 +249,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if keras.backend.backend() != "jax":
         parser.error("set KERAS_BACKEND=jax")
-    keras.mixed_precision.set_dtype_policy(arguments.precision)
-    keras.config.disable_flash_attention()
     print(f"{datetime.date.today()}: jax {jax.__version__}, jaxlib {jaxlib.__version__}, "
           f"Keras {keras.__version__}, {arguments.precision}")
     names = arguments.networks.split(",")
@@ -249,9 +256,9 @@ def main() -> None:
         print()
         head("network", "step", "loss", "difference of losses", "of gradients", "of state")
         for name in names:
-            print("\n".join(check(name)), flush=True)
+            print("\n".join(check(name, arguments.precision)), flush=True)
     else:
-        compile_all(names, arguments.json)
+        compile_all(names, arguments.precision, arguments.json)
 
 
 if __name__ == "__main__":
