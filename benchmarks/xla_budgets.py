@@ -2,17 +2,24 @@
 
     python -m benchmarks.xla_budgets [--networks=decoder,unet] [--budgets=min,0.3,0.5,0.8]
                                      [--trials=2] [--precision=mixed_bfloat16]
+                                     [--device=H100-80GB] [--guard=data] [--json=FILE]
+
+With `--device` steps are planned and compiled for a GPU that is described, and not here
+(`tfckpt.verify.compiled_for`, by an interpreter with `jax[cuda12]` that TFCKPT_JAX_PYTHON names).
 
 A row for each network of `benchmarks.networks` and budget: temporary bytes of the compiled plain
 step and of ours, as XLA's buffer assignment has them (`tfckpt.verify.compiled`, which asks about
-the finished function), their ratio, what was planned relative to what was compiled, the planned
-extra time, how many plans XLA was asked about, how long it took to answer (about the plain step,
-too) as a multiple of compiling the plain step, and the seconds of planning beside that.
-Nothing is trained.
+the finished function), their ratio, what was planned relative to what was compiled, for the plain
+step and for ours, the planned extra time, matrix products and convolutions beside the plain
+step's, recomputed ops that are computed of those that were planned, how many plans XLA was asked
+about, how long it took to answer (about the plain step, too) as a multiple of compiling the plain
+step, and the seconds of planning beside that. Nothing is trained.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from typing import Any
 
@@ -20,16 +27,22 @@ import keras
 import tensorflow as tf
 from absl import app, flags
 
-import tfckpt
 from benchmarks.networks import NETWORKS, Network
+from tfckpt.api import CheckpointedStep
+from tfckpt.devices import find_device
 from tfckpt.errors import InfeasibleBudgetError
-from tfckpt.verify import compiled
+from tfckpt.options import make_options
+from tfckpt.target import Target
+from tfckpt.verify import Compiled, compiled, compiled_for
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("networks", list(NETWORKS), "Names in benchmarks.networks.NETWORKS.")
 flags.DEFINE_list("budgets", ["min", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9"], "Budgets.")
 flags.DEFINE_integer("trials", 2, "How many plans XLA may be asked about.")
 flags.DEFINE_string("precision", "float32", "A policy of keras.mixed_precision.")
+flags.DEFINE_string("device", "", "A described GPU to plan and compile for; see grappler_ext.")
+flags.DEFINE_string("guard", "", "What delays copies (tfckpt.target.Target.guard).")
+flags.DEFINE_string("json", "", "A file to write the same figures to.")
 
 
 def step_of(network: Network) -> Any:
@@ -53,47 +66,81 @@ def batch_of(network: Network) -> list[tf.Tensor]:
     return [tf.zeros(shape, dtype) for shape, dtype in (network.x, network.y)]
 
 
-def rows(name: str, budgets: list[str], trials: int) -> list[str]:
-    """Return the lines of one network."""
-    keras.backend.clear_session()
+def target() -> Target | None:
+    """Return what the flags ask to be planned for; None for this machine's device."""
+    if not FLAGS.device:
+        return None
+    found = find_device(FLAGS.device).target()
+    return dataclasses.replace(found, guard=FLAGS.guard or found.guard)
+
+
+def look(step: Any, batch: list[tf.Tensor]) -> Compiled:
+    """Return what XLA makes of a step, for the device that the flags name."""
+    if FLAGS.device:
+        return compiled_for(find_device(FLAGS.device).model, step, *batch)
+    return compiled(step, *batch)
+
+
+def rows(name: str, budgets: list[str], trials: int) -> dict[str, dict[str, Any]]:
+    """Return the figures of one network by budget."""
+    keras.backend.clear_session()  # forgets the policy as well
+    keras.mixed_precision.set_dtype_policy(FLAGS.precision)
     network = NETWORKS[name]()
     batch, step = batch_of(network), step_of(network)
     step.get_concrete_function(*batch)
     started = time.perf_counter()
-    plain = compiled(step, *batch)
+    plain = look(step, batch)
     compiling = time.perf_counter() - started
-    found = []
+    found: dict[str, dict[str, Any]] = {
+        "plain": {"temp_bytes": plain.temp_bytes, "heavy": plain.heavy_count}}
     for text in budgets:
-        budget = text if text == "min" else float(text)
-        ours = tfckpt.checkpoint(step_of(network), budget=budget, xla_trials=trials)
+        ours = CheckpointedStep(step_of(network), make_options(
+            text if text == "min" else float(text), xla_trials=trials, target=target()))
         try:
-            after = compiled(ours, *batch)
+            after = look(ours, batch)
         except InfeasibleBudgetError as error:
-            found.append(f"| {name} | {text} | {plain.temp_bytes / 1e6:.1f} | | refused: at least "
-                         f"{error.smallest_bytes / plain.temp_bytes:.2f} | | | | | |")
+            found[text] = {"refused": error.smallest_bytes / plain.temp_bytes}
+            print(f"| {name} | {text} | {plain.temp_bytes / 1e6:.1f} | | refused: at least "
+                  f"{found[text]['refused']:.2f} | | | | | | | |", flush=True)
             continue
-        report = ours.report
-        told = report.compiled
-        found.append(
-            f"| {name} | {text} | {plain.temp_bytes / 1e6:.1f} | {after.temp_bytes / 1e6:.1f} | "
-            f"{after.temp_bytes / plain.temp_bytes:.3f} | "
-            f"{report.planned_peak_bytes / after.temp_bytes:.2f} | "
-            f"{100 * report.overhead:+.0f} % | {told.trials} | "
-            f"{told.seconds / compiling:.1f}x of {compiling:.1f} s | "
-            f"{report.plan_seconds - told.seconds:.1f} s |")
+        found[text] = figures(plain, after, ours.report, compiling)
+        print(line(name, text, plain, found[text]), flush=True)
     return found
+
+
+def figures(plain: Compiled, after: Compiled, report: Any, compiling: float) -> dict[str, Any]:
+    """Return what is told of one rewritten step."""
+    told = report.compiled
+    return {"temp_bytes": after.temp_bytes, "heavy": after.heavy_count,
+            "planned": report.planned_peak_bytes, "planned_plain": report.baseline_peak_bytes,
+            "of_plain": after.temp_bytes / plain.temp_bytes, "time": report.overhead,
+            "extra_heavy": after.heavy_count - plain.heavy_count,
+            "copies": after.copy_count, "to_copy": after.planned_count, "trials": told.trials,
+            "asking": told.seconds / compiling, "compiling": compiling,
+            "planning": report.plan_seconds - told.seconds}
+
+
+def line(name: str, budget: str, plain: Compiled, of: dict[str, Any]) -> str:
+    """Return a line of the table."""
+    return (f"| {name} | {budget} | {plain.temp_bytes / 1e6:.1f} | {of['temp_bytes'] / 1e6:.1f} | "
+            f"{of['of_plain']:.3f} | {of['planned_plain'] / plain.temp_bytes:.2f} | "
+            f"{of['planned'] / of['temp_bytes']:.2f} | {100 * of['time']:+.0f} % | "
+            f"{of['extra_heavy']:+} | {of['copies']} of {of['to_copy']} | {of['trials']} | "
+            f"{of['asking']:.1f}x of {of['compiling']:.1f} s | {of['planning']:.1f} s |")
 
 
 def main(argv: list[str]) -> None:
     """Print the table."""
-    keras.mixed_precision.set_dtype_policy(FLAGS.precision)
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, {FLAGS.precision}, "
-          f"{'GPU' if tf.config.list_physical_devices('GPU') else 'CPU'}\n")
-    print("| network | budget | plain MB | ours MB | of plain | planned / compiled | time | plans "
-          "tried | asking | planning |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name in FLAGS.networks:
-        print("\n".join(rows(name, FLAGS.budgets, FLAGS.trials)), flush=True)
+          f"{FLAGS.device or ('GPU' if tf.config.list_physical_devices('GPU') else 'CPU')}\n")
+    columns = ("network", "budget", "plain MB", "ours MB", "of plain", "plain planned / compiled",
+               "planned / compiled", "time", "heavy", "computed", "plans tried", "asking",
+               "planning")
+    print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
+    found = {name: rows(name, FLAGS.budgets, FLAGS.trials) for name in FLAGS.networks}
+    if FLAGS.json:
+        with open(FLAGS.json, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Device:
       reserved_bytes: of the memory, what TensorFlow leaves alone.
       kind: "GPU" or "CPU".
       source: where the figures are from.
+      model: what XLA's compiler for GPUs calls it (`tfckpt.verify.gpu_compiler`).
     """
 
     name: str
@@ -33,6 +34,7 @@ class Device:
     reserved_bytes: int = 0
     kind: str = GPU
     source: str = ""
+    model: str = ""
 
     @property
     def flops_per_second(self) -> float:
@@ -51,7 +53,7 @@ class Device:
           seconds: by op name, what is known of this step.
         """
         return Target(Rates(self.flops_per_second, self.bandwidth, known=seconds or {}),
-                      self.kind)
+                      self.kind, model=self.model)
 
 
 _MIB = 1 << 20
@@ -62,9 +64,9 @@ _VOLTA_TURING, _AMPERE_ADA, _HOPPER = 1050 * _MIB, 1536 * _MIB, 1800 * _MIB
 
 
 def _gpu(name: str, gigabytes: int, gigabytes_per_second: float, megahertz: int, cores: int,
-         reserved: int, source: str) -> Device:
+         reserved: int, source: str, model: str = "") -> Device:
     return Device(name, gigabytes * 10**9, gigabytes_per_second * 1e9, megahertz * 1e6, cores,
-                  reserved, source=source)
+                  reserved, source=source, model=model)
 
 
 PRESETS: tuple[Device, ...] = (
@@ -92,7 +94,7 @@ PRESETS: tuple[Device, ...] = (
     _gpu("RTX-4090", 24, 1008, 2520, 16384, _AMPERE_ADA,
          "NVIDIA GeForce RTX 4090 specifications; bandwidth: Ada architecture whitepaper"),
     _gpu("H100-80GB", 80, 3350, 1980, 16896, _HOPPER,
-         "NVIDIA H100 datasheet (SXM); clock, cores: H100 architecture whitepaper"),
+         "NVIDIA H100 datasheet (SXM); clock, cores: H100 architecture whitepaper", "h100"),
     _gpu("H200-141GB", 141, 4800, 1980, 16896, _HOPPER,
          "NVIDIA H200 datasheet (SXM); clock, cores: H100 architecture whitepaper (the same chip)"),
 )

@@ -12,10 +12,15 @@ from collections.abc import Mapping
 CPU, GPU = "CPU", "GPU"
 EXECUTOR, XLA = "executor", "xla"
 
+READS, ORDER, FUSED = "reads", "order", "fused"
+"""How XLA is held to a plan. Every read in the backward of what the forward kept passes a guard; so
+it does, and the backward keeps the plan's order; only reads of ops that XLA fuses pass one."""
 SAFETY = 0.95
 """Of a budget, what a peak may take that is predicted and not asked for."""
 CPU_SMALLEST = 256 * 1024
 """Bytes: the CPU allocator passes smaller requests on to malloc and does not count them."""
+CUBLAS_WORKSPACE = 32 << 20
+"""Bytes that XLA hands to cuBLAS on GPUs from Hopper on; 4 MiB on older ones."""
 _COUNTED = {CPU: CPU_SMALLEST, GPU: 0}
 
 
@@ -40,6 +45,20 @@ SMALL_CPU = Rates()
 
 
 @dataclasses.dataclass(frozen=True)
+class Fusion:
+    """What XLA does with element-wise ops and matrix products.
+
+    Attributes:
+      repeats: whether an element-wise op is computed again in each of its readers, though there
+        are several: XLA for CPUs does that for few, and keeps the others.
+      library_bytes: what a matrix product takes besides, where a library computes it.
+    """
+
+    repeats: bool
+    library_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Target:
     """A device, and what runs the step on it.
 
@@ -51,6 +70,9 @@ class Target:
       optimised: whether Grappler has seen the graph already and will not change it again.
       guard: under XLA, what delays copies (`tfckpt.rewrite.guards.XLA_GUARDS`), or "control" for
         control edges as elsewhere; only "data" works everywhere.
+      model: what XLA's compiler for GPUs calls a described device; "" where it knows none.
+      otherwise: under XLA, whether it is held to the plan in the second of two ways (`hold`),
+        which takes less for some steps and more for others.
       asked: whether what a plan needs is found out before it is applied, so that a prediction
         needs no margin.
     """
@@ -61,6 +83,8 @@ class Target:
     allocator: bool = True
     optimised: bool = False
     guard: str = "data"
+    model: str = ""
+    otherwise: bool = False
     asked: bool = False
 
     def compiled(self, by_xla: bool = True) -> Target:
@@ -76,6 +100,13 @@ class Target:
     def delays_by_control(self) -> bool:
         """Return whether the rewriter delays copies by control edges rather than by data."""
         return self.orders_by_control or self.guard == "control"
+
+    @property
+    def fusion(self) -> Fusion | None:
+        """Return what is computed as one where XLA compiles the step; None on the executor."""
+        if self.runner == EXECUTOR:
+            return None
+        return Fusion(True, CUBLAS_WORKSPACE) if self.device == GPU else Fusion(False)
 
     @property
     def shares_list_entries(self) -> bool:
@@ -111,6 +142,17 @@ class Target:
     def transposes_weights_early(self) -> bool:
         """Return whether XLA keeps another layout of weights from the start, as on a CPU."""
         return self.device == CPU
+
+    @property
+    def keeps_barriers(self) -> bool:
+        """Return whether XLA keeps its barriers until all is scheduled: on a CPU it does not."""
+        return self.device == GPU
+
+    @property
+    def hold(self) -> str:
+        """Return how XLA is held to the plan."""
+        ways = (ORDER, READS) if self.keeps_barriers else (READS, FUSED)
+        return ways[self.otherwise]
 
     @property
     def smallest_counted(self) -> int | None:

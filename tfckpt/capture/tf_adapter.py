@@ -99,6 +99,11 @@ def optimized_hlo(fn, args, kwargs) -> Any:
     return hlo_pb2.HloProto.FromString(stages(stage="optimized_hlo_proto_serialized"))
 
 
+def lowered_hlo(fn, args, kwargs) -> bytes:
+    """Return what XLA is given of a `tf.function`, a serialized module; as `optimized_hlo`."""
+    return fn.experimental_get_compiler_ir(*args, **kwargs)(stage="hlo_serialized")
+
+
 def compiled_graph(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
                    shapes: Sequence[tf.TensorShape], device: str) -> Any:
     """Return what XLA would make of a traced graph on a device, as an HloProto; nothing runs.
@@ -115,6 +120,18 @@ def compiled_graph(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
     """
     from tensorflow.compiler.xla.service import hlo_pb2
 
+    return hlo_pb2.HloProto.FromString(_compiler_ir(graph, definition, shapes, device,
+                                                    "optimized_hlo_proto_serialized"))
+
+
+def lowered_graph(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
+                  shapes: Sequence[tf.TensorShape], device: str) -> bytes:
+    """Return what XLA is given of a traced graph, a serialized HLO module; as `compiled_graph`."""
+    return _compiler_ir(graph, definition, shapes, device, "hlo_serialized")
+
+
+def _compiler_ir(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
+                 shapes: Sequence[tf.TensorShape], device: str, stage: str) -> bytes:
     known = {id(inside): outside for outside, inside in graph.captures
              if isinstance(outside, tf.__internal__.EagerTensor)}
     fed = [i for i, t in enumerate(graph.inputs) if id(t) not in known]
@@ -133,10 +150,9 @@ def compiled_graph(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
         function = atomic_function.from_func_graph(name, copy, {})
         found = context.get_compiler_ir(
             device_name=device, platform_name=None, function_name=name, flat_args=specs,
-            captured_inputs=[known[id(graph.inputs[i])] for i in held],
-            stage="optimized_hlo_proto_serialized")
+            captured_inputs=[known[id(graph.inputs[i])] for i in held], stage=stage)
         del function  # TensorFlow forgets it
-    return hlo_pb2.HloProto.FromString(found)
+    return found
 
 
 _asked = itertools.count()

@@ -31,7 +31,7 @@ from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.options import Options
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
-from tfckpt.verify.asked import Asked
+from tfckpt.verify.elsewhere import asked_for
 
 _MARK = "_tfckpt_mark"
 GROWTH = 1.1
@@ -140,7 +140,7 @@ class Traced:
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
         found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled)
         return Captured(self.mark.name, found, graph, compiled, planned_for,
-                        Asked(graph, found) if compiled and options.target is None else None,
+                        asked_for(graph, found, options.target) if compiled else None,
                         gradient_inside=lambda: gradient_inside(graph))
 
     def _inline(self) -> Inlining | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -12,6 +13,8 @@ from tfckpt.graph import Graph
 from tfckpt.hlo import XlaMemory, memory_of
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 from tfckpt.verify.memory import default_device
+
+_HERE = "/job:localhost/replica:0/task:0/device:{}"
 
 
 class NotAsked(Exception):
@@ -44,11 +47,17 @@ class Asked:
         if edits is not None:
             definition = apply_to_graph_def(definition, edits)
         try:
-            return memory_of(tf_adapter.compiled_graph(
-                self.live, definition, [self._shape(t) for t in self.live.inputs],
-                f"/job:localhost/replica:0/task:0/device:{default_device()}"))
-        except (ValueError, TypeError, tf.errors.OpError) as error:
+            return memory_of(self._compiled(definition))
+        except (ValueError, TypeError, RuntimeError, tf.errors.OpError) as error:
             raise NotAsked(str(error).strip().splitlines()[0]) from error
+
+    def _compiled(self, definition: tf.compat.v1.GraphDef) -> Any:
+        """Return the HloProto of a graph, with its buffer assignment."""
+        return tf_adapter.compiled_graph(self.live, definition, self._shapes(),
+                                         _HERE.format(default_device()))
+
+    def _shapes(self) -> list[tf.TensorShape]:
+        return [self._shape(t) for t in self.live.inputs]
 
     @functools.cached_property
     def _definition(self) -> tf.compat.v1.GraphDef:

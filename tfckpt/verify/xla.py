@@ -6,13 +6,16 @@ import collections
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import VerificationError
 from tfckpt.hlo import temp_bytes
 from tfckpt.ops import record
+from tfckpt.verify.elsewhere import compiled_elsewhere
 
-_HEAVY = ("dot", "convolution", "custom-call")
+_HEAVY = ("dot", "convolution")
+_LIBRARY = re.compile(r"__(?:cublas|cudnn|onednn)\$")
 _COPY = re.compile(r"-tfckpt\d+$")
 
 
@@ -28,6 +31,7 @@ class Compiled:
       merged: those of which it computes one only, the original or the copy. What is left of
         `planned` goes by another name, as does its original (XLA rewrites some products).
       temp_bytes: bytes of the buffers that hold neither arguments nor results nor constants.
+      heavy_count: matrix products and convolutions (XLA turns one into the other).
     """
 
     instructions: dict[str, int]
@@ -35,6 +39,7 @@ class Compiled:
     copies: dict[str, int]
     merged: dict[str, int]
     temp_bytes: int
+    heavy_count: int
 
     @property
     def planned_count(self) -> int:
@@ -51,11 +56,6 @@ class Compiled:
         """Recomputed ops that XLA merged with their originals."""
         return sum(self.merged.values())
 
-    @property
-    def heavy_count(self) -> int:
-        """Matrix products and convolutions (XLA turns one into the other)."""
-        return sum(self.instructions.get(opcode, 0) for opcode in _HEAVY)
-
 
 def compiled(fn: Callable, *args, **kwargs) -> Compiled:
     """Compiles a step for these arguments, without running it, and looks at the result.
@@ -69,19 +69,62 @@ def compiled(fn: Callable, *args, **kwargs) -> Compiled:
     Raises:
       VerificationError: the step is not compiled by XLA.
     """
+    _check_compiled(fn)
+    return _looked_at(fn, args, kwargs, tf_adapter.optimized_hlo(fn, args, kwargs))
+
+
+def compiled_for(model: str, fn: Callable, *args, **kwargs) -> Compiled:
+    """Compiles a step for a GPU that is not here, without running it; else as `compiled`.
+
+    Args:
+      model: which GPU: "h100".
+
+    Raises:
+      VerificationError: the step is not compiled by XLA, or there is no compiler for the device.
+    """
+    _check_compiled(fn)
+    module = tf_adapter.lowered_hlo(fn, args, kwargs)
+    try:
+        return _looked_at(fn, args, kwargs, compiled_elsewhere(module, model))
+    except RuntimeError as error:
+        raise VerificationError(f"verify: nothing is compiled for a GPU that is not here: {error}"
+                                ) from error
+
+
+def _check_compiled(fn: Callable) -> None:
     if not tf_adapter.compiles_with_xla(fn):
         raise VerificationError("verify: the step is not compiled by XLA; make it with "
                                 "tf.function(jit_compile=True)")
+
+
+def _looked_at(fn: Callable, args: tuple, kwargs: dict, hlo: Any) -> Compiled:
     graph = fn.get_concrete_function(*args, **kwargs).graph  # type: ignore[attr-defined]
-    hlo = tf_adapter.optimized_hlo(fn, args, kwargs)
     found = [i for part in hlo.hlo_module.computations for i in part.instructions]
     names = {i.metadata.op_name for i in found}
     made = [op for op in graph.get_operations()
             if _COPY.search(op.name) and not record(op.type).aliases]
-    left = {op.name: (op.name in names) + (_COPY.sub("", op.name) in names) for op in made}
+    needed = _needed(graph)
+    of = {op.name: _COPY.sub("", op.name) for op in made}
+    left = {copy: (copy in names) + ((name if name in needed else copy) in names)
+            for copy, name in of.items()}
     return Compiled(_counted(i.opcode for i in found), _counted(op.type for op in made),
                     _counted(op.type for op in made if left[op.name] == 2),
-                    _counted(op.type for op in made if left[op.name] == 1), temp_bytes(hlo))
+                    _counted(op.type for op in made if left[op.name] == 1), temp_bytes(hlo),
+                    sum(i.opcode in _HEAVY or bool(_LIBRARY.match(i.custom_call_target))
+                        for i in found))
+
+
+def _needed(graph: Any) -> set[str]:
+    """Return the ops that a graph's results and effects need, by name."""
+    pending = [*(t.op for t in graph.outputs), *graph.control_outputs]
+    found = {op.name for op in pending}
+    while pending:
+        op = pending.pop()
+        for source in (*(t.op for t in op.inputs), *op.control_inputs):
+            if source.name not in found:
+                found.add(source.name)
+                pending.append(source)
+    return found
 
 
 def _counted(kinds: Iterable[str]) -> dict[str, int]:
