@@ -103,7 +103,7 @@ def priced(device: str, number: int | None, budget: Budget, target: Target, grap
     Raises:
       CostError: the bytes of a tensor are unknown.
     """
-    cost = build_cost_graph(graph, target.rates)
+    cost = build_cost_graph(graph, target.rates, target.fusion)
     target, plain = price_plain(cost, target)
     return Part(device, number, budget, target, graph, cost, plain)
 

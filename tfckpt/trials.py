@@ -2,7 +2,8 @@
 
 A budget is one of compiled bytes then. What comes out corrects what the next plan may need, by a
 line through what is known; the fastest plan whose compiled bytes fit is taken. Where none of them
-does, XLA is asked about the plan of the least peak before a budget is refused. Nothing runs.
+does, XLA is asked about the plan of the least peak before a budget is refused. For the least peak
+there is one plan, and it is tried in two ways of holding XLA to it. Nothing runs.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Trials:
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
                        "switched off (xla_trials=0)" if compiler else
-                       "the device is described and not here, or the step is read from a file")
+                       "the step is read from a file, or no compiler for the described device is "
+                       "here (jax[cuda12] has one for H100-80GB)")
         self._compiler = compiler
         if not self.reason:
             try:
@@ -119,8 +121,7 @@ class Trials:
         return trial.memory if trial else None
 
     def _trial(self, proposal: Proposal) -> Trial | None:
-        plan = proposal.decision.planned.plan
-        return next((t for t in self.tried if t.proposal.decision.planned.plan == plan), None)
+        return next((t for t in self.tried if _alike(t.proposal, proposal)), None)
 
     def judge(self, candidate: Candidate) -> None:
         """Accept the fastest candidate found whose compiled bytes fit, and are below the plain's.
@@ -136,7 +137,7 @@ class Trials:
             self._check_unchanged(proposal)
             return
         trial = self._trial(proposal)
-        if trial is None and self._count >= self.most + self._least:
+        if trial is None and self._count >= self._bound:
             raise self._ended(proposal.part, "XLA is not asked about more plans")
         new = trial is None
         trial = trial or self._compile(candidate, proposal)
@@ -147,9 +148,14 @@ class Trials:
         """Return how many plans XLA was asked about."""
         return len(self.tried) + self._refused
 
+    @property
+    def _bound(self) -> int:
+        """Return how many plans XLA may be asked about; the least one in both ways."""
+        return self.most + 2 * self._least
+
     def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
         try:
-            memory = self._memory(f"plan {self._count + 1} of at most {self.most + self._least}",
+            memory = self._memory(f"plan {self._count + 1} of at most {self._bound}",
                                   candidate.edits)
         except NotAsked as error:
             self._refused += 1
@@ -168,12 +174,17 @@ class Trials:
         taken, sized = trial.memory.temp_bytes, part.allowed is not None
         said = f"compiled by XLA it takes {format_bytes(taken)}, {format_bytes(limit)} are allowed"
         aim = self._corrected(trial, limit, left) if left and sized else None
+        if left and not sized and not trial.proposal.part.target.otherwise:
+            raise Rejected(f"{said}; XLA is held to it in another way", instead=_otherwise(trial))
         if taken > limit:
             if left:
                 raise Rejected(said, room=aim)
             if best is None and sized and not self._least:
                 self._least = True
                 raise Rejected(said, room=0)
+            if best is None and sized and not trial.proposal.part.target.otherwise:
+                raise Rejected(f"{said}; XLA is held to it in another way",
+                               instead=_otherwise(trial))
             raise self._ended(part, said)
         if best is not None and best is not trial.proposal:
             raise Rejected(f"{said}; one before is faster", instead=best)
@@ -191,11 +202,15 @@ class Trials:
         return below if part.allowed is None else min(part.allowed, below)
 
     def _best(self, part: Part) -> Proposal | None:
-        """Return the fastest plan of those that fit; None where none does."""
+        """Return the fastest plan of those that fit, or that of the least bytes; None if none does.
+        """
         limit = self._limit(part)
         fitting = [t for t in self.tried if t.memory.temp_bytes <= limit]
-        return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal if (
-            fitting) else None
+        if not fitting:
+            return None
+        if part.allowed is None:
+            return min(fitting, key=lambda t: t.memory.temp_bytes).proposal
+        return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal
 
     def _corrected(self, trial: Trial, limit: int, left: int) -> int:
         """Return the planned bytes that are expected to become what is allowed.
@@ -236,6 +251,19 @@ class Trials:
     def _none_left(self, part: Part) -> str:
         what = "takes less than the plain step" if part.allowed is None else "fits"
         return f"compiled by XLA, none of the plans tried {what}. {self._asked()}"
+
+
+def _alike(one: Proposal, other: Proposal) -> bool:
+    """Return whether two proposals are one plan to which XLA is held in one way."""
+    return (one.decision.planned.plan == other.decision.planned.plan
+            and one.part.target.otherwise == other.part.target.otherwise)
+
+
+def _otherwise(trial: Trial) -> Proposal:
+    """Return the same plan, to which XLA is held in the other way."""
+    part = trial.proposal.part
+    target = dataclasses.replace(part.target, otherwise=True)
+    return dataclasses.replace(trial.proposal, part=dataclasses.replace(part, target=target))
 
 
 def _recomputes(trial: Trial) -> bool:

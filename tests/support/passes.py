@@ -26,6 +26,7 @@ _KERNELS = {
     "AddN": lambda *terms: functools.reduce(operator.add, terms),
     "AssignVariableOp": lambda _, value: value, "While": lambda x: np.cos(x),
     "IdentityN": lambda *values: np.stack(values),
+    "XlaOptimizationBarrier": lambda *values: list(values),
     # what guards are made of
     "Reshape": lambda x, _: x, "StridedSlice": lambda x, *_: x, "Bitcast": lambda x: x,
     "Equal": lambda *_: False, "Any": lambda *_: False, "SelectV2": lambda armed, zero, x: x,
@@ -107,7 +108,8 @@ def numbers(graph: Graph, edits: Edits) -> dict[str, np.ndarray]:
     def read(tensor: str) -> np.ndarray:
         name, _, slot = tensor.rpartition(":")
         made = value(name)
-        return made[int(slot)] if kinds[name] == "IdentityN" else made
+        several = kinds[name] in ("IdentityN", "XlaOptimizationBarrier")
+        return made[int(slot)] if several else made
 
     for name, kind in kinds.items():
         if kind != "NoOp":

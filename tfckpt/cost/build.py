@@ -14,12 +14,13 @@ from __future__ import annotations
 from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
+from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
-from tfckpt.cost.storage import roots, storage_bytes, unknown_variables
+from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import is_expensive, seconds
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
 from tfckpt.ops import Access, Source, record
-from tfckpt.target import SMALL_CPU, Rates
+from tfckpt.target import SMALL_CPU, Fusion, Rates
 
 SMALL_FRACTION = 2.0e-5
 """Tensors below this fraction of all bytes the forward pass writes are trivially small."""
@@ -28,36 +29,43 @@ _FED_OR_CONSTANT = (Source.CONSTANT, Source.ARGUMENT, Source.ELSEWHERE)
 """What counts as an input or a constant; elements of datasets do not."""
 
 
-def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU) -> CostGraph:
+def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
+                     fusion: Fusion | None = None) -> CostGraph:
     """Prices a captured graph for a device.
+
+    Args:
+      rates: how fast the device is.
+      fusion: what XLA fuses, where it compiles the step (`tfckpt.cost.fused`); None where
+        Grappler and TensorFlow's executor have it.
 
     Raises:
       CostError: the bytes of a tensor are unknown; names the tensor and the remedy.
     """
-    root = roots(graph)
+    root = roots(graph, fusion)
     sizes = storage_bytes(graph, root)
     big = _big(graph, sizes)
     reads = [_reads(op, root, big) for op in graph.ops]
     anchors = [i for i, op in enumerate(graph.ops)
                if reads[i] and not (len(op.outputs) == 1 and (
-                   record(op.type).aliases or undoes_nothing(graph, i)))
+                   record(op.type).aliases or undoes_nothing(graph, i) or is_view(graph, root, i)))
                or any((i, slot) in big for slot in range(len(op.outputs)))]
     readers = graph.consumers()
     awaited = frozenset(source for op in graph.ops for source in op.controls)
     fetched = frozenset(root[i][slot] for i, slot in graph.fetches)
-    absorbed = absorbed_ops(graph, anchors, readers, fetched)
-    inner = {t: big.pop(t) for t in tuple(big)
-             if t[0] in absorbed and only_reader(graph, t[0], readers) is not None}
+    absorbed = absorbed_ops(graph, anchors, readers, fetched) if fusion is None else (
+        fused_ops(graph, anchors, readers, root, fetched))
+    inner = {t: big.pop(t) for t in tuple(big) if t[0] in absorbed and (
+        fusion is not None or only_reader(graph, t[0], readers) is not None)}
     reads = [[t for t in entry if t not in inner] for entry in reads]
     anchors = [a for a in anchors if a not in absorbed]
-    partner, anchors, needs = _needs(graph, anchors, merged_pairs(graph))
+    partner, anchors, needs = _needs(graph, anchors, merged_pairs(graph) if fusion is None else {})
     members: dict[int, tuple[int, ...]] = {anchor: (anchor,) for anchor in anchors}
     for merged, anchor in sorted({**partner, **absorbed}.items()):
         members[anchor] += (merged,)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     vertices = tuple(
         _vertex(graph, members[anchor], root, reads, index, needs[v], readers, awaited, rates,
-                workspace(graph, root, inner, members[anchor]) if len(members[anchor]) > 1 else 0)
+                _extra(graph, root, inner, members[anchor], fusion), fusion)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables,
@@ -172,7 +180,16 @@ def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...
     return tuple((index[w], index[r]) for w, r in pairs if w in index and r in index)
 
 
-def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, extra) -> Vertex:
+def _extra(graph, root, inner, members, fusion: Fusion | None) -> int:
+    """Return the bytes that an op, or a group, holds besides its results while it runs."""
+    if fusion is not None:
+        heavy = record(graph.ops[members[0]].type).multiplies_matrices
+        return fusion.library_bytes if heavy else 0
+    return workspace(graph, root, inner, members) if len(members) > 1 else 0
+
+
+def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, extra, fusion
+            ) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
     known = record(op.type)
@@ -181,7 +198,8 @@ def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, 
     read = tuple(sorted({index[t] for i in members for t in reads[i]} - set(write)))
     cheap = not any(is_expensive(graph.ops[i]) for i in members)
     reuses = (_reuses(op, root, index, anchor, read, write)
-              if cheap or not known.reuses_input else ())
+              if (cheap or not known.reuses_input) and not (fusion and known.evaluate is None)
+              else ())
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs,
         time=sum(seconds(graph, graph.ops[i], rates) for i in members),

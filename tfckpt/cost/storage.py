@@ -7,12 +7,14 @@ import re
 from collections.abc import Sequence
 
 from tfckpt.cost.broadcasts import undoes_nothing
+from tfckpt.cost.views import RESIDENT, Views, is_element_wise
 from tfckpt.errors import CostError
 from tfckpt.graph import Graph, Op, TensorId
 from tfckpt.ops import Access, record
+from tfckpt.target import Fusion
 
-RESIDENT: TensorId = (-1, -1)
-"""Root of every tensor that is allocated before the step (constants, variables, fed inputs)."""
+__all__ = ["RESIDENT", "is_view", "roots", "storage_bytes", "unknown_variables"]
+
 
 _ON_ITS_REFERENCE = (Access.ASSIGN_REFERENCE, Access.CHANGE_REFERENCE, Access.DESTROY_REFERENCE)
 _FOLDED_BYTES = 100 * 1024
@@ -117,13 +119,18 @@ def _depends_on(graph: Graph, variable: int, reader: int) -> CostError:
         "can be counted")
 
 
-def roots(graph: Graph) -> list[tuple[TensorId, ...]]:
+def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ...]]:
     """For each output of each op the tensor that allocates its memory, or `RESIDENT`.
 
-    An expression of constants that Grappler folds is resident too.
+    An expression of constants that Grappler folds is resident too. What XLA computes again in each
+    op that reads it has the memory of what it is computed from (`tfckpt.cost.views`).
+
+    Args:
+      fusion: what XLA fuses, where it compiles the step.
     """
     result: list[tuple[TensorId, ...]] = []
     constant: list[bool] = []
+    views = Views(graph) if fusion is not None and fusion.repeats else None
     for index, op in enumerate(graph.ops):
         known = record(op.type)
         folded = known.is_constant or (
@@ -133,8 +140,22 @@ def roots(graph: Graph) -> list[tuple[TensorId, ...]]:
             and all((t.bytes or 0) <= _FOLDED_BYTES and t.bytes is not None for t in op.outputs))
         constant.append(folded)
         aliases = known.aliases or undoes_nothing(graph, index)
-        result.append(_op_roots(op, index, folded, aliases, result))
+        found = _op_roots(op, index, folded, aliases, result)
+        if views is not None and found == ((index, 0),):
+            found = (views.root_of(index, result),)
+        result.append(found)
     return result
+
+
+def is_view(graph: Graph, root: Sequence[tuple[TensorId, ...]], index: int) -> bool:
+    """Return whether XLA computes an op again in each op that reads it, so that it has no memory.
+
+    Args:
+      root: as `roots` returns it.
+    """
+    known = record(graph.ops[index].type)
+    return is_element_wise(graph.ops[index]) and not known.aliases and root[index][0] not in (
+        (index, 0), RESIDENT)
 
 
 def _op_roots(op: Op, index: int, folded: bool, aliases: bool,

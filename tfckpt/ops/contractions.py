@@ -51,19 +51,19 @@ def _einsum(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object])
 # alone, the fused kernel gives the same bits as the single ones.
 _BIASED = functools.partial(OpRecord, merges_into=frozenset({BIAS}))
 _CONVOLUTION = functools.partial(_BIASED, rounds_with=frozenset({"Elu"}))
-_BATCHED = functools.partial(OpRecord, flops=_product)
+_BATCHED = functools.partial(OpRecord, flops=_product, multiplies_matrices=True)
 _FORWARD = _convolution(kernel=1, result=None)
 register(
     _CONVOLUTION("Conv2D", flops=_FORWARD), _CONVOLUTION("Conv3D", flops=_FORWARD),
     _CONVOLUTION("DepthwiseConv2dNative", flops=_convolution(1, None, depthwise=True)),
-    _BIASED("MatMul", flops=_product, attrs=("transpose_a",),
+    _BIASED("MatMul", flops=_product, attrs=("transpose_a",), multiplies_matrices=True,
             rounds_with=frozenset({"Tanh", "Elu", "Sigmoid"})),
     _BATCHED("BatchMatMul"),
     _BATCHED("BatchMatMulV2", attrs=("adj_x",), merges_into=frozenset({BIAS, "Mul"})),
     _BATCHED("BatchMatMulV3", attrs=("adj_x",)),
-    OpRecord("Einsum", flops=_einsum, attrs=("equation",)),
+    OpRecord("Einsum", flops=_einsum, attrs=("equation",), multiplies_matrices=True),
     OpRecord("Pad", merges_into=frozenset({"Conv2D"})),
-    OpRecord("BiasAdd", reuses_input=True, kinds=frozenset({BIAS}),
+    OpRecord("BiasAdd", reuses_input=True, spreads=True, kinds=frozenset({BIAS}),
              merges_into=frozenset({UNARY, SUM, "LeakyRelu", "Gelu", "Mul"})),
 )
 
@@ -78,7 +78,7 @@ register(
     OpRecord("Conv3DBackpropFilterV2", flops=_OF_FILTER, filter_gradient_of=2),
     OpRecord("DepthwiseConv2dNativeBackpropFilter",
              flops=_convolution(None, 2, depthwise=True)),
-    OpRecord("BiasAddGrad", bias_gradient=True),
+    OpRecord("BiasAddGrad", bias_gradient=True, reduces=True),
 )
 
 # log(softmax(x)) is made log_softmax(x).

@@ -170,6 +170,7 @@ class OpRecord:
 
     # Time.
     flops: Flops | None = None  # None: it moves bytes rather than computes
+    multiplies_matrices: bool = False  # XLA calls a library of the GPU for it, with a workspace
     per_byte: float = 1.0  # how much slower than a plain copy it moves a byte
 
     # What TensorFlow makes of it.
@@ -181,6 +182,9 @@ class OpRecord:
     cube: tuple[str, str] | None = None  # what Grappler makes of x^3: a product, and a square
     folded_by_shape: bool = False  # Grappler folds it where it knows the shape that it reads
     fused_by_xla: bool = False  # element-wise in the backward, fused with what it reads
+    gathers: bool = False  # takes some of its first input's rows
+    reduces: bool = False  # XLA computes what it reads, where that is element-wise, with it
+    spreads: bool = False  # not element-wise, but XLA computes it with what reads it, as if it were
     filter_gradient_of: int | None = None  # of this input's bias oneDNN makes the gradient as well
     bias_gradient: bool = False  # makes the gradient of a bias by itself
 

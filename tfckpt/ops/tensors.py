@@ -32,9 +32,12 @@ register(
 
 # The same elements, more often or elsewhere.
 register(
-    OpRecord("Fill", elements_of=1), OpRecord("BroadcastTo", elements_of=0),
-    OpRecord("Tile", elements_of=0), OpRecord("Transpose", per_byte=2.0),
-    OpRecord("Sum", broadcast=Broadcast.SUM),
+    OpRecord("Fill", elements_of=1, spreads=True),
+    OpRecord("BroadcastTo", elements_of=0, spreads=True),
+    OpRecord("Tile", elements_of=0, spreads=True), OpRecord("Transpose", per_byte=2.0),
+    OpRecord("Sum", broadcast=Broadcast.SUM, reduces=True),
+    *(OpRecord(kind, reduces=True) for kind in ("Mean", "Max", "Min", "Prod", "All", "Any")),
+    OpRecord("Gather", gathers=True), OpRecord("GatherV2", gathers=True),
     # the indices of what is not zero: as many int64 as there are dimensions
     OpRecord("Where", growth=8),
 )

@@ -201,7 +201,7 @@ def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
     edits = Edits()
     if alternatives:
         graph, edits = take(graph, alternatives, target)
-        cost = build_cost_graph(graph, target.rates)
+        cost = build_cost_graph(graph, target.rates, target.fusion)
     for planned in plans(cost):
         yield Decision(graph, cost, planned, edits=edits)
 

@@ -8,7 +8,6 @@ from tfckpt.graph import Graph, TensorId
 from tfckpt.ops import record
 from tfckpt.plan.schedule import Fence, Plan, Step
 from tfckpt.rewrite.draft import Draft
-from tfckpt.rewrite.guards import XLA_GUARDS
 from tfckpt.rewrite.holds import ExecutorHolds, Holds
 from tfckpt.rewrite.names import SCOPE, copy_name
 from tfckpt.rewrite.xla_holds import XlaHolds
@@ -31,9 +30,8 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
       RewriteError: under XLA, no incoming gradient is left to guard a region with.
     """
     draft = Draft(graph, cost, plan, target, device, label)
-    # guarded weights pay where their layout is changed early; elsewhere they are one more copy
     holds: Holds = (ExecutorHolds(draft) if target.delays_by_control else
-                    XlaHolds(draft, XLA_GUARDS[target.guard], target.transposes_weights_early))
+                    XlaHolds(draft, target))
     starts = {fence.position: fence for fence in plan.fences}
     where = {step: p for p, step in enumerate(plan.schedule)}
     awaited: dict[Step, list[Step]] = {}
@@ -99,9 +97,9 @@ def _made_since(draft: Draft, start: int, position: int, tensor: TensorId) -> bo
 def _original(draft: Draft, holds: Holds, position: int) -> None:
     """Has the ops of an original read the latest copies."""
     ops = [draft.graph.ops[i] for i in draft.cost.vertices[draft.plan.schedule[position][0]].ops]
-    if ops[0].region != FORWARD:
-        holds.before_original(ops[0], position)
     for op in ops:
+        if op.region != FORWARD:
+            holds.before_original(op, position)
         for i, tensor in enumerate(op.inputs):
             name, copy = draft.read(position, tensor)
             if copy:

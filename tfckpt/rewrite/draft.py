@@ -14,6 +14,8 @@ from tfckpt.plan.schedule import Plan, Resolved, Step, resolve
 from tfckpt.rewrite.names import copy_name, marks_of_copies
 from tfckpt.target import HERE, Target
 
+LARGE = 1 << 16
+"""Bytes from which a tensor that a compiler holds on to matters."""
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 _REFERENCES = (Source.REFERENCE, Source.TEMPORARY)
 _HANDS_ON = (Access.ASSIGN_REFERENCE, Access.CHANGE_REFERENCE)
@@ -40,7 +42,7 @@ class Draft:
         self.graph, self.cost, self.plan = graph, cost, plan
         self.device, self.label = device, label
         self.resolved: Resolved = resolve(cost, plan.schedule)
-        self.root = roots(graph)
+        self.root = roots(graph, target.fusion)
         self.readers = graph.consumers()
         self.marks = marks_of_copies(target.clusters_ops)
         self.storage = {s.tensor: i for i, s in enumerate(cost.storages)}
@@ -129,7 +131,9 @@ class Draft:
         key = (tensor, copy)
         if key not in self._views:
             name = copy_name(op.name, copy)
-            inputs = [self.view(op.inputs[0], copy), *map(self.tensor_name, op.inputs[1:])]
+            root = self.root[tensor[0]][tensor[1]]
+            inputs = [self.view(t, copy) if self.root[t[0]][t[1]] == root else self.tensor_name(t)
+                      for t in op.inputs]
             self.added.append(Clone(name, op.name, tuple(inputs), attrs=self.marks))
             self._views[key] = f"{name}:{tensor[1]}"
         return self._views[key]

@@ -10,12 +10,12 @@ from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph, Op, TensorId
 from tfckpt.ops import Source, record
 from tfckpt.plan.schedule import Fence, Step
-from tfckpt.rewrite.draft import FLOATS, Draft
-from tfckpt.rewrite.guards import Guard
+from tfckpt.rewrite.draft import FLOATS, LARGE, Draft
+from tfckpt.rewrite.guards import XLA_GUARDS, BarrierGuard, Guard
 from tfckpt.rewrite.names import SCOPE, guard_name
+from tfckpt.rewrite.xla_order import BackwardOrder
+from tfckpt.target import FUSED, ORDER, Target
 
-LARGE = 1 << 16
-"""Bytes from which a tensor that a compiler holds on to matters."""
 _NO_WEIGHTS = (Source.CONSTANT, Source.ELSEWHERE)
 _INTEGERS = ("int32", "int64")
 
@@ -39,16 +39,24 @@ class XlaHolds:
     """One guard for each region, and one for each gradient before which nothing may be read.
 
     Attributes:
-      weights: whether weights are guarded too.
+      weights: whether weights are guarded too: it pays where their layout is changed early, and
+        elsewhere they are one more copy.
+      every_read: whether not only ops that XLA fuses see late what the forward kept for them.
+      barriers: whether XLA keeps its own barriers.
+      order: what has XLA keep the plan's order; None where nothing does.
     """
 
-    def __init__(self, draft: Draft, kind: type[Guard], weights: bool):
+    def __init__(self, draft: Draft, target: Target):
         self.draft = draft
-        self.kind = kind
-        self.weights = weights
+        self.kind: type[Guard] = XLA_GUARDS[target.guard]
+        self.weights = target.transposes_weights_early
+        self.barriers = target.keeps_barriers
+        self.every_read = target.hold != FUSED
+        self.order = BackwardOrder(draft) if target.hold == ORDER else None
         self.regions = 0
         self.guard: Guard | None = None
         self.guarded: dict[str, str] = {}
+        self.trigger: tuple[str, str] | None = None  # the latest region's
         self.gradient: TensorId | None = None  # the latest
         self.openers: dict[TensorId, Guard] = {}
         self.late: dict[tuple[TensorId, TensorId], str] = {}
@@ -61,6 +69,8 @@ class XlaHolds:
           RewriteError: the step has made no gradient before the region.
         """
         trigger = self._incoming_gradient(fence.position)
+        if self.order is not None:
+            trigger = self.order.trigger(fence.position, *trigger), trigger[1]
         self.regions += 1
         self.guarded = {}
         self.guard = self.kind(f"{SCOPE}/guard_{self.regions}", *trigger)
@@ -71,7 +81,8 @@ class XlaHolds:
 
         One that more than the update reads: a gradient of weights would hold copies back as well,
         but XLA's depth-first scheduler then computes it on the way to the region, and leaves its
-        update, which no region waits for, to the end of the step.
+        update, which no region waits for, to the end of the step. Where that would be the trigger
+        of the region before, whose copies could be merged with these, it is the latest of all.
         """
         draft = self.draft
         latest = None
@@ -83,9 +94,11 @@ class XlaHolds:
                 result = (made.ops[0], slot)
                 if tensor.dtype not in FLOATS or draft.is_resident(result):
                     continue
-                latest = latest or (draft.tensor_name(result), tensor.dtype)
+                found = draft.tensor_name(result), tensor.dtype
+                latest = latest or found
                 if self._goes_on(result):
-                    return draft.tensor_name(result), tensor.dtype
+                    self.trigger = latest if found == self.trigger else found
+                    return self.trigger
         if latest is None:
             raise RewriteError("rewrite: a region has no incoming gradient to guard it with under "
                                "XLA")
@@ -106,7 +119,7 @@ class XlaHolds:
         """Passes all storages and weights from outside the region through its guard."""
         held = list(inputs)
         for i in self._held_inputs(op, outside):
-            held[i] = self._guard(inputs[i], self.draft.tensor(op.inputs[i]).dtype)
+            held[i] = self._guard(inputs[i], op, i)
         return held, ()
 
     def _held_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
@@ -124,14 +137,22 @@ class XlaHolds:
         cost = self.draft.cost
         return s is not None and cost.vertices[cost.storages[s].producer].recomputable
 
-    def _guard(self, tensor: str, dtype: str) -> str:
-        """The tensor behind the region's guard, made once for each tensor."""
-        assert self.guard is not None
-        if tensor not in self.guarded:
-            name = guard_name(tensor, self.regions)
-            self.draft.added.extend(self.guard.pass_through(name, tensor, dtype))
-            self.guarded[tensor] = f"{name}:0"
-        return self.guarded[tensor]
+    def _guard(self, read: str, op: Op, index: int) -> str:
+        """What an op reads behind the region's guard, made once for each tensor.
+
+        A table that is gathered from passes a barrier where XLA keeps those: a select of it would
+        be computed whole.
+        """
+        guard, tensor = self.guard, op.inputs[index]
+        assert guard is not None
+        if read not in self.guarded:
+            if (self.barriers and self.draft.is_resident(tensor)
+                    and record(op.type).gathers):
+                guard = BarrierGuard(guard.name, guard.trigger, guard.dtype)
+            name = guard_name(read, self.regions)
+            self.draft.added.extend(guard.pass_through(name, read, self.draft.tensor(tensor).dtype))
+            self.guarded[read] = f"{name}:0"
+        return self.guarded[read]
 
     def _is_weight(self, tensor: TensorId) -> bool:
         """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
@@ -149,10 +170,14 @@ class XlaHolds:
         made of stays in memory, too. Only of ops that it fuses, where a guard takes no memory.
 
         Weights are held back from all ops: on a CPU, XLA transposes them for the backward as soon
-        as it can, that is at the start of the step, and holds the transposed ones until then.
+        as it can, that is at the start of the step, and holds the transposed ones until then. So
+        it does with activations that a convolution's filter gradient reads, for which every read
+        can be guarded (`every_read`).
         """
         if op.region != BACKWARD:
             return
+        if self.order is not None:
+            self.order.before_original(op, position)
         draft = self.draft
         gradient = next((t for t in op.inputs if draft.graph.ops[t[0]].region == BACKWARD
                          and draft.storage_of(t) is not None
@@ -162,15 +187,16 @@ class XlaHolds:
             return
         for i, tensor in enumerate(op.inputs):
             if (gradient is not None and self._is_weight(tensor)
-                    or record(op.type).fused_by_xla and self._is_kept(tensor, position)):
+                    or (self.every_read or record(op.type).fused_by_xla)
+                    and self._is_kept(tensor, position)):
                 late = self._late(tensor, self.gradient)
                 draft.rewires.append(Rewire(op.name, i, late))
 
     def _is_kept(self, tensor: TensorId, position: int) -> bool:
         """Whether a step reads a large result of the forward, and not a copy of it."""
         draft = self.draft
-        return (draft.graph.ops[tensor[0]].region == FORWARD
-                and draft.storage_of(tensor) is not None
+        made = draft.root[tensor[0]][tensor[1]][0]
+        return (draft.storage_of(tensor) is not None and draft.graph.ops[made].region == FORWARD
                 and (draft.tensor(tensor).bytes or 0) >= LARGE
                 and draft.tensor(tensor).dtype in FLOATS and not draft.read(position, tensor)[1])
 

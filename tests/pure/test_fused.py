@@ -1,0 +1,104 @@
+"""What XLA computes as one: views of one tensor, groups of gradients, and what stays a tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tfckpt.capture.purity import is_pure
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.storage import roots
+from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
+from tfckpt.target import CPU, GPU, Fusion, Target
+
+pytestmark = pytest.mark.pure
+F32, MASK, ROW = Tensor("float32", (64, 4), 1024), Tensor("bool", (64, 4), 256), Tensor(
+    "float32", (1, 4), 16)
+EVERY, ONCE = Fusion(repeats=True), Fusion(repeats=False)
+
+
+def graph(*ops: tuple) -> Graph:
+    """A step of (name, type, names read, region or FORWARD, result or F32); the last is fetched."""
+    number = {name: i for i, (name, *_) in enumerate(ops)}
+    made = []
+    for name, kind, reads, *rest in ops:
+        region = next((r for r in rest if isinstance(r, str)), FORWARD)
+        tensor = next((r for r in rest if isinstance(r, Tensor)), F32)
+        made.append(Op(name, kind, tuple((number[r], 0) for r in reads), (), (tensor,), region,
+                       is_pure(kind, False, (tensor.dtype,))))
+    return Graph("step", tuple(made), ((len(made) - 1, 0),), ())
+
+
+def gelu(last: str = "MatMul") -> Graph:
+    """x * erfc(-x) between two products, and its gradient, which reads both factors."""
+    return graph(
+        ("in", "Placeholder", (), OTHER), ("x", "MatMul", ("in", "in")), ("minus", "Neg", ("x",)),
+        ("erfc", "Erfc", ("minus",)), ("y", "Mul", ("x", "erfc")), ("out", last, ("y", "y")),
+        ("g", "MatMul", ("out", "out"), BACKWARD), ("g_erfc", "Mul", ("g", "erfc"), BACKWARD),
+        ("g_x", "Mul", ("g", "x"), BACKWARD), ("gradient", "AddV2", ("g_erfc", "g_x"), BACKWARD),
+        ("dw", "MatMul", ("gradient", "in"), BACKWARD))
+
+
+def storages(step: Graph, fusion: Fusion | None) -> list[str]:
+    return [s.name.removesuffix(":0") for s in build_cost_graph(step, fusion=fusion).storages]
+
+
+def test_an_executor_has_memory_for_both_factors():
+    assert {"erfc", "g_erfc", "g_x"} < set(storages(gelu(), None))
+
+
+def test_of_a_gelu_what_goes_in_and_what_comes_out_are_tensors():
+    """Both factors are computed again, and the two products of the gradient within their sum."""
+    step = gelu()
+    assert storages(step, EVERY) == ["x", "y", "out", "g", "gradient", "dw"]
+    assert [roots(step, EVERY)[i] for i in (2, 3)] == [((1, 0),)] * 2
+    cost = build_cost_graph(step, fusion=EVERY)
+    gradient = next(v for v in cost.vertices if v.name == "gradient")
+    assert [cost.storages[s].name for s in gradient.reads] == ["x:0", "g:0"]
+    assert {step.ops[i].name for i in gradient.ops} == {"gradient", "g_erfc", "g_x"}
+    assert gradient.workspace == 0
+
+
+def test_on_a_cpu_what_has_one_reader_is_fused():
+    """And minus, which the erfc alone reads."""
+    assert storages(gelu(), ONCE) == ["x", "erfc", "y", "out", "g", "gradient", "dw"]
+    assert Target(device=CPU).compiled().fusion == ONCE
+    assert Target(device=GPU).compiled().fusion.repeats
+    assert Target(device=GPU).fusion is None
+
+
+def test_what_a_product_reads_is_a_tensor():
+    """Not what a reduction reads; nor what the step hands out."""
+    def step(reader: str) -> Graph:
+        return graph(("in", "Placeholder", (), OTHER), ("x", "MatMul", ("in", "in")),
+                     ("y", "Tanh", ("x",)), ("z", reader, ("y", "y")[:1 + (reader == "MatMul")]),
+                     ("w", "MatMul", ("z", "z")))
+
+    assert "y" in storages(step("MatMul"), EVERY) and "y" not in storages(step("Sum"), EVERY)
+    handed_out = step("Sum")
+    assert "y" in storages(dataclasses.replace(handed_out, fetches=((2, 0), (4, 0))), EVERY)
+
+
+def test_a_mask_is_no_view_of_what_is_larger():
+    step = graph(("in", "Placeholder", (), OTHER), ("x", "MatMul", ("in", "in")),
+                 ("mask", "Greater", ("x", "in"), MASK), ("y", "SelectV2", ("mask", "x", "x")),
+                 ("out", "MatMul", ("y", "y")),
+                 ("g", "SelectV2", ("mask", "out", "out"), BACKWARD))
+    assert "mask" in storages(step, EVERY)
+
+
+def test_a_bias_is_a_view_of_what_it_is_added_to_and_a_residual_is_none():
+    def step(other: tuple) -> Graph:
+        return graph(("in", "Placeholder", (), OTHER), ("x", "MatMul", ("in", "in")), other,
+                     ("y", "AddV2", ("x", "other")), ("z", "Tanh", ("y",)),
+                     ("out", "MatMul", ("z", "z")), ("g", "TanhGrad", ("y", "out"), BACKWARD))
+
+    assert "y" not in storages(step(("other", "Sum", ("in",), ROW)), EVERY)
+    assert "y" in storages(step(("other", "MatMul", ("in", "in"))), EVERY)
+
+
+def test_a_library_takes_its_workspace_for_products_alone():
+    cost = build_cost_graph(gelu(), fusion=Fusion(True, 4096))
+    assert {v.name: v.workspace for v in cost.vertices if v.workspace} == dict.fromkeys(
+        ("x", "out", "g", "dw"), 4096)

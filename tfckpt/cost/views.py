@@ -1,0 +1,101 @@
+"""Element-wise ops that have no memory of their own under XLA: each reader computes them again.
+
+XLA for GPUs fuses an element-wise op with all ops that read it, in the forward and in the backward,
+where each of them is element-wise or reduces: of a GELU only what goes in and what comes out is
+ever in memory. Such an op is a view of the one tensor of its size that it reads. An op that reads
+two of them is none, nor one that makes fewer bytes of it (a mask): these would take more in its
+place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tfckpt.graph import Graph, Op, TensorId
+from tfckpt.ops import record
+
+RESIDENT: TensorId = (-1, -1)
+"""Root of every tensor that is allocated before the step (constants, variables, fed inputs)."""
+_SMALL = 16
+"""How many times smaller than its result what else a view reads must be, at least."""
+
+
+def is_element_wise(op: Op) -> bool:
+    """Return whether XLA computes an op in the loop of one that reads it."""
+    known = record(op.type)
+    return (len(op.outputs) == 1 and op.pure and op.loop is None and not known.aliases
+            and not op.conditional and (known.evaluate is not None or known.spreads))
+
+
+def fuses(op: Op, reader: Op) -> bool:
+    """Return whether XLA computes an element-wise op within another that reads it."""
+    return reader.device == op.device and reader.pure and (
+        is_element_wise(reader) or record(reader.type).reduces)
+
+
+class Views:
+    """Finds the views of a graph, in the order of its ops."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.readers = graph.consumers()
+        self.fetched = frozenset(graph.fetches)
+
+    def root_of(self, index: int, root: Sequence[tuple[TensorId, ...]]) -> TensorId:
+        """Return the tensor in whose memory the result of an op lies: its own, but for views.
+
+        Args:
+          root: that of each op before.
+        """
+        op = self.graph.ops[index]
+        if not is_element_wise(op):
+            return (index, 0)
+        source = self._source(op, root)
+        return (index, 0) if source is None or not self._fused_everywhere(index) else source
+
+    def _source(self, op: Op, root: Sequence[tuple[TensorId, ...]]) -> TensorId | None:
+        """Return the root of the one large tensor that an op reads; None where there are more."""
+        size = _elements(op, 0)
+        found: TensorId | None = None
+        for source, slot in op.inputs:
+            made, tensor = self.graph.ops[source], root[source][slot]
+            if tensor == RESIDENT or _elements(made, slot) * _SMALL <= size:
+                continue
+            if found not in (None, tensor):
+                return None
+            found = tensor
+        if found is None or not size:
+            return None
+        made, slot = self.graph.ops[found[0]], found[1]
+        narrower = (op.outputs[0].bytes or 0) < (made.outputs[slot].bytes or 0)
+        return None if narrower or _elements(made, slot) != size else found
+
+    def _fused_everywhere(self, index: int) -> bool:
+        """Return whether all that read an op, behind views of its memory, compute it again."""
+        op, count = self.graph.ops[index], 0
+        pending, seen = [(index, 0)], {(index, 0)}
+        while pending:
+            tensor = pending.pop()
+            if tensor in self.fetched:
+                return False
+            for r in self.readers[tensor[0]]:
+                reader = self.graph.ops[r]
+                slots = [n for n, read in enumerate(reader.inputs) if read == tensor]
+                known = record(reader.type)
+                if not slots or known.shape_only:
+                    continue
+                if known.aliases:
+                    passed = [(r, n) for n in slots if (r, n) not in seen]
+                    pending += passed
+                    seen.update(passed)
+                elif not fuses(op, reader):
+                    return False
+                else:
+                    count += 1
+        return count > 0
+
+
+def _elements(op: Op, slot: int) -> int:
+    shape = op.outputs[slot].shape
+    return 0 if shape is None or None in shape else math.prod(d for d in shape if d is not None)
