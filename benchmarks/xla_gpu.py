@@ -3,12 +3,12 @@
     python benchmarks/xla_gpu.py DIR [DIR ...]          (JAX_PLATFORMS=cpu keeps off the GPU)
     python benchmarks/xla_gpu.py --compile_for=h100 DIR [DIR ...]         (needs no GPU)
 
-Copy the folder and this file to the machine with the GPU; `pip install jax` (or `jax[cuda12]`) is
-all it needs. Printed are device and versions, then for the plain step and the rewritten one with
-each guard the bytes that XLA's buffer assignment holds temporarily, the time of a step (they take
-turns; medians), the loss, and how far all outputs are from those of the plain step. TensorFlow's
-executor computes the same loss to rounding, except where dropout is drawn: XLA has a generator of
-its own.
+Copy the folder, this file and `tfckpt/verify/gpu_compiler.py` beside it to the machine with the
+GPU; `pip install jax` (or `jax[cuda12]`) is all that they need. Printed are device and versions,
+then for the plain step and the rewritten one with each guard the bytes that XLA's buffer assignment
+holds temporarily, the time of a step (they take turns; medians), the loss, and how far all outputs
+are from those of the plain step. TensorFlow's executor computes the same loss to rounding, except
+where dropout is drawn: XLA has a generator of its own.
 
 With `--compile_for` XLA's GPU compiler compiles for a GPU that is described, not present, and
 nothing is run: `pip install 'jax[cuda12]'`, no driver. Kernels cannot be tried out then: matrix
@@ -39,73 +39,19 @@ from typing import Any
 import jax
 import jaxlib
 import numpy as np
-from jax.experimental import topologies
-from jax.extend import mlir
-from jax.extend.mlir import ir
-from jax.interpreters.mlir import make_ir_context
 from jaxlib import xla_client
+
+# a file of its own, which lies beside this one in a kit
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tfckpt" / "verify"))
+from gpu_compiler import TARGETS, WITHOUT_TRIALS, described, executable, stablehlo  # noqa: E402
+
+__all__ = ["TARGETS", "WITHOUT_TRIALS", "Program", "described", "difference", "heavy"]
 
 KINDS = ("plain", "data", "barrier")
 
-# What XLA asks of a GPU, from the published figures (bytes, bytes per second, GHz).
-TARGETS = {"h100": """
-gpu_device_info {
-  cuda_compute_capability { major: 9 }
-  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
-  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-  shared_memory_per_core: 233472 shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  l2_cache_size: 52428800 memory_bandwidth: 3352320000000 device_memory_size: 85899345920
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 }
-runtime_version { major: 12 minor: 8 }
-device_description_str: "NVIDIA H100 80GB"
-"""}
-WITHOUT_TRIALS = [("xla_gpu_autotune_level", 0), ("xla_gpu_enable_triton_gemm", False)]
 _NAME = re.compile(r'op_name="([^"]*)"')
 _COPY = re.compile(r"-tfckpt\d+$")
 _HEAVY = re.compile(r' (?:dot|convolution)\(|custom_call_target="__cu(?:blas|dnn)\$')
-
-
-def stablehlo(module: bytes) -> ir.Module:
-    """A serialized HLO module as JAX hands modules to compilers.
-
-    The copies in it are taken out: XLA for GPUs is a plugin and reads StableHLO only, which has
-    none, and it makes those that it needs.
-    """
-    copies: list[ir.Operation] = []
-
-    def note(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "mhlo.copy":
-            copies.append(op)
-        return ir.WalkResult.ADVANCE
-
-    with make_ir_context():
-        parsed = ir.Module.parse(mlir.hlo_to_stablehlo(module))
-        parsed.operation.walk(note)
-        for copy in copies:
-            copy.results[0].replace_all_uses_with(copy.operands[0])
-            copy.erase()
-    return parsed
-
-
-def described(target: str) -> Any:
-    """A device that modules can be compiled for, without one.
-
-    Raises:
-      SystemExit: JAX has no compiler for GPUs here.
-    """
-    jax.config.update("jax_platforms", "cpu")  # else the plugin wants to see a driver
-    try:
-        topology = topologies.get_topology_desc(platform="cuda", target_config=TARGETS[target],
-                                                topology="1x1x1")
-    except (NotImplementedError, RuntimeError) as e:
-        raise SystemExit("xla_gpu: --compile_for needs XLA's GPU compiler: "
-                         f"pip install 'jax[cuda12]' ({e})") from e
-    return topology.devices[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,13 +72,10 @@ class Compiled:
 
 def compiled(module: bytes, device: Any) -> Compiled:
     """Compiles a serialized HLO module for a device that `described` returned."""
-    private = xla_client._xla
-    options = xla_client.CompileOptions()
-    options.env_option_overrides = WITHOUT_TRIALS
-    executable = device.client.compile(stablehlo(module), private.DeviceList((device,)), options)
-    text = executable.hlo_modules()[0].to_string()
+    made = executable(stablehlo(module), device)
+    text = made.hlo_modules()[0].to_string()
     names = set(_NAME.findall(text))
-    return Compiled(executable.get_compiled_memory_stats().temp_size_in_bytes,
+    return Compiled(made.get_compiled_memory_stats().temp_size_in_bytes,
                     sum(_COPY.sub("", name) in names for name in names if _COPY.search(name)),
                     heavy(text))
 
@@ -251,7 +194,10 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)  # seeds and counters are 64-bit integers
     versions = f"jax {jax.__version__}, jaxlib {jaxlib.__version__}"
     if arguments.compile_for:
-        device = described(arguments.compile_for)
+        try:
+            device = described(arguments.compile_for)
+        except RuntimeError as error:
+            raise SystemExit(f"xla_gpu: --compile_for: {error}") from error
         print(f"{datetime.date.today()}: compiled for {device.device_kind}, not run, {versions}\n")
         columns: tuple[str, ...] = ("job", "step", "temp MB", "ratio", "to recompute",
                                     "recomputed", "products and convolutions")

@@ -37,6 +37,7 @@ from tfckpt.devices import find_device
 from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.options import make_options
 from tfckpt.target import Target
+from tfckpt.verify import gpu_compiler
 
 BUDGETS: dict[str, object] = {"plain": None, "min": "min", "0.5": 0.5}
 DEFAULT = ("decoder", "encoder", "wavenet", "mbconv", "convnext", "mixer", "unet")
@@ -51,7 +52,8 @@ SMALL: dict[str, dict[str, int]] = {
     "lm_head": {"batch": 2, "length": 64, "width": 64, "depth": 2, "vocabulary": 8192},
 }
 LIMIT_BYTES = 60_000_000
-RUNNERS = ("xla_gpu.py", "xla_kit_run.py")
+_HERE = pathlib.Path(__file__).parent
+RUNNERS = (_HERE / "xla_gpu.py", _HERE / "xla_kit_run.py", pathlib.Path(gpu_compiler.__file__))
 WRITTEN_OUT = 16  # elements of an array whose values stand in about.json
 
 
@@ -70,7 +72,7 @@ def write_kit(folder: pathlib.Path, sizes: Mapping[str, Mapping[str, int]], devi
         print(f"{name}: {len(about['parameters'])} parameters, recomputed ops "
               f"{about['recomputed_ops']}, {compressed / 1e6:.2f} MB", flush=True)
     for runner in RUNNERS:
-        shutil.copy(pathlib.Path(__file__).with_name(runner), folder / runner)
+        shutil.copy(runner, folder / runner.name)
     kit = {"networks": list(sizes), "planned_for": device or "the machine that wrote it",
            "tensorflow": tf.__version__, "keras": keras.__version__}
     (folder / "kit.json").write_text(json.dumps(kit, indent=1) + "\n", encoding="utf-8")

@@ -44,8 +44,8 @@ def modules(folder):
 def test_what_is_in_the_folder(kit):
     folder, about = kit
     found = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-    assert set(found) == {"kit.json", "xla_gpu.py", "xla_kit_run.py", "mbconv/about.json",
-                          *(f"mbconv/{kind}.hlo.gz" for kind in KINDS)}
+    assert set(found) == {"kit.json", "xla_gpu.py", "xla_kit_run.py", "gpu_compiler.py",
+                          "mbconv/about.json", *(f"mbconv/{kind}.hlo.gz" for kind in KINDS)}
     assert sum(found.values()) < 1_000_000
     assert about["kinds"] == KINDS and not about["refused"]
     assert about["recomputed_ops"]["plain"] == 0 < min(

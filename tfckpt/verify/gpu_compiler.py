@@ -82,7 +82,6 @@ def described(target: str) -> Any:
     from jax.experimental import topologies
 
     jax.config.update("jax_platforms", "cpu")  # else the plugin wants to see a driver
-    jax.config.update("jax_enable_x64", True)  # seeds and counters are 64-bit integers
     try:
         return topologies.get_topology_desc(platform="cuda", target_config=TARGETS[target],
                                             topology="1x1x1").devices[0]
@@ -148,6 +147,9 @@ def main(target: str) -> None:
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
     try:
+        import jax
+
+        jax.config.update("jax_enable_x64", True)  # seeds and counters are 64-bit integers
         device = described(target)
     except Exception as error:
         return write(answers, _said(error), failed=True)
