@@ -27,7 +27,8 @@ import keras
 import tensorflow as tf
 from absl import app, flags
 
-from benchmarks.networks import NETWORKS, Network
+from benchmarks.network_steps import batch_of, step_of
+from benchmarks.networks import NETWORKS
 from tfckpt.api import CheckpointedStep
 from tfckpt.devices import find_device
 from tfckpt.errors import InfeasibleBudgetError
@@ -43,27 +44,6 @@ flags.DEFINE_string("precision", "float32", "A policy of keras.mixed_precision."
 flags.DEFINE_string("device", "", "A described GPU to plan and compile for; see grappler_ext.")
 flags.DEFINE_string("guard", "", "What delays copies (tfckpt.target.Target.guard).")
 flags.DEFINE_string("json", "", "A file to write the same figures to.")
-
-
-def step_of(network: Network) -> Any:
-    """Return a training step with Adam, as a `tf.function` for XLA."""
-    model, optimizer = network.model, keras.optimizers.Adam(1e-3)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer.build(model.trainable_variables)
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-        variables = model.trainable_variables
-        optimizer.apply(tape.gradient(value, variables), variables)
-        return value
-
-    return tf.function(step, jit_compile=True)
-
-
-def batch_of(network: Network) -> list[tf.Tensor]:
-    """Return zeros of the batch's and the labels' shapes: only these matter here."""
-    return [tf.zeros(shape, dtype) for shape, dtype in (network.x, network.y)]
 
 
 def target() -> Target | None:

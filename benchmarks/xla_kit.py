@@ -28,8 +28,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.network_steps import batch_of, step_of
 from benchmarks.networks import NETWORKS, Network
-from benchmarks.xla_budgets import batch_of, step_of
 from benchmarks.xla_export import arguments, check_parameters
 from tfckpt.api import CheckpointedStep
 from tfckpt.carriers.here import target_of

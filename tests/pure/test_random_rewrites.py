@@ -29,7 +29,8 @@ from tfckpt.rewrite.realise import realise
 from tfckpt.target import GPU, Target
 
 TARGETS = (Target(device=GPU), Target(device=GPU, optimised=True), Target().compiled(),
-           Target(device=GPU).compiled())
+           Target(device=GPU).compiled(), Target(otherwise=True).compiled(),
+           Target(device=GPU, otherwise=True).compiled())
 UNARY, BINARY = ("Tanh", "Sin", "Square", "Neg", "Identity"), ("Mul", "AddV2", "AddV2", "MatMul")
 REFUSED = ("a sum that writes into", "no incoming gradient")
 """What cannot be realised for a reason, and says so."""
@@ -104,7 +105,8 @@ class Shuffled:
 
 def rewritten(graph: Graph, target: Target, rng, fad: bool) -> Edits | None:
     """What the passes make of a random plan; None where they refuse it for a reason."""
-    decision = next(decisions_of(graph, build_cost_graph(graph), lambda cost: iter(
+    cost = build_cost_graph(graph, target.rates, target.fusion)
+    decision = next(decisions_of(graph, cost, lambda cost: iter(
         [random_plan(cost, target, rng)]), fad=fad, target=target))
     try:
         return realise(Context(graph, (PlannedPart(decision, target=target),),
