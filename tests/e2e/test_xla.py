@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
-from benchmarks import networks, xla_budgets
+from benchmarks import network_steps, networks
 from tests.support import process, training
 from tests.support.models import MODELS
 from tfckpt.api import CheckpointedStep
@@ -61,7 +61,8 @@ def test_within_rounding_and_not_merged(name):
     before = compiled(plain, *plain_trial.batches[0])
     after = compiled(step, *made.batches[0])
     assert after.heavy_count - before.heavy_count == expected
-    assert not before.planned and after.copies and not after.merged
+    assert not before.planned and after.copies
+    assert set(after.merged) <= {"Cast"}  # of the labels, as many numbers as there are examples
     if not (name == "conv_relu" and tf.__version__.startswith("2.18.")):  # layouts of its own
         assert after.temp_bytes < before.temp_bytes
 
@@ -103,8 +104,8 @@ def test_no_guard_stands_before_what_xla_must_know_when_it_compiles():
     """Masks of a size that is read off a shape: TensorFlow refuses a step that hides the size."""
     process.fresh()
     network = networks.decoder(batch=4, length=512, width=64, depth=4, vocabulary=64)
-    batch = xla_budgets.batch_of(network)
-    ours = tfckpt.checkpoint(xla_budgets.step_of(network), xla_trials=0)
+    batch = network_steps.batch_of(network)
+    ours = tfckpt.checkpoint(network_steps.step_of(network), xla_trials=0)
     ours(*batch)
     assert ours.report.applied
     made = ours.get_concrete_function(*batch).graph.get_operations()

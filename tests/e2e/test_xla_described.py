@@ -85,7 +85,7 @@ def test_numbers_of_the_second_way_on_a_cpu(name):
 
 
 @pytest.mark.parametrize("python, said", [
-    ("", "no compiler for the described device"), (sys.executable, "has ended"),
+    ("", "no compiler for the described device"), (sys.executable, "has no JAX"),
     ("/nowhere/python", "cannot be run")])
 def test_what_is_said_where_there_is_no_compiler(monkeypatch, python, said):
     """A step is planned by simulation then; this interpreter has TensorFlow and may have no JAX."""
@@ -97,7 +97,7 @@ def test_what_is_said_where_there_is_no_compiler(monkeypatch, python, said):
     step = CheckpointedStep(plain, make_options("min", target=H100))
     step.get_concrete_function(*batch)
     assert step.report.recomputed_ops and step.report.compiled.before is None
-    assert said in step.report.compiled.reason or "no compiler" in step.report.compiled.reason
+    assert said in step.report.compiled.reason
 
 
 @pytest.mark.skipif(not JAX, reason="jax[cuda12] is not here")

@@ -151,6 +151,9 @@ def main(target: str) -> None:
 
         jax.config.update("jax_enable_x64", True)  # seeds and counters are 64-bit integers
         device = described(target)
+    except ImportError as error:
+        return write(answers, f"the interpreter to compile with has no JAX: {error}".encode(),
+                     failed=True)
     except Exception as error:
         return write(answers, _said(error), failed=True)
     write(answers, b"ready")
