@@ -51,11 +51,11 @@ class Fusion:
     Attributes:
       repeats: whether an element-wise op is computed again in each of its readers, though there
         are several: XLA for CPUs does that for few, and keeps the others.
-      library_bytes: what a matrix product takes besides, where a library computes it.
+      workspace_bytes: what a matrix product takes besides, where a library computes it.
     """
 
     repeats: bool
-    library_bytes: int = 0
+    workspace_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

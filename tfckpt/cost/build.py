@@ -184,7 +184,7 @@ def _extra(graph, root, inner, members, fusion: Fusion | None) -> int:
     """Return the bytes that an op, or a group, holds besides its results while it runs."""
     if fusion is not None:
         heavy = record(graph.ops[members[0]].type).multiplies_matrices
-        return fusion.library_bytes if heavy else 0
+        return fusion.workspace_bytes if heavy else 0
     return workspace(graph, root, inner, members) if len(members) > 1 else 0
 
 

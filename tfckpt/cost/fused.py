@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tfckpt.cost.views import fuses, is_element_wise
+from tfckpt.cost.views import fuses, is_element_wise, read_behind
 from tfckpt.graph import Graph, TensorId
 from tfckpt.ops import record
 
@@ -40,25 +40,13 @@ def fused_ops(graph: Graph, anchors: Sequence[int], readers: Sequence[Sequence[i
 
 def _group(graph: Graph, i: int, anchors: Collection[int], readers: Sequence[Sequence[int]],
            root: Sequence[tuple[TensorId, ...]], found: Mapping[int, int]) -> int | None:
-    """Return the anchor of the one group that all readers of an op belong to; None if there are
-    several, or one that does not fuse."""
-    group: int | None = None
-    pending = [(i, 0)]
-    while pending:
-        tensor = pending.pop()
-        for r in readers[tensor[0]]:
-            reader = graph.ops[r]
-            slots = [n for n, read in enumerate(reader.inputs) if read == tensor]
-            known = record(reader.type)
-            if not slots or known.shape_only:
-                continue
-            if r not in anchors and (known.aliases or root[r] == ((i, 0),)):
-                pending += [(r, n) for n in slots] if known.aliases else [(r, 0)]
-                continue
-            if (r not in anchors or reader.region != graph.ops[i].region
-                    or not fuses(graph.ops[i], reader)):
-                return None
-            if group not in (None, found.get(r, r)):
-                return None
-            group = found.get(r, r)
-    return group
+    """Return the anchor of the one group that all readers of an op are in; None if there is none.
+    """
+    op = graph.ops[i]
+    _, behind = read_behind(graph, readers, i, lambda r: r not in anchors and (
+        record(graph.ops[r].type).aliases or root[r] == ((i, 0),)))
+    if not all(r in anchors and graph.ops[r].region == op.region and fuses(op, graph.ops[r])
+               for r in behind):
+        return None
+    groups = {found.get(r, r) for r in behind}
+    return groups.pop() if len(groups) == 1 else None

@@ -10,7 +10,7 @@ place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tfckpt.graph import Graph, Op, TensorId
 from tfckpt.ops import record
@@ -32,6 +32,35 @@ def fuses(op: Op, reader: Op) -> bool:
     """Return whether XLA computes an element-wise op within another that reads it."""
     return reader.device == op.device and reader.pure and (
         is_element_wise(reader) or record(reader.type).reduces)
+
+
+def read_behind(graph: Graph, readers: Sequence[Sequence[int]], index: int,
+                passes: Callable[[int], bool]) -> tuple[list[TensorId], list[int]]:
+    """Return the tensors in which an op's result is handed on, and the ops that read one of them.
+
+    Ops that read shapes alone do not count.
+
+    Args:
+      readers: as `Graph.consumers`.
+      passes: whether an op hands on what it reads.
+    """
+    tensors: dict[TensorId, None] = {(index, 0): None}
+    found: dict[int, None] = {}
+    pending = [(index, 0)]
+    while pending:
+        tensor = pending.pop()
+        for r in readers[tensor[0]]:
+            reader = graph.ops[r]
+            slots = [n for n, read in enumerate(reader.inputs) if read == tensor]
+            if not slots or record(reader.type).shape_only:
+                continue
+            if not passes(r):
+                found[r] = None
+                continue
+            passed = [(r, n) for n in (slots if record(reader.type).aliases else (0,))]
+            pending += [t for t in passed if t not in tensors]
+            tensors.update(dict.fromkeys(passed))
+    return list(tensors), list(found)
 
 
 class Views:
@@ -73,27 +102,11 @@ class Views:
 
     def _fused_everywhere(self, index: int) -> bool:
         """Return whether all that read an op, behind views of its memory, compute it again."""
-        op, count = self.graph.ops[index], 0
-        pending, seen = [(index, 0)], {(index, 0)}
-        while pending:
-            tensor = pending.pop()
-            if tensor in self.fetched:
-                return False
-            for r in self.readers[tensor[0]]:
-                reader = self.graph.ops[r]
-                slots = [n for n, read in enumerate(reader.inputs) if read == tensor]
-                known = record(reader.type)
-                if not slots or known.shape_only:
-                    continue
-                if known.aliases:
-                    passed = [(r, n) for n in slots if (r, n) not in seen]
-                    pending += passed
-                    seen.update(passed)
-                elif not fuses(op, reader):
-                    return False
-                else:
-                    count += 1
-        return count > 0
+        op = self.graph.ops[index]
+        tensors, found = read_behind(self.graph, self.readers, index,
+                                     lambda r: record(self.graph.ops[r].type).aliases)
+        return bool(found) and self.fetched.isdisjoint(tensors) and all(
+            fuses(op, self.graph.ops[r]) for r in found)
 
 
 def _elements(op: Op, slot: int) -> int:

@@ -86,7 +86,7 @@ class BackwardOrder:
             if (tensor.dtype not in FLOATS or draft.graph.ops[root[0]] is not op
                     or copy and (tensor.bytes or 0) < LARGE):
                 continue
-            later = self._readers(instance)
+            later = self._regions.get(instance)
             if later and (copy or all(region == UPDATE for region in later)):
                 name = copy_name(op.name, copy) if copy else op.name
                 found.append((f"{name}:{root[1]}", tensor.dtype))
@@ -103,9 +103,6 @@ class BackwardOrder:
                 for instance in reads:
                     found.setdefault(instance, []).append(made.region)
         return found
-
-    def _readers(self, instance: int) -> list[str]:
-        return self._regions.get(instance, [])
 
     def _gradient_made(self, tensor: TensorId, position: int) -> int | None:
         """Return where the large gradient was made that a step reads; None where it is none."""
