@@ -18,7 +18,7 @@ from tfckpt.plan.improve import descend, hasten
 from tfckpt.plan.order import base_order, deferrable, moves_of_xla, releasable
 from tfckpt.plan.refine import front
 from tfckpt.plan.schedule import Moves
-from tfckpt.target import HERE, Target
+from tfckpt.target import HERE, ORDER, Target
 
 EVALUATIONS, FEWEST, MOST = 300_000, 60, 1200
 """Candidates priced: the first divided by the graph's vertices, within the other two."""
@@ -100,7 +100,8 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
     """
     plain = Candidate(evaluator.everything(), source="store_all")
     if not target.orders_by_control:
-        return [dataclasses.replace(plain, moves=moves_of_xla(evaluator.graph))]
+        found = [dataclasses.replace(plain, moves=moves_of_xla(evaluator.graph))]
+        return found + [dataclasses.replace(t, thrifty=True) for t in found if target.hold == ORDER]
     if not free_moves:
         return [plain]
     graph = evaluator.graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfckpt.cost.costgraph import FORWARD, CostGraph
+from tfckpt.cost.costgraph import CostGraph
 from tfckpt.edits import Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, TensorId
 from tfckpt.ops import record
@@ -98,8 +98,7 @@ def _original(draft: Draft, holds: Holds, position: int) -> None:
     """Has the ops of an original read the latest copies."""
     ops = [draft.graph.ops[i] for i in draft.cost.vertices[draft.plan.schedule[position][0]].ops]
     for op in ops:
-        if op.region != FORWARD:
-            holds.before_original(op, position)
+        holds.before_original(op, position)
         for i, tensor in enumerate(op.inputs):
             name, copy = draft.read(position, tensor)
             if copy:

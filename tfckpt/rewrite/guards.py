@@ -62,8 +62,8 @@ class Guard(abc.ABC):
         """
         scope, dtype = self.name, f"dtype:{self.dtype}"
         return [
-            _const(f"{scope}/flat", "int32", [-1]), _const(f"{scope}/begin", "int32", [0]),
-            _const(f"{scope}/end", "int32", [1]), _const(f"{scope}/step", "int32", [1]),
+            const(f"{scope}/flat", "int32", [-1]), const(f"{scope}/begin", "int32", [0]),
+            const(f"{scope}/end", "int32", [1]), const(f"{scope}/step", "int32", [1]),
             Create(f"{scope}/reshape", names.RESHAPE, (self.trigger, f"{scope}/flat:0"), (),
                    (self.dtype,), {"T": dtype, "Tshape": "dtype:int32"}),
             Create(f"{scope}/first", names.STRIDED_SLICE,
@@ -84,7 +84,7 @@ class DataGuard(Guard):
         return self._first_element() + [
             Create(f"{scope}/bits", names.BITCAST, (f"{scope}/first:0",), (), (bits,),
                    {"T": f"dtype:{dtype}", "type": f"dtype:{bits}"}),
-            _const(f"{scope}/payload", bits, payload),
+            const(f"{scope}/payload", bits, payload),
             Create(f"{scope}/equal", names.EQUAL, (f"{scope}/bits:0", f"{scope}/payload:0"), (),
                    ("bool",), {"T": f"dtype:{bits}", **dict(record(names.EQUAL).made_with)}),
             Create(f"{scope}/armed", names.ANY, (f"{scope}/equal:0", f"{scope}/begin:0"), (),
@@ -94,7 +94,7 @@ class DataGuard(Guard):
     def pass_through(self, name: str, tensor: str, dtype: str) -> list[Create]:
         """A select between zero and the tensor."""
         return [
-            _const(f"{name}/zero", dtype, False if dtype == "bool" else 0),
+            const(f"{name}/zero", dtype, False if dtype == "bool" else 0),
             Create(name, names.SELECT, (f"{self.name}/armed:0", f"{name}/zero:0", tensor), (),
                    (dtype,), {"T": f"dtype:{dtype}"}),
         ]
@@ -116,6 +116,7 @@ class BarrierGuard(Guard):
 XLA_GUARDS: dict[str, type[Guard]] = {"data": DataGuard, "barrier": BarrierGuard}
 
 
-def _const(name: str, dtype: str, value: object) -> Create:
+def const(name: str, dtype: str, value: object) -> Create:
+    """Return an op that makes a constant: a number, or a list of numbers."""
     return Create(name, names.CONST, (), (), (dtype,),
                   {"dtype": f"dtype:{dtype}", "value": ("const", dtype, value)})

@@ -13,6 +13,7 @@ from tfckpt.plan.schedule import Fence, Step
 from tfckpt.rewrite.draft import FLOATS, LARGE, Draft
 from tfckpt.rewrite.guards import XLA_GUARDS, BarrierGuard, Guard
 from tfckpt.rewrite.names import SCOPE, guard_name
+from tfckpt.rewrite.xla_early import EarlyOps
 from tfckpt.rewrite.xla_order import BackwardOrder
 from tfckpt.target import FUSED, ORDER, Target
 
@@ -43,7 +44,7 @@ class XlaHolds:
         elsewhere they are one more copy.
       every_read: whether not only ops that XLA fuses see late what the forward kept for them.
       barriers: whether XLA keeps its own barriers.
-      order: what has XLA keep the plan's order; None where nothing does.
+      order, early: what has XLA keep the plan's order; None where nothing does.
     """
 
     def __init__(self, draft: Draft, target: Target):
@@ -52,7 +53,9 @@ class XlaHolds:
         self.weights = target.transposes_weights_early
         self.barriers = target.keeps_barriers
         self.every_read = target.hold != FUSED
+        self.when_compiled = _known_when_compiled(draft.graph)
         self.order = BackwardOrder(draft) if target.hold == ORDER else None
+        self.early = EarlyOps(draft, self.when_compiled) if target.hold == ORDER else None
         self.regions = 0
         self.guard: Guard | None = None
         self.guarded: dict[str, str] = {}
@@ -60,7 +63,6 @@ class XlaHolds:
         self.gradient: TensorId | None = None  # the latest
         self.openers: dict[TensorId, Guard] = {}
         self.late: dict[tuple[TensorId, TensorId], str] = {}
-        self.when_compiled = _known_when_compiled(draft.graph)
 
     def open_region(self, fence: Fence) -> None:
         """Makes the guard of a run of copies, which depends on the gradient that comes in.
@@ -174,6 +176,8 @@ class XlaHolds:
         it does with activations that a convolution's filter gradient reads, for which every read
         can be guarded (`every_read`).
         """
+        if self.early is not None:
+            self.early.before_original(op)
         if op.region != BACKWARD:
             return
         if self.order is not None:

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import BACKWARD, UPDATE
-from tfckpt.edits import Create, Rewire
+from tfckpt.edits import Clone, Create, Rewire
 from tfckpt.graph import Op, TensorId
 from tfckpt.ops import names, record
 from tfckpt.rewrite.draft import FLOATS, LARGE, Draft
@@ -33,8 +33,10 @@ class BackwardOrder:
         self.region = 0  # where the latest run of copies begins
         self.copies: list[tuple[str, str]] = []  # of that: names and dtypes
         self.weights: list[tuple[str, str]] = []  # gradients that nothing waits for yet
-        self.since = 0  # where the first of them was made
-        self.behind: dict[TensorId, str] = {}
+        self.since = 0  # where the latest of them was made
+        self.behind: dict[TensorId, str] = {}  # gradients by their latest barriers
+        self.after_copies: dict[TensorId, None] = {}  # those behind the copies of that region
+        self.views: dict[tuple[TensorId, str], str] = {}
         self.barriers = 0
 
     def trigger(self, position: int, tensor: str, dtype: str) -> str:
@@ -49,13 +51,33 @@ class BackwardOrder:
             made = self._gradient_made(tensor, position)
             if made is None or op.region != BACKWARD:
                 continue
-            name, dtype = self.draft.tensor_name(tensor), self.draft.tensor(tensor).dtype
-            if self.copies and made < self.region:
-                if tensor not in self.behind:
-                    self.behind[tensor] = self._barrier(name, dtype, self.copies)
-                self.draft.rewires.append(Rewire(op.name, i, self.behind[tensor]))
+            origin = self.draft.made_by(tensor)
+            if self.copies and made < self.region and origin not in self.after_copies:
+                self._put_behind(origin, self.copies)
+                self.after_copies[origin] = None
             elif self.weights and made < self.since:
-                self.draft.rewires.append(Rewire(op.name, i, self._barrier(name, dtype, [])))
+                self._put_behind(origin, [])
+            if origin in self.behind:
+                self.draft.rewires.append(Rewire(op.name, i, self._seen(tensor, origin)))
+
+    def _put_behind(self, origin: TensorId, copies: Sequence[tuple[str, str]]) -> None:
+        """Have what reads a gradient from now on read it behind copies and gradients of weights."""
+        name = self.behind.get(origin, self.draft.tensor_name(origin))
+        self.behind[origin] = self._barrier(name, self.draft.tensor(origin).dtype, copies)
+
+    def _seen(self, tensor: TensorId, origin: TensorId) -> str:
+        """Return a tensor as seen behind the latest barrier of the one whose memory it lies in."""
+        if tensor == origin:
+            return self.behind[origin]
+        key = (tensor, self.behind[origin])
+        if key not in self.views:
+            op = self.draft.graph.ops[tensor[0]]
+            inputs = [self.draft.tensor_name(t) for t in op.inputs]
+            inputs[tensor[1]] = self._seen(op.inputs[tensor[1]], origin)
+            name = f"{op.name}-{SCOPE}_after{len(self.views) + 1}"
+            self.draft.added.append(Clone(name, op.name, tuple(inputs)))
+            self.views[key] = f"{name}:{tensor[1]}"
+        return self.views[key]
 
     def _look(self, position: int) -> None:
         """Note what of the steps before a position shall come first."""
@@ -63,11 +85,11 @@ class BackwardOrder:
         for p in range(self.seen, position):
             if not schedule[p][1]:
                 found = self._results(p)
-                self.since = self.since if self.weights or not found else p
+                self.since = p if found else self.since
                 self.weights += found
                 continue
             if not (p and schedule[p - 1][1]):
-                self.region, self.copies, self.behind = p, [], {}
+                self.region, self.copies, self.after_copies = p, [], {}
             self.copies += self._results(p)
         self.seen = position
 
@@ -107,8 +129,8 @@ class BackwardOrder:
     def _gradient_made(self, tensor: TensorId, position: int) -> int | None:
         """Return where the large gradient was made that a step reads; None where it is none."""
         draft = self.draft
-        made = draft.tensor(tensor)
-        if (draft.graph.ops[tensor[0]].region != BACKWARD or made.dtype not in FLOATS
+        made, root = draft.tensor(tensor), draft.root[tensor[0]][tensor[1]]
+        if (root[0] < 0 or draft.graph.ops[root[0]].region != BACKWARD or made.dtype not in FLOATS
                 or (made.bytes or 0) < LARGE or draft.read(position, tensor)[1]):
             return None
         instance = draft.instance(position, tensor)

@@ -1,0 +1,124 @@
+"""What XLA could compute at any time waits for its turn: random numbers, zeros, gradients."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt.rewrite.build as build
+from tests.support import process
+from tfckpt.api import CheckpointedStep
+from tfckpt.devices import find_device
+from tfckpt.edits import Clone, Create
+from tfckpt.options import make_options
+from tfckpt.rewrite.passes import copies
+
+H100 = find_device("H100-80GB").target()
+ROWS, WIDTH, SEGMENTS = 1 << 14, 64, 300
+
+
+def model_step(seeded):
+    """A step with dropout, a scatter into zeros, and layers that are worth recomputing."""
+    process.fresh()
+    layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(6)]
+    table = tf.Variable(np.random.default_rng(0).normal(size=(SEGMENTS, WIDTH)).astype("float32"))
+    for layer in layers:
+        layer.build((ROWS, WIDTH))
+    variables = [table] + [v.value for layer in layers for v in layer.trainable_variables]
+
+    @tf.function(jit_compile=True)
+    def step(ids, segments):
+        with tf.GradientTape() as tape:
+            h = tf.gather(table, ids)
+            for number, layer in enumerate(layers):
+                h = h + layer(h)
+                if seeded:
+                    seed = tf.stack([tf.reduce_sum(ids), number])
+                    h *= tf.cast(tf.random.stateless_uniform(h.shape, seed) > 0.1, tf.float32)
+            found = tf.math.unsorted_segment_sum(h, segments, SEGMENTS)
+            loss = tf.reduce_mean(tf.square(found))
+        gradients = tape.gradient(loss, variables)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss, found
+
+    return step, variables
+
+
+def batch(dtype):
+    ids = np.arange(ROWS, dtype="int32") % SEGMENTS
+    segments = (2 * (np.arange(ROWS) * 7 % 150)).astype(dtype)
+    segments[3] = segments[100] = -1  # dropped, as TensorFlow says
+    segments[5:9] = 16
+    return tf.constant(ids), tf.constant(segments)
+
+
+def edits_of(monkeypatch, seeded=True, dtype="int32"):
+    """The edits of a step that is planned for a GPU, what it returns, and its variables then."""
+    found = []
+
+    def noted(*arguments, **options):
+        found.append(original(*arguments, **options))
+        return found[-1]
+
+    original = build.build_edits
+    monkeypatch.setattr(copies, "build_edits", noted)
+    step, variables = model_step(seeded)
+    ours = CheckpointedStep(step, make_options("min", xla_trials=0, target=H100))
+    result = ours(*batch(dtype))
+    assert ours.report.applied and ours.report.recomputed_ops
+    return found[-1], result, variables
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_numbers_are_those_of_the_plain_step(monkeypatch, dtype):
+    """Segments that are negative, that repeat and that nothing falls into among them."""
+    plain, wanted_variables = model_step(True)
+    wanted = plain(*batch(dtype))
+    edits, found, variables = edits_of(monkeypatch, dtype=dtype)
+    assert any(c.type == "TensorScatterAdd" for c in edits.added if isinstance(c, Create))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-6)
+    np.testing.assert_allclose(found[1], wanted[1], rtol=1e-5, atol=3e-6)
+    assert not np.any(found[1][1])  # no row falls into the second segment
+    for one, other in zip(variables, wanted_variables, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=2e-6)
+
+
+def test_random_numbers_wait_for_the_tensor_before_them(monkeypatch):
+    """All but the first, whose seed nothing precedes that could be waited for."""
+    edits, _, _ = edits_of(monkeypatch)
+    guarded = [r for r in edits.rewires if "_early" in r.tensor]
+    drawn = {r.op for r in guarded if "StatelessRandomUniform" in r.op}
+    assert len(drawn) == 5
+    made = {c.name: c for c in edits.added if not isinstance(c, Clone)}
+    for rewire in guarded:
+        select = made[rewire.tensor.removesuffix(":0")]
+        assert select.type == "SelectV2" and select.inputs[0].endswith("armed:0")
+
+
+def test_zeros_come_with_what_is_scattered(monkeypatch):
+    edits, _, _ = edits_of(monkeypatch)
+    made = {f"{c.name}:0": c for c in edits.added if isinstance(c, Create)}
+    scatters = [c for c in made.values() if c.type == "TensorScatterAdd"]
+    assert scatters
+    for scatter in scatters:
+        zeros, _, data = scatter.inputs
+        barrier = made[data]
+        assert barrier.type == "XlaOptimizationBarrier"
+        assert made[zeros].type == "Fill" and made[zeros].inputs[1] == f"{barrier.name}:1"
+        assert any(r.tensor == f"{scatter.name}:0" for r in edits.rewires)
+
+
+def test_gradients_are_read_behind_those_of_weights(monkeypatch):
+    """What a layer's gradient is made of is not held until that of its weights is there."""
+    edits, _, _ = edits_of(monkeypatch)
+    read = {(r.op, r.index): r.tensor for r in edits.rewires}
+    found = 0
+    for barrier in (c for c in edits.added if c.name.startswith("tfckpt/after_")):
+        for weights in (t for t in barrier.inputs[1:] if t.endswith("/MatMul/MatMul_1:0")):
+            layer = weights.removesuffix("_1:0"), 0
+            if read.get(layer) == f"{barrier.name}:0":
+                found += 1
+    assert found >= 4
