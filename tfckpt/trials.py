@@ -3,7 +3,7 @@
 A budget is one of compiled bytes then. What comes out corrects what the next plan may need, by a
 line through what is known; the fastest plan whose compiled bytes fit is taken. Where none of them
 does, XLA is asked about the plan of the least peak before a budget is refused. For the least peak
-there is one plan, and it is tried in two ways of holding XLA to it. Nothing runs.
+two plans are tried, or one in two ways of holding XLA to it. Nothing runs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tfckpt.hlo import XlaMemory
 from tfckpt.judges import Candidate, Rejected
 from tfckpt.parts import Part, Proposal, unchanged
 from tfckpt.say import waiting_for
+from tfckpt.target import ORDER
 from tfckpt.verify.asked import NotAsked
 
 NEAR = 0.97
@@ -87,6 +88,7 @@ class Trials:
         self.answers: list[XlaMemory | None] = []
         self.seconds = 0.0
         self._refused = 0  # plans that XLA did not compile
+        self._fewest = False  # whether a plan of the fewest bytes was asked for
         self._least = False  # whether the plan of the least peak is the next, and the last
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
@@ -141,7 +143,8 @@ class Trials:
             raise self._ended(proposal.part, "XLA is not asked about more plans")
         new = trial is None
         trial = trial or self._compile(candidate, proposal)
-        self._weigh(trial, left=max(0, self.most - self._count) if new else 0)
+        again = new or proposal.part.allowed is None
+        self._weigh(trial, left=max(0, self.most - self._count) if again else 0)
 
     @property
     def _count(self) -> int:
@@ -174,8 +177,8 @@ class Trials:
         taken, sized = trial.memory.temp_bytes, part.allowed is not None
         said = f"compiled by XLA it takes {format_bytes(taken)}, {format_bytes(limit)} are allowed"
         aim = self._corrected(trial, limit, left) if left and sized else None
-        if left and not sized and not trial.proposal.part.target.otherwise:
-            raise Rejected(f"{said}; XLA is held to it in another way", instead=_otherwise(trial))
+        if left and not sized:
+            self._try_another(trial, said)
         if taken > limit:
             if left:
                 raise Rejected(said, room=aim)
@@ -191,6 +194,19 @@ class Trials:
         if aim is not None and taken < NEAR * limit and _recomputes(trial):
             raise Rejected(f"{said}; a faster one is looked for", room=aim)
 
+    def _try_another(self, trial: Trial, said: str) -> None:
+        """Reject the least plan for a second one: that of the fewest bytes, whatever its time.
+
+        Where there is no other, or XLA does not keep the plan's order, so that its bytes say
+        little, it is the same plan, to which XLA is held in the other way.
+        """
+        target = trial.proposal.part.target
+        if target.hold == ORDER and not self._fewest:
+            self._fewest = True
+            raise Rejected(f"{said}; a plan of fewer bytes is looked for", room=0)
+        if not target.otherwise:
+            raise Rejected(f"{said}; XLA is held to it in another way", instead=_otherwise(trial))
+
     def _ended(self, part: Part, said: str) -> Rejected:
         """Return what ends the search: the best so far is taken, or nothing is changed."""
         return Rejected(said, instead=self._best(part) or unchanged(part, self._none_left(part)))
@@ -202,14 +218,17 @@ class Trials:
         return below if part.allowed is None else min(part.allowed, below)
 
     def _best(self, part: Part) -> Proposal | None:
-        """Return the fastest plan of those that fit, or that of the least bytes; None if none does.
+        """Return the fastest plan of those that fit, or without a budget of those near the least.
+
+        None where no plan fits.
         """
         limit = self._limit(part)
         fitting = [t for t in self.tried if t.memory.temp_bytes <= limit]
         if not fitting:
             return None
         if part.allowed is None:
-            return min(fitting, key=lambda t: t.memory.temp_bytes).proposal
+            near = min(t.memory.temp_bytes for t in fitting) / NEAR
+            fitting = [t for t in fitting if t.memory.temp_bytes <= near]
         return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal
 
     def _corrected(self, trial: Trial, limit: int, left: int) -> int:
