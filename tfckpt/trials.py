@@ -234,9 +234,9 @@ class Trials:
     def _corrected(self, trial: Trial, limit: int, left: int) -> int:
         """Return the planned bytes that are expected to become what is allowed.
 
-        On the line through the trial and what is nearest to it of the others and the plain step,
-        or in proportion, whichever is less; below what is allowed by as much as this one is above,
-        where only one more may be tried.
+        In the middle of what is right in proportion and what lies, if it is less, on the line
+        through the trial and what is nearest to the aim of the others and the plain step; below
+        what is allowed by as much as this one is above, where only one more may be tried.
         """
         assert self.plain is not None
         part, taken, planned = trial.proposal.part, trial.memory.temp_bytes, trial.planned
@@ -249,7 +249,8 @@ class Trials:
             return int(in_proportion)
         p, c = min(known, key=lambda point: abs(point[1] - aim))
         on_line = planned + (aim - taken) * (p - planned) / (c - taken)
-        return int(min(max(on_line, LOWEST * in_proportion), in_proportion))
+        least = min(max(on_line, LOWEST * in_proportion), in_proportion)
+        return int((least + in_proportion) / 2)
 
     def _check_unchanged(self, proposal: Proposal) -> None:
         """Raise `InfeasibleBudgetError` where plans were compiled, and a budget is not met."""

@@ -38,7 +38,8 @@ def model_step(seeded):
                     seed = tf.stack([tf.reduce_sum(ids), number])
                     h *= tf.cast(tf.random.stateless_uniform(h.shape, seed) > 0.1, tf.float32)
             found = tf.math.unsorted_segment_sum(h, segments, SEGMENTS)
-            loss = tf.reduce_mean(tf.square(found))
+            logits = tf.matmul(h[:2048], table, transpose_b=True)  # the table's other gradient
+            loss = tf.reduce_mean(tf.square(found)) + tf.reduce_mean(tf.square(logits))
         gradients = tape.gradient(loss, variables)
         for variable, gradient in zip(variables, gradients, strict=True):
             variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
@@ -102,13 +103,13 @@ def test_zeros_come_with_what_is_scattered(monkeypatch):
     edits, _, _ = edits_of(monkeypatch)
     made = {f"{c.name}:0": c for c in edits.added if isinstance(c, Create)}
     scatters = [c for c in made.values() if c.type == "TensorScatterAdd"]
-    assert scatters
     for scatter in scatters:
         zeros, _, data = scatter.inputs
         barrier = made[data]
         assert barrier.type == "XlaOptimizationBarrier"
         assert made[zeros].type == "Fill" and made[zeros].inputs[1] == f"{barrier.name}:1"
         assert any(r.tensor == f"{scatter.name}:0" for r in edits.rewires)
+    assert len(scatters) == 2  # one of the forward, one where both gradients meet
 
 
 def test_gradients_are_read_behind_those_of_weights(monkeypatch):

@@ -35,6 +35,7 @@ class Draft:
         read exists.
       moved: results of originals with several readers, one of which moved to a copy, in order;
         of a loop each list that did.
+      replaced: results of originals in whose place the edits make others.
     """
 
     def __init__(self, graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE,
@@ -51,6 +52,7 @@ class Draft:
         self.rewires: list[Rewire] = []
         self.controls: list[AddControl] = []
         self.moved: dict[TensorId, None] = {}
+        self.replaced: dict[TensorId, str] = {}
         self._views: dict[tuple[TensorId, int], str] = {}
 
     def edits(self) -> Edits:
@@ -74,6 +76,8 @@ class Draft:
 
     def tensor_name(self, tensor: TensorId) -> str:
         """A tensor of the graph as edits name it."""
+        if tensor in self.replaced:
+            return self.replaced[tensor]
         return f"{self.graph.ops[tensor[0]].name}:{tensor[1]}"
 
     def is_resident(self, tensor: TensorId) -> bool:

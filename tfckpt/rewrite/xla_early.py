@@ -55,8 +55,9 @@ class EarlyOps:
         """Have an op of the forward read a small input late, or be what later ones wait for."""
         draft, made = self.draft, op.outputs[0]
         index = draft.index[op.name]
-        if (made.bytes or 0) < LARGE or draft.root[index][0] != (index, 0):
-            return
+        if (made.bytes or 0) < LARGE or draft.storage_of((index, 0)) is None or (
+                draft.root[index][0] != (index, 0)):
+            return  # it has no memory: what is computed with it comes at once
         if all(self.ready[i] for i, _ in op.inputs):
             small = [i for i in draft.guardable(op, range(len(op.inputs)))
                      if not self.when_compiled[op.inputs[i][0]]
@@ -104,6 +105,7 @@ class EarlyOps:
                    {"T": attr, "Tindices": f"dtype:{ids.dtype}"}),
         ]
         this = draft.index[op.name]
+        draft.replaced[this, 0] = f"{scope}/sum:0"
         draft.rewires += [Rewire(draft.graph.ops[r].name, i, f"{scope}/sum:0")
                           for r in draft.readers[this]
                           for i, tensor in enumerate(draft.graph.ops[r].inputs)
