@@ -43,7 +43,7 @@ class Holds(Protocol):
         """
 
     def before_original(self, op: Op, position: int) -> None:
-        """An op of the backward or the update is next; `position` is its step's."""
+        """An original op is next; `position` is its step's."""
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
         """Holds an existing op back."""
