@@ -19,7 +19,7 @@ H100 = find_device("H100-80GB").target()
 ROWS, WIDTH, SEGMENTS = 1 << 14, 64, 300
 
 
-def model_step(seeded):
+def model_step():
     """A step with dropout, a scatter into zeros, and layers that are worth recomputing."""
     process.fresh()
     layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(6)]
@@ -34,9 +34,8 @@ def model_step(seeded):
             h = tf.gather(table, ids)
             for number, layer in enumerate(layers):
                 h = h + layer(h)
-                if seeded:
-                    seed = tf.stack([tf.reduce_sum(ids), number])
-                    h *= tf.cast(tf.random.stateless_uniform(h.shape, seed) > 0.1, tf.float32)
+                seed = tf.stack([tf.reduce_sum(ids), number])
+                h *= tf.cast(tf.random.stateless_uniform(h.shape, seed) > 0.1, tf.float32)
             found = tf.math.unsorted_segment_sum(h, segments, SEGMENTS)
             logits = tf.matmul(h[:2048], table, transpose_b=True)  # the table's other gradient
             loss = tf.reduce_mean(tf.square(found)) + tf.reduce_mean(tf.square(logits))
@@ -56,7 +55,7 @@ def batch(dtype):
     return tf.constant(ids), tf.constant(segments)
 
 
-def edits_of(monkeypatch, seeded=True, dtype="int32"):
+def edits_of(monkeypatch, dtype="int32"):
     """The edits of a step that is planned for a GPU, what it returns, and its variables then."""
     found = []
 
@@ -66,7 +65,7 @@ def edits_of(monkeypatch, seeded=True, dtype="int32"):
 
     original = build.build_edits
     monkeypatch.setattr(copies, "build_edits", noted)
-    step, variables = model_step(seeded)
+    step, variables = model_step()
     ours = CheckpointedStep(step, make_options("min", xla_trials=0, target=H100))
     result = ours(*batch(dtype))
     assert ours.report.applied and ours.report.recomputed_ops
@@ -76,7 +75,7 @@ def edits_of(monkeypatch, seeded=True, dtype="int32"):
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_numbers_are_those_of_the_plain_step(monkeypatch, dtype):
     """Segments that are negative, that repeat and that nothing falls into among them."""
-    plain, wanted_variables = model_step(True)
+    plain, wanted_variables = model_step()
     wanted = plain(*batch(dtype))
     edits, found, variables = edits_of(monkeypatch, dtype=dtype)
     assert any(c.type == "TensorScatterAdd" for c in edits.added if isinstance(c, Create))

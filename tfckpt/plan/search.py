@@ -96,12 +96,13 @@ def spread(front: Sequence[Priced], count: int) -> list[Priced]:
 def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> list[Candidate]:
     """Everything kept, under each combination of free moves; the most moves last.
 
-    Under XLA there is one, which nobody chooses.
+    Under XLA the moves are its own; the backward is reordered where XLA can be made to follow.
     """
     plain = Candidate(evaluator.everything(), source="store_all")
     if not target.orders_by_control:
-        found = [dataclasses.replace(plain, moves=moves_of_xla(evaluator.graph))]
-        return found + [dataclasses.replace(t, thrifty=True) for t in found if target.hold == ORDER]
+        moved = dataclasses.replace(plain, moves=moves_of_xla(evaluator.graph))
+        thrifty = dataclasses.replace(moved, thrifty=True)
+        return [moved, thrifty] if target.hold == ORDER else [moved]
     if not free_moves:
         return [plain]
     graph = evaluator.graph

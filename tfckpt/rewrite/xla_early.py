@@ -44,10 +44,10 @@ class EarlyOps:
                          or little and all(found[i] for i, _ in op.inputs))
         return found
 
-    def before_original(self, op: Op) -> None:
+    def before_original(self, op: Op, position: int) -> None:
         """Hold an op of the plan back, if it could run before those that the plan has before it."""
         if op.type == names.UNSORTED_SEGMENT_SUM:
-            self._fill_late(op)
+            self._fill_late(op, position)
         elif op.region == FORWARD and op.pure and op.outputs:
             self._wait(op)
 
@@ -78,7 +78,7 @@ class EarlyOps:
                                               draft.tensor(tensor).dtype))
         draft.rewires.append(Rewire(op.name, index, f"{name}:0"))
 
-    def _fill_late(self, op: Op) -> None:
+    def _fill_late(self, op: Op, position: int) -> None:
         """Scatter into zeros that are filled when what is scattered is there.
 
         The barrier is of both, since XLA takes out of one what only that one reads.
@@ -90,7 +90,7 @@ class EarlyOps:
             return
         self.count += 1
         scope, dtype, attr = f"{SCOPE}/scatter_{self.count}", made.dtype, f"dtype:{made.dtype}"
-        data, segments = (draft.tensor_name(t) for t in op.inputs[:2])
+        data, segments = (draft.read(position, t)[0] for t in op.inputs[:2])
         draft.added += [
             const(f"{scope}/zero", dtype, 0), const(f"{scope}/dims", "int32", list(made.shape)),
             const(f"{scope}/column", "int32", [-1, 1]),

@@ -177,7 +177,7 @@ class XlaHolds:
         can be guarded (`every_read`).
         """
         if self.early is not None:
-            self.early.before_original(op)
+            self.early.before_original(op, position)
         if op.region != BACKWARD:
             return
         if self.order is not None:
