@@ -11,7 +11,8 @@ integers or booleans. It is what is used.
 
 The *barrier* is XLA's own, of x and the trigger. It says what is meant and costs nothing, but
 TensorFlow's XLA on a CPU takes barriers out before it merges equal instructions, unless told not
-to (`CSE_FLAG`). It is here to be compared with (`python -m benchmarks.xla_guards`).
+to (`CSE_FLAG`). It is here to be compared with (`python -m benchmarks.xla_guards`), and for tables
+that are gathered from.
 """
 
 from __future__ import annotations
@@ -55,24 +56,6 @@ class Guard(abc.ABC):
     def pass_through(self, name: str, tensor: str, dtype: str) -> list[Create]:
         """Ops that make `{name}:0` equal to `tensor`, but dependent on the trigger."""
 
-    def _first_element(self) -> list[Create]:
-        """Ops that make `{name}/first:0`: the trigger's first element as a vector of one.
-
-        Of none where the trigger is empty.
-        """
-        scope, dtype = self.name, f"dtype:{self.dtype}"
-        return [
-            const(f"{scope}/flat", "int32", [-1]), const(f"{scope}/begin", "int32", [0]),
-            const(f"{scope}/end", "int32", [1]), const(f"{scope}/step", "int32", [1]),
-            Create(f"{scope}/reshape", names.RESHAPE, (self.trigger, f"{scope}/flat:0"), (),
-                   (self.dtype,), {"T": dtype, "Tshape": "dtype:int32"}),
-            Create(f"{scope}/first", names.STRIDED_SLICE,
-                   (f"{scope}/reshape:0", f"{scope}/begin:0", f"{scope}/end:0", f"{scope}/step:0"),
-                   (), (self.dtype,),
-                   {"T": dtype, "Index": "dtype:int32", "begin_mask": 0, "end_mask": 0,
-                    "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 0}),
-        ]
-
 
 class DataGuard(Guard):
     """A select whose condition is never true."""
@@ -99,18 +82,42 @@ class DataGuard(Guard):
                    (dtype,), {"T": f"dtype:{dtype}"}),
         ]
 
+    def _first_element(self) -> list[Create]:
+        """Ops that make `{name}/first:0`: the trigger's first element as a vector of one.
+
+        Of none where the trigger is empty.
+        """
+        scope, dtype = self.name, f"dtype:{self.dtype}"
+        return [
+            const(f"{scope}/flat", "int32", [-1]), const(f"{scope}/begin", "int32", [0]),
+            const(f"{scope}/end", "int32", [1]), const(f"{scope}/step", "int32", [1]),
+            Create(f"{scope}/reshape", names.RESHAPE, (self.trigger, f"{scope}/flat:0"), (),
+                   (self.dtype,), {"T": dtype, "Tshape": "dtype:int32"}),
+            Create(f"{scope}/first", names.STRIDED_SLICE,
+                   (f"{scope}/reshape:0", f"{scope}/begin:0", f"{scope}/end:0", f"{scope}/step:0"),
+                   (), (self.dtype,),
+                   {"T": dtype, "Index": "dtype:int32", "begin_mask": 0, "end_mask": 0,
+                    "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 0}),
+        ]
+
 
 class BarrierGuard(Guard):
-    """XLA's optimization barrier."""
+    """XLA's optimization barrier, twice.
+
+    XLA takes out of a barrier what only that barrier reads and whose result nobody reads, as is a
+    trigger's; so another barrier reads it, too. The trigger is passed whole: a slice of it could
+    be computed without it, from slices of what it is made of.
+    """
 
     def trigger_ops(self) -> list[Create]:
-        """Ops that compute the trigger's first element."""
-        return self._first_element()
+        """Return none: the barriers are of the trigger itself."""
+        return []
 
     def pass_through(self, name: str, tensor: str, dtype: str) -> list[Create]:
-        """A barrier of the tensor and the trigger's first element."""
-        return [Create(name, names.XLA_BARRIER, (tensor, f"{self.name}/first:0"), (),
-                       (dtype, self.dtype), {"T": ("types", dtype, self.dtype)})]
+        """Return two barriers of the tensor and the trigger, one after the other."""
+        return [Create(made, names.XLA_BARRIER, (read, self.trigger), (), (dtype, self.dtype),
+                       {"T": ("types", dtype, self.dtype)})
+                for made, read in ((f"{name}/inner", tensor), (name, f"{name}/inner:0"))]
 
 
 XLA_GUARDS: dict[str, type[Guard]] = {"data": DataGuard, "barrier": BarrierGuard}
