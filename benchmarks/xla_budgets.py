@@ -11,9 +11,10 @@ A row for each network of `benchmarks.networks` and budget: temporary bytes of t
 step and of ours, as XLA's buffer assignment has them (`tfckpt.verify.compiled`, which asks about
 the finished function), their ratio, what was planned relative to what was compiled, for the plain
 step and for ours, the planned extra time, matrix products and convolutions beside the plain
-step's, recomputed ops that are computed of those that were planned, how many plans XLA was asked
-about, how long it took to answer (about the plain step, too) as a multiple of compiling the plain
-step, and the seconds of planning beside that. Nothing is trained.
+step's, recomputed ops that are computed and those that are folded into other ops, of those that
+were planned (the others were merged with their originals), how many plans XLA was asked about, how
+long it took to answer (about the plain step, too) as a multiple of compiling the plain step, and
+the seconds of planning beside that. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def figures(plain: Compiled, after: Compiled, report: Any, compiling: float) -> 
             "planned": report.planned_peak_bytes, "planned_plain": report.baseline_peak_bytes,
             "of_plain": after.temp_bytes / plain.temp_bytes, "time": report.overhead,
             "extra_heavy": after.heavy_count - plain.heavy_count,
-            "copies": after.copy_count, "to_copy": after.planned_count, "trials": told.trials,
+            "copies": after.copy_count, "folded": after.folded_count,
+            "to_copy": after.planned_count, "trials": told.trials,
             "asking": told.seconds / compiling, "compiling": compiling,
             "planning": report.plan_seconds - told.seconds}
 
@@ -105,7 +107,8 @@ def line(name: str, budget: str, plain: Compiled, of: dict[str, Any]) -> str:
     return (f"| {name} | {budget} | {plain.temp_bytes / 1e6:.1f} | {of['temp_bytes'] / 1e6:.1f} | "
             f"{of['of_plain']:.3f} | {of['planned_plain'] / plain.temp_bytes:.2f} | "
             f"{of['planned'] / of['temp_bytes']:.2f} | {100 * of['time']:+.0f} % | "
-            f"{of['extra_heavy']:+} | {of['copies']} of {of['to_copy']} | {of['trials']} | "
+            f"{of['extra_heavy']:+} | {of['copies']} + {of['folded']} of {of['to_copy']} | "
+            f"{of['trials']} | "
             f"{of['asking']:.1f}x of {of['compiling']:.1f} s | {of['planning']:.1f} s |")
 
 
@@ -114,8 +117,8 @@ def main(argv: list[str]) -> None:
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, {FLAGS.precision}, "
           f"{FLAGS.device or ('GPU' if tf.config.list_physical_devices('GPU') else 'CPU')}\n")
     columns = ("network", "budget", "plain MB", "ours MB", "of plain", "plain planned / compiled",
-               "planned / compiled", "time", "heavy", "computed", "plans tried", "asking",
-               "planning")
+               "planned / compiled", "time", "heavy", "computed + folded",
+               "plans tried", "asking", "planning")
     print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
     found = {name: rows(name, FLAGS.budgets, FLAGS.trials) for name in FLAGS.networks}
     if FLAGS.json:

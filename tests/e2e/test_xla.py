@@ -63,6 +63,7 @@ def test_within_rounding_and_not_merged(name):
     assert after.heavy_count - before.heavy_count == expected
     assert not before.planned and after.copies
     assert set(after.merged) <= {"Cast"}  # of the labels, as many numbers as there are examples
+    assert after.copy_count + after.folded_count + after.merged_count == after.planned_count
     if not (name == "conv_relu" and tf.__version__.startswith("2.18.")):  # layouts of its own
         assert after.temp_bytes < before.temp_bytes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 import sys
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 from benchmarks import networks
 from tests.support import process
 from tfckpt.api import CheckpointedStep
+from tfckpt.capture import tf_adapter
 from tfckpt.devices import find_device
 from tfckpt.options import make_options
 from tfckpt.verify import compiled_for, elsewhere
@@ -111,3 +113,20 @@ def test_a_budget_is_one_of_what_the_gpu_s_compiler_says(monkeypatch):
     assert told.before.temp_bytes == before.temp_bytes
     assert told.after.temp_bytes == after.temp_bytes <= 0.97 * before.temp_bytes
     assert max(told.after.live_bytes) <= after.temp_bytes and told.after.held
+
+
+@pytest.mark.skipif(not JAX, reason="jax[cuda12] is not here")
+@pytest.mark.parametrize("name", ["decoder", "encoder"])
+def test_biases_that_cublas_adds_are_counted_as_folded(monkeypatch, name):
+    """The calls themselves say what they add; nothing of what is recomputed is merged."""
+    monkeypatch.setenv(elsewhere.PYTHON, JAX)
+    plain, batch, _ = made(name)
+    step = CheckpointedStep(plain, make_options("min", xla_trials=0, target=H100))
+    found = compiled_for("h100", step, *batch)
+    hlo = elsewhere.compiled_elsewhere(tf_adapter.lowered_hlo(step, batch, {}), "h100")
+    calls = [json.loads(i.backend_config)["gemm_backend_config"]
+             for part in hlo.hlo_module.computations for i in part.instructions
+             if i.custom_call_target == "__cublas$lt$matmul" and "-tfckpt" in i.metadata.op_name]
+    assert found.folded["BiasAdd"] == sum("BIAS" in call["epilogue"] for call in calls) > 0
+    assert not found.merged
+    assert found.copy_count + found.folded_count == found.planned_count

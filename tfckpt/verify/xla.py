@@ -11,12 +11,11 @@ from typing import Any
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import VerificationError
 from tfckpt.hlo import temp_bytes
-from tfckpt.ops import record
 from tfckpt.verify.elsewhere import compiled_elsewhere
+from tfckpt.verify.recomputed import COMPUTED, FOLDED, MERGED, fates
 
 _HEAVY = ("dot", "convolution")
 _LIBRARY = re.compile(r"__(?:cublas|cudnn|onednn)\$")
-_COPY = re.compile(r"-tfckpt\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +27,10 @@ class Compiled:
       planned: number of recomputed ops by type in the traced step, without those that only
         reshape, which are no instructions.
       copies: those of them that the optimized HLO computes beside their originals.
-      merged: those of which it computes one only, the original or the copy. What is left of
-        `planned` goes by another name, as does its original (XLA rewrites some products).
+      merged: those of which it computes one only, the original or the copy.
+      folded: those that are no instructions of their own: XLA knows the value, makes a view of
+        it, or computes it as part of another op, such as a library call with a bias. Each of
+        `planned` is among the copies, the merged or the folded ones.
       temp_bytes: bytes of the buffers that hold neither arguments nor results nor constants.
       heavy_count: matrix products and convolutions (XLA turns one into the other).
     """
@@ -38,6 +39,7 @@ class Compiled:
     planned: dict[str, int]
     copies: dict[str, int]
     merged: dict[str, int]
+    folded: dict[str, int]
     temp_bytes: int
     heavy_count: int
 
@@ -56,12 +58,14 @@ class Compiled:
         """Recomputed ops that XLA merged with their originals."""
         return sum(self.merged.values())
 
+    @property
+    def folded_count(self) -> int:
+        """Recomputed ops that are no instructions of their own."""
+        return sum(self.folded.values())
+
 
 def compiled(fn: Callable, *args, **kwargs) -> Compiled:
     """Compiles a step for these arguments, without running it, and looks at the result.
-
-    Instructions carry the names of the ops that they came from; two that XLA merged leave the
-    name of one.
 
     Args:
       fn: a `tf.function` with `jit_compile=True`, or one decorated with `tfckpt.checkpoint`.
@@ -100,31 +104,14 @@ def _check_compiled(fn: Callable) -> None:
 def _looked_at(fn: Callable, args: tuple, kwargs: dict, hlo: Any) -> Compiled:
     graph = fn.get_concrete_function(*args, **kwargs).graph  # type: ignore[attr-defined]
     found = [i for part in hlo.hlo_module.computations for i in part.instructions]
-    names = {i.metadata.op_name for i in found}
-    made = [op for op in graph.get_operations()
-            if _COPY.search(op.name) and not record(op.type).aliases]
-    needed = _needed(graph)
-    of = {op.name: _COPY.sub("", op.name) for op in made}
-    left = {copy: (copy in names) + ((name if name in needed else copy) in names)
-            for copy, name in of.items()}
-    return Compiled(_counted(i.opcode for i in found), _counted(op.type for op in made),
-                    _counted(op.type for op in made if left[op.name] == 2),
-                    _counted(op.type for op in made if left[op.name] == 1), temp_bytes(hlo),
+    fate = fates(graph, hlo.hlo_module)
+    kind = {op.name: op.type for op in graph.get_operations()}
+    by_fate = {wanted: _counted(kind[name] for name, made in fate.items() if made == wanted)
+               for wanted in (COMPUTED, MERGED, FOLDED)}
+    return Compiled(_counted(i.opcode for i in found), _counted(kind[name] for name in fate),
+                    by_fate[COMPUTED], by_fate[MERGED], by_fate[FOLDED], temp_bytes(hlo),
                     sum(i.opcode in _HEAVY or bool(_LIBRARY.match(i.custom_call_target))
                         for i in found))
-
-
-def _needed(graph: Any) -> set[str]:
-    """Return the ops that a graph's results and effects need, by name."""
-    pending = [*(t.op for t in graph.outputs), *graph.control_outputs]
-    found = {op.name for op in pending}
-    while pending:
-        op = pending.pop()
-        for source in (*(t.op for t in op.inputs), *op.control_inputs):
-            if source.name not in found:
-                found.add(source.name)
-                pending.append(source)
-    return found
 
 
 def _counted(kinds: Iterable[str]) -> dict[str, int]:
