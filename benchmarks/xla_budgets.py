@@ -29,7 +29,7 @@ import tensorflow as tf
 from absl import app, flags
 
 from benchmarks.network_steps import batch_of, step_of
-from benchmarks.networks import NETWORKS
+from benchmarks.networks import NETWORKS, Network
 from tfckpt.api import CheckpointedStep
 from tfckpt.devices import find_device
 from tfckpt.errors import InfeasibleBudgetError
@@ -62,30 +62,51 @@ def look(step: Any, batch: list[tf.Tensor]) -> Compiled:
     return compiled(step, *batch)
 
 
-def rows(name: str, budgets: list[str], trials: int) -> dict[str, dict[str, Any]]:
-    """Return the figures of one network by budget."""
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """A network, its plain step as compiled, and the seconds that this took."""
+
+    network: Network
+    compiled: Compiled
+    seconds: float
+
+
+def plain_of(name: str) -> Plain:
+    """Compile the plain step of a network for the device that the flags name."""
     keras.backend.clear_session()  # forgets the policy as well
     keras.mixed_precision.set_dtype_policy(FLAGS.precision)
     network = NETWORKS[name]()
     batch, step = batch_of(network), step_of(network)
     step.get_concrete_function(*batch)
     started = time.perf_counter()
-    plain = look(step, batch)
-    compiling = time.perf_counter() - started
+    return Plain(network, look(step, batch), time.perf_counter() - started)
+
+
+def ours(plain: Plain, budget: str | float, trials: int) -> dict[str, Any]:
+    """Return the figures of the step as rewritten for a budget.
+
+    Where that is refused they are one, `refused`: what is at least needed, of the plain step's.
+    """
+    step = CheckpointedStep(step_of(plain.network), make_options(
+        budget, xla_trials=trials, target=target()))
+    try:
+        after = look(step, batch_of(plain.network))
+    except InfeasibleBudgetError as error:
+        return {"refused": error.smallest_bytes / plain.compiled.temp_bytes}
+    return figures(plain.compiled, after, step.report, plain.seconds)
+
+
+def rows(name: str, budgets: list[str], trials: int) -> dict[str, dict[str, Any]]:
+    """Print a line for each budget of one network, and return its figures by budget."""
+    plain = plain_of(name)
+    taken = plain.compiled.temp_bytes
     found: dict[str, dict[str, Any]] = {
-        "plain": {"temp_bytes": plain.temp_bytes, "heavy": plain.heavy_count}}
+        "plain": {"temp_bytes": taken, "heavy": plain.compiled.heavy_count}}
     for text in budgets:
-        ours = CheckpointedStep(step_of(network), make_options(
-            text if text == "min" else float(text), xla_trials=trials, target=target()))
-        try:
-            after = look(ours, batch)
-        except InfeasibleBudgetError as error:
-            found[text] = {"refused": error.smallest_bytes / plain.temp_bytes}
-            print(f"| {name} | {text} | {plain.temp_bytes / 1e6:.1f} | | refused: at least "
-                  f"{found[text]['refused']:.2f} | | | | | | | |", flush=True)
-            continue
-        found[text] = figures(plain, after, ours.report, compiling)
-        print(line(name, text, plain, found[text]), flush=True)
+        found[text] = of = ours(plain, text if text == "min" else float(text), trials)
+        print(f"| {name} | {text} | {taken / 1e6:.1f} | | refused: at least {of['refused']:.2f} "
+              "| | | | | | | |" if "refused" in of else line(name, text, plain.compiled, of),
+              flush=True)
     return found
 
 
