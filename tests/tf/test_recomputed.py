@@ -81,6 +81,15 @@ def test_of_what_is_lost_it_matters_what_is_read_instead(left, read, wanted):
     assert found["b-tfckpt1"] == wanted
 
 
+def test_what_only_merged_ones_read_is_merged():
+    """The next op that is left reads the last of them alone."""
+    graph = traced("a x", "b a", "a-tfckpt1 x", "b-tfckpt1 a-tfckpt1", "out b",
+                   "late_out b-tfckpt1 out")
+    found = fates(graph, module(X, "a tanh :x", "b tanh a", "out tanh b",
+                                "late_out multiply b out"))
+    assert found == {"a-tfckpt1": MERGED, "b-tfckpt1": MERGED}
+
+
 def test_what_a_reader_reads_in_the_step_as_well_is_no_sign_of_a_merge():
     graph = traced("a x", "b a", "a-tfckpt1 x", "b-tfckpt1 a-tfckpt1", "out b",
                    "late_out b-tfckpt1 a")

@@ -109,13 +109,26 @@ class _Fates:
         for name in self.ops:
             self.alike[_COPY.sub("", name)].add(name)
 
-    def of(self, name: str) -> str:
-        """Return one of `COMPUTED`, `MERGED` and `FOLDED`."""
+    def of(self, names: Iterable[str]) -> dict[str, str]:
+        """Return one of `COMPUTED`, `MERGED` and `FOLDED` for each."""
+        copies = list(names)
+        merged = {name for name in copies if self._is_merged(name)}
+        pending = [name for name in merged if not self.module.computes(name)]
+        while pending:  # what only lost ones read is not computed either: the originals are
+            for tensor in self.ops[pending.pop()].inputs:
+                read = tensor.op.name
+                if _COPY.search(read) and read not in merged and not self.module.computes(read):
+                    merged.add(read)
+                    pending.append(read)
+        return {name: MERGED if name in merged else
+                COMPUTED if self.module.computes(name) else FOLDED for name in copies}
+
+    def _is_merged(self, name: str) -> bool:
+        """Return whether what reads a copy reads what another one computes, or the other way."""
         if self.module.computes(name):
-            lost = [twin for twin in self._twins(name) if not self.module.computes(twin)]
-            merged = any(name in self._read_below(twin) for twin in lost)
-            return MERGED if merged else COMPUTED
-        return MERGED if self._read_below(name) & self._stand_ins(name) else FOLDED
+            return any(name in self._read_below(twin) for twin in self._twins(name)
+                       if not self.module.computes(twin))
+        return bool(self._read_below(name) & self._stand_ins(name))
 
     def _twins(self, name: str) -> set[str]:
         """Return the original of a copy and its other copies, those that the step needs."""
@@ -163,9 +176,8 @@ def fates(graph: Any, module: Any) -> dict[str, str]:
       else `FOLDED`: it is part of the instructions of other ops, such as a library call, or XLA
       knows its value, or it is a view.
     """
-    found = _Fates(graph, module)
-    return {op.name: found.of(op.name) for op in graph.get_operations()
-            if _COPY.search(op.name) and not record(op.type).aliases}
+    return _Fates(graph, module).of(op.name for op in graph.get_operations()
+                                    if _COPY.search(op.name) and not record(op.type).aliases)
 
 
 def _needed(graph: Any) -> set[str]:
