@@ -18,7 +18,7 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process, training
 from tests.support.training import heavy
-from tests.zoo import alone
+from tests.zoo import alone, architectures
 from tests.zoo.compilation import grappler_options
 from tests.zoo.steps import batches, by_hand, chain, fit, mean_square, stack, weights
 from tests.zoo.test_distribution import Kept
@@ -82,6 +82,24 @@ def test_compiled():
         plain, ours, batch = _step(jit_compile=True)
         planned = _planned(ours, batch)
         assert _in_hlo(ours, batch) - _in_hlo(plain, batch) == planned > 0
+
+
+class Compiled(Kept):
+    """Has XLA compile the step."""
+
+    def function(self, fn, **options):
+        return super().function(fn, jit_compile=True, **options)
+
+
+def test_what_is_looked_up_in_a_small_table_is_not_merged():
+    """Token numbers pass no guard, since XLA may know small integers: so the table does."""
+    with process.without_determinism():
+        process.fresh()
+        wrap = Compiled(True, xla_trials=0)
+        training = architectures.causal_language_model(wrap)
+        found = tfckpt.verify.compiled(wrap.wrapped, *training.batches[0])
+    assert found.planned["GatherV2"] == found.copies["GatherV2"] > 0
+    assert not found.merged
 
 
 def _called_compiled(step):

@@ -120,24 +120,23 @@ class XlaHolds:
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
         """Passes all storages and weights from outside the region through its guard."""
         held = list(inputs)
-        for i in self._held_inputs(op, outside):
+        for i in self._held_inputs(op, outside, entry):
             held[i] = self._guard(inputs[i], op, i)
         return held, ()
 
-    def _held_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
+    def _held_inputs(self, op: Op, outside: Sequence[int], entry: bool) -> list[int]:
+        """Return the inputs that pass the guard: one at least of an op that reads no other copy.
+
+        An index that XLA may know when it compiles passes none, even if it is computed.
+        """
         draft = self.draft
         usable = [i for i in draft.guardable(op, outside)
                   if not self.when_compiled[op.inputs[i][0]]]
         large = [i for i in usable if draft.storage_of(op.inputs[i]) is not None
                  or self._is_weight(op.inputs[i])]
-        if large or any(self._may_be_copied(tensor) for tensor in op.inputs):
+        if large or not entry:
             return large
         return usable[:1]  # only small or resident inputs: guard the largest of them
-
-    def _may_be_copied(self, tensor: TensorId) -> bool:
-        s = self.draft.storage_of(tensor)
-        cost = self.draft.cost
-        return s is not None and cost.vertices[cost.storages[s].producer].recomputable
 
     def _guard(self, read: str, op: Op, index: int) -> str:
         """What an op reads behind the region's guard, made once for each tensor.
