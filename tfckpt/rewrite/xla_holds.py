@@ -182,9 +182,7 @@ class XlaHolds:
         if self.order is not None:
             self.order.before_original(op, position)
         draft = self.draft
-        gradient = next((t for t in op.inputs if draft.graph.ops[t[0]].region == BACKWARD
-                         and draft.storage_of(t) is not None
-                         and draft.tensor(t).dtype in FLOATS), None)
+        gradient = next((t for t in op.inputs if self._is_gradient(t)), None)
         self.gradient = gradient or self.gradient
         if self.gradient is None:
             return
@@ -194,6 +192,13 @@ class XlaHolds:
                     and self._is_kept(tensor, position)):
                 late = self._late(tensor, self.gradient)
                 draft.rewires.append(Rewire(op.name, i, late))
+
+    def _is_gradient(self, tensor: TensorId) -> bool:
+        """Whether a tensor is made of what the backward made, not of what the forward did alone."""
+        draft = self.draft
+        made = draft.root[tensor[0]][tensor[1]][0]
+        return (draft.storage_of(tensor) is not None and draft.tensor(tensor).dtype in FLOATS
+                and draft.graph.ops[made].region == BACKWARD)
 
     def _is_kept(self, tensor: TensorId, position: int) -> bool:
         """Whether a step reads a large result of the forward, and not a copy of it."""
