@@ -23,6 +23,7 @@ from tfckpt.clock import time_limit
 from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError, RewriteError, TfckptError
 from tfckpt.graph import Graph
+from tfckpt.hlo import XlaMemory
 from tfckpt.judges import JUDGES, Candidate, Rejected
 from tfckpt.options import Options
 from tfckpt.parts import Proposal, unchanged
@@ -172,7 +173,7 @@ def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refu
     definition = _definition(step.name, step.live) if dump.folder() else b""
     trials = _trials(step, options, refused)
     if trials.plain is not None:
-        target_of = _asked(target_of)
+        target_of = _asked(target_of, trials.plain)
     found = searches(step.graph, options, target_of, refused, trials.plain)
     context = Context(step.graph, plain=_plain(step), target=target_of(""))
     outcome, report = _accepted(carrier, step, context, found, trials, started)
@@ -188,8 +189,10 @@ def _trials(step: Captured, options: Options, refused: str) -> Trials:
     return Trials(step.name, step.compiler if asked else None, options.xla_trials)
 
 
-def _asked(target_of: Callable[[str], Target]) -> Callable[[str], Target]:
-    return lambda device: dataclasses.replace(target_of(device), asked=True)
+def _asked(target_of: Callable[[str], Target], plain: XlaMemory) -> Callable[[str], Target]:
+    """Return the targets with what XLA told of the plain step."""
+    return lambda device: dataclasses.replace(target_of(device), asked=True,
+                                              in_memory=frozenset(plain.in_memory))
 
 
 def failed(name: str, live: Any, error: Exception) -> Outcome:

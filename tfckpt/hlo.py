@@ -6,6 +6,10 @@ import dataclasses
 from typing import Any
 
 _ALLOC, _FREE, _SHARE = range(3)
+_RUN_ALONE = ("call", "while", "conditional", "async-start")
+"""Instructions whose computations are run as they stand, not within a loop of the instruction."""
+_REARRANGING = ("bitcast", "copy", "reshape", "transpose")
+"""Instructions that hand on the values that they read, perhaps in another order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,19 +37,22 @@ class XlaMemory:
       live_bytes: sum of the temporary buffers that are live after each of XLA's allocations and
         releases, in the order of its schedule.
       held: those live at the highest of these sums, largest first.
+      in_memory: TensorFlow ops whose results XLA writes to memory, by name, ascending; others are
+        computed within the loops of what reads them.
     """
 
     temp_bytes: int
     result_bytes: int = 0
     live_bytes: tuple[int, ...] = ()
     held: tuple[XlaBuffer, ...] = ()
+    in_memory: tuple[str, ...] = ()
 
 
 def memory_of(hlo: Any) -> XlaMemory:
     """Return what an HloProto's buffer assignment says."""
     results = sum(b.size for b in hlo.buffer_assignment.buffer_allocations
                   if b.maybe_live_out and not b.is_entry_computation_parameter)
-    return XlaMemory(temp_bytes(hlo), results, *_liveness(hlo))
+    return XlaMemory(temp_bytes(hlo), results, *_liveness(hlo), _in_memory(hlo))
 
 
 def temp_bytes(hlo: Any) -> int:
@@ -107,3 +114,35 @@ def _held(hlo: Any, live: list[tuple[int, str]]) -> tuple[XlaBuffer, ...]:
         op = made.metadata.op_name if made is not None else ""
         found.append(XlaBuffer(size, op or name, made.opcode if made is not None else ""))
     return tuple(sorted(found, key=lambda b: (-b.bytes, b.op)))
+
+
+def _in_memory(hlo: Any) -> tuple[str, ...]:
+    """Return the names of the ops that an instruction by itself computes, or one that is fused."""
+    parts = {c.id: c for c in hlo.hlo_module.computations}
+    pending, seen, found = [hlo.hlo_module.entry_computation_id], set[int](), set[str]()
+    while pending:
+        number = pending.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        for made in parts[number].instructions:
+            found.add(made.metadata.op_name)
+            if made.opcode == "fusion":
+                found.update(_results(parts[made.called_computation_ids[0]]))
+            elif made.opcode in _RUN_ALONE:
+                pending += made.called_computation_ids
+    return tuple(sorted(found - {""}))
+
+
+def _results(part: Any) -> list[str]:
+    """Return the names of the ops whose results a fused computation hands out."""
+    by_id = {i.id: i for i in part.instructions}
+    root = by_id[part.root_id]
+    pending = [by_id[n] for n in root.operand_ids] if root.opcode == "tuple" else [root]
+    found = []
+    for made in pending:
+        while made.opcode in _REARRANGING and made.operand_ids:
+            found.append(made.metadata.op_name)
+            made = by_id[made.operand_ids[0]]
+        found.append(made.metadata.op_name)
+    return found

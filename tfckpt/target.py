@@ -52,10 +52,12 @@ class Fusion:
       repeats: whether an element-wise op is computed again in each of its readers, though there
         are several: XLA for CPUs does that for few, and keeps the others.
       workspace_bytes: what a matrix product takes besides, where a library computes it.
+      in_memory: names of ops whose results XLA is known to write to memory.
     """
 
     repeats: bool
     workspace_bytes: int = 0
+    in_memory: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Target:
         which takes less for some steps and more for others.
       asked: whether what a plan needs is found out before it is applied, so that a prediction
         needs no margin.
+      in_memory: names of ops whose results XLA writes to memory in the plain step, where it was
+        asked.
     """
 
     rates: Rates = SMALL_CPU
@@ -86,6 +90,7 @@ class Target:
     model: str = ""
     otherwise: bool = False
     asked: bool = False
+    in_memory: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
 
     def compiled(self, by_xla: bool = True) -> Target:
         """Return the same device with XLA as the runner, or without."""
@@ -106,7 +111,8 @@ class Target:
         """Return what is computed as one where XLA compiles the step; None on the executor."""
         if self.runner == EXECUTOR:
             return None
-        return Fusion(True, CUBLAS_WORKSPACE) if self.device == GPU else Fusion(False)
+        gpu = self.device == GPU
+        return Fusion(gpu, CUBLAS_WORKSPACE if gpu else 0, self.in_memory)
 
     @property
     def shares_list_entries(self) -> bool:

@@ -28,7 +28,7 @@ SIZES = {"decoder": {"batch": 2, "length": 64, "width": 64, "depth": 2, "vocabul
          "encoder": {"batch": 2, "length": 64, "width": 64, "depth": 2},
          "wavenet": {"batch": 2, "length": 512, "filters": 16, "depth": 3},
          "mbconv": {"batch": 4, "side": 16, "channels": 16, "depth": 2},
-         "convnext": {"batch": 4, "side": 16, "channels": 16, "depth": 2},
+         "convnext": {"batch": 8, "side": 32, "channels": 16, "depth": 2},
          "mixer": {"batch": 4, "patches": 64, "width": 64, "depth": 2}}
 
 

@@ -112,6 +112,20 @@ def test_a_refusal_names_what_compiled_steps_need_and_it_suffices(plain_bytes):
     assert temporary(tfckpt.checkpoint(plain, budget=named), trial) <= named * plain_bytes
 
 
+def test_xla_tells_which_results_it_writes_to_memory():
+    """As the text of its program names them; what is computed within a loop alone is not told."""
+    trial, plain = made()
+    step = tfckpt.checkpoint(plain)
+    step(trial.batch)
+    told = step.report.compiled.before.in_memory
+    text = made()[1].experimental_get_compiler_ir(trial.batch)(stage="optimized_hlo")
+    within, entry = text.split("ENTRY", 1)
+    named = re.compile(r'op_name="([^"]+)"')
+    assert sum("MatMul" in name for name in told) > LAYERS
+    assert set(named.findall(entry)) <= set(told) and told == tuple(sorted(told))
+    assert set(named.findall(within)) - set(told)
+
+
 def test_words_and_pictures_are_of_what_xla_holds(tmp_path):
     pytest.importorskip("matplotlib")
     trial, plain = made()

@@ -11,6 +11,8 @@ with their only reader (see `tfckpt.cost.absorbed`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
@@ -53,7 +55,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
     awaited = frozenset(source for op in graph.ops for source in op.controls)
     fetched = frozenset(root[i][slot] for i, slot in graph.fetches)
     absorbed = absorbed_ops(graph, anchors, readers, fetched) if fusion is None else (
-        fused_ops(graph, anchors, readers, root, fetched))
+        fused_ops(graph, anchors, readers, root, fetched, fusion.in_memory))
     inner = {t: big.pop(t) for t in tuple(big) if t[0] in absorbed and (
         fusion is not None or only_reader(graph, t[0], readers) is not None)}
     reads = [[t for t in entry if t not in inner] for entry in reads]
@@ -180,6 +182,21 @@ def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...
     return tuple((index[w], index[r]) for w, r in pairs if w in index and r in index)
 
 
+def _sums_rows(graph: Graph, root, members: Sequence[int]) -> bool:
+    """Return whether ops read, behind views alone, what sums over rows, and reads these first."""
+    pending = [source for i in members for source, _ in graph.ops[i].inputs]
+    seen: set[int] = set()
+    while pending:
+        i = pending.pop()
+        if i in seen or not (record(graph.ops[i].type).aliases or is_view(graph, root, i)):
+            continue
+        if record(graph.ops[i].type).fused_from is not None:
+            return True
+        seen.add(i)
+        pending += [source for source, _ in graph.ops[i].inputs]
+    return False
+
+
 def _extra(graph, root, inner, members, fusion: Fusion | None) -> int:
     """Return the bytes that an op, or a group, holds besides its results while it runs."""
     if fusion is not None:
@@ -197,9 +214,9 @@ def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, 
                          for slot in range(len(graph.ops[i].outputs)) if (i, slot) in index))
     read = tuple(sorted({index[t] for i in members for t in reads[i]} - set(write)))
     cheap = not any(is_expensive(graph.ops[i]) for i in members)
-    reuses = (_reuses(op, root, index, anchor, read, write)
-              if (cheap or not known.reuses_input) and not (fusion and known.evaluate is None)
-              else ())
+    in_place = (cheap or not known.reuses_input) and not (
+        fusion and (known.evaluate is None or _sums_rows(graph, root, members)))
+    reuses = _reuses(op, root, index, anchor, read, write) if in_place else ()
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs,
         time=sum(seconds(graph, graph.ops[i], rates) for i in members),

@@ -17,8 +17,8 @@ from tfckpt.ops import record
 
 
 def fused_ops(graph: Graph, anchors: Sequence[int], readers: Sequence[Sequence[int]],
-              root: Sequence[tuple[TensorId, ...]], fetched: Collection[TensorId]
-              ) -> dict[int, int]:
+              root: Sequence[tuple[TensorId, ...]], fetched: Collection[TensorId],
+              in_memory: Collection[str] = ()) -> dict[int, int]:
     """Return for each op that XLA computes with its readers the anchor, the last of its group.
 
     Args:
@@ -26,11 +26,12 @@ def fused_ops(graph: Graph, anchors: Sequence[int], readers: Sequence[Sequence[i
       readers: as `Graph.consumers`.
       root: the tensor whose memory each tensor lies in (`tfckpt.cost.storage.roots`).
       fetched: tensors that leave the step.
+      in_memory: names of ops that are known to be computed by themselves.
     """
     found: dict[int, int] = {}
     inside = frozenset(anchors)
     for i in reversed(anchors):
-        if not is_element_wise(graph.ops[i]) or (i, 0) in fetched:
+        if not is_element_wise(op := graph.ops[i]) or (i, 0) in fetched or op.name in in_memory:
             continue
         group = _group(graph, i, inside, readers, root, found)
         if group is not None:
@@ -43,7 +44,7 @@ def _group(graph: Graph, i: int, anchors: Collection[int], readers: Sequence[Seq
     """Return the anchor of the one group that all readers of an op are in; None if there is none.
     """
     op = graph.ops[i]
-    _, behind = read_behind(graph, readers, i, lambda r: r not in anchors and (
+    _, behind = read_behind(graph, readers, (i, 0), lambda r: r not in anchors and (
         record(graph.ops[r].type).aliases or root[r] == ((i, 0),)))
     if not all(r in anchors and graph.ops[r].region == op.region and fuses(op, graph.ops[r])
                for r in behind):

@@ -130,7 +130,7 @@ def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ..
     """
     result: list[tuple[TensorId, ...]] = []
     constant: list[bool] = []
-    views = Views(graph) if fusion is not None and fusion.repeats else None
+    views = Views(graph, fusion.in_memory) if fusion is not None and fusion.repeats else None
     for index, op in enumerate(graph.ops):
         known = record(op.type)
         folded = known.is_constant or (
@@ -141,8 +141,9 @@ def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ..
         constant.append(folded)
         aliases = known.aliases or undoes_nothing(graph, index)
         found = _op_roots(op, index, folded, aliases, result)
-        if views is not None and found == ((index, 0),):
-            found = (views.root_of(index, result),)
+        if views is not None:
+            found = tuple(views.root_of((index, slot), result) if own == (index, slot) else own
+                          for slot, own in enumerate(found))
         result.append(found)
     return result
 
@@ -153,8 +154,11 @@ def is_view(graph: Graph, root: Sequence[tuple[TensorId, ...]], index: int) -> b
     Args:
       root: as `roots` returns it.
     """
-    known = record(graph.ops[index].type)
-    return is_element_wise(graph.ops[index]) and not known.aliases and root[index][0] not in (
+    op = graph.ops[index]
+    known = record(op.type)
+    if known.fused_from is not None:
+        return any(own[0] != index for own in root[index])
+    return is_element_wise(op) and not known.aliases and root[index][0] not in (
         (index, 0), RESIDENT)
 
 

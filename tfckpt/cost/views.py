@@ -10,7 +10,7 @@ place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tfckpt.graph import Graph, Op, TensorId
 from tfckpt.ops import record
@@ -34,9 +34,9 @@ def fuses(op: Op, reader: Op) -> bool:
         is_element_wise(reader) or record(reader.type).reduces)
 
 
-def read_behind(graph: Graph, readers: Sequence[Sequence[int]], index: int,
+def read_behind(graph: Graph, readers: Sequence[Sequence[int]], start: TensorId,
                 passes: Callable[[int], bool]) -> tuple[list[TensorId], list[int]]:
-    """Return the tensors in which an op's result is handed on, and the ops that read one of them.
+    """Return the tensors in which one is handed on, it first, and the ops that read one of them.
 
     Ops that read shapes alone do not count.
 
@@ -44,9 +44,9 @@ def read_behind(graph: Graph, readers: Sequence[Sequence[int]], index: int,
       readers: as `Graph.consumers`.
       passes: whether an op hands on what it reads.
     """
-    tensors: dict[TensorId, None] = {(index, 0): None}
+    tensors: dict[TensorId, None] = {start: None}
     found: dict[int, None] = {}
-    pending = [(index, 0)]
+    pending = [start]
     while pending:
         tensor = pending.pop()
         for r in readers[tensor[0]]:
@@ -64,46 +64,74 @@ def read_behind(graph: Graph, readers: Sequence[Sequence[int]], index: int,
 
 
 class Views:
-    """Finds the views of a graph, in the order of its ops."""
+    """Finds the views of a graph, in the order of its ops.
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
+    Args:
+      in_memory: names of ops that are known to be none.
+    """
+
+    def __init__(self, graph: Graph, in_memory: Collection[str] = ()):
+        self.graph, self.in_memory = graph, in_memory
         self.readers = graph.consumers()
         self.fetched = frozenset(graph.fetches)
 
-    def root_of(self, index: int, root: Sequence[tuple[TensorId, ...]]) -> TensorId:
-        """Return the tensor in whose memory the result of an op lies: its own, but for views.
+    def root_of(self, tensor: TensorId, root: Sequence[tuple[TensorId, ...]]) -> TensorId:
+        """Return the tensor in whose memory a result of an op lies: its own, but for views.
 
         Args:
           root: that of each op before.
         """
-        op = self.graph.ops[index]
-        if not is_element_wise(op):
-            return (index, 0)
-        source = self._source(op, root)
-        return (index, 0) if source is None or not self._fused_everywhere(index) else source
+        op = self.graph.ops[tensor[0]]
+        known = record(op.type)
+        if known.fused_from is not None:
+            source = self._of_input(op, tensor[1], root)
+        elif is_element_wise(op) and not known.lengthy and op.name not in self.in_memory:
+            source = self._source(op, root)
+        else:
+            return tensor
+        return tensor if source is None or not self._fused_everywhere(tensor) else source
+
+    def _of_input(self, op: Op, slot: int, root: Sequence[tuple[TensorId, ...]]
+                  ) -> TensorId | None:
+        """Return the root of the input that a result is computed from, if it is as large."""
+        source, number = op.inputs[record(op.type).fused_from or 0]
+        made = self.graph.ops[source]
+        return root[source][number] if _elements(made, number) == _elements(op, slot) else None
 
     def _source(self, op: Op, root: Sequence[tuple[TensorId, ...]]) -> TensorId | None:
-        """Return the root of the one large tensor that an op reads; None where there are more."""
+        """Return the root of the one large tensor that an op reads; None where there are more.
+
+        Where all that it reads is small, that of the largest: a scale for each channel, spread
+        over a batch of images, is never in memory.
+        """
         size = _elements(op, 0)
         found: TensorId | None = None
+        small: dict[TensorId, int] = {}
         for source, slot in op.inputs:
-            made, tensor = self.graph.ops[source], root[source][slot]
-            if tensor == RESIDENT or _elements(made, slot) * _SMALL <= size:
-                continue
-            if found not in (None, tensor):
+            tensor = root[source][slot]
+            if tensor == RESIDENT or self._elements(tensor) * _SMALL <= size:
+                small[tensor] = 0 if tensor == RESIDENT else self._bytes(tensor)
+            elif found not in (None, tensor):
                 return None
-            found = tensor
-        if found is None or not size:
+            else:
+                found = tensor
+        if not size:
             return None
-        made, slot = self.graph.ops[found[0]], found[1]
-        narrower = (op.outputs[0].bytes or 0) < (made.outputs[slot].bytes or 0)
-        return None if narrower or _elements(made, slot) != size else found
+        if found is None:
+            return max(small, key=lambda t: small[t]) if small else None
+        narrower = (op.outputs[0].bytes or 0) < self._bytes(found)
+        return None if narrower or self._elements(found) != size else found
 
-    def _fused_everywhere(self, index: int) -> bool:
-        """Return whether all that read an op, behind views of its memory, compute it again."""
-        op = self.graph.ops[index]
-        tensors, found = read_behind(self.graph, self.readers, index,
+    def _elements(self, tensor: TensorId) -> int:
+        return _elements(self.graph.ops[tensor[0]], tensor[1])
+
+    def _bytes(self, tensor: TensorId) -> int:
+        return self.graph.ops[tensor[0]].outputs[tensor[1]].bytes or 0
+
+    def _fused_everywhere(self, tensor: TensorId) -> bool:
+        """Return whether all that read a tensor, behind views of its memory, compute it again."""
+        op = self.graph.ops[tensor[0]]
+        tensors, found = read_behind(self.graph, self.readers, tensor,
                                      lambda r: record(self.graph.ops[r].type).aliases)
         return bool(found) and self.fetched.isdisjoint(tensors) and all(
             fuses(op, self.graph.ops[r]) for r in found)

@@ -81,8 +81,11 @@ register(
     OpRecord("BiasAddGrad", bias_gradient=True, reduces=True),
 )
 
-# log(softmax(x)) is made log_softmax(x).
+# Sums over a row, and what is computed of each element with them. log(softmax(x)) is made
+# log_softmax(x); losses hand out the gradient of the logits as well.
+_OF_ROWS = functools.partial(OpRecord, reduces=True, fused_from=0)
 register(
-    OpRecord("Softmax", reuses_input=True, per_byte=3.0, merges_into=frozenset({"Log"})),
-    OpRecord("LogSoftmax", reuses_input=True),
+    _OF_ROWS("Softmax", reuses_input=True, per_byte=3.0, merges_into=frozenset({"Log"})),
+    _OF_ROWS("LogSoftmax", reuses_input=True),
+    _OF_ROWS("SoftmaxCrossEntropyWithLogits"), _OF_ROWS("SparseSoftmaxCrossEntropyWithLogits"),
 )

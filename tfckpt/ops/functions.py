@@ -38,7 +38,8 @@ register(
     _FUSED("Erf", _of_floats(math.erf),
            (lambda o: o.t * _TWO_OVER_ROOT_PI * (-o.a.op("Square")).op("Exp"),), per_byte=6.0),
     _UNARY("Erfc", _of_floats(math.erfc),
-           (lambda o: o.t * -_TWO_OVER_ROOT_PI * (-o.a.op("Square")).op("Exp"),), per_byte=6.0),
+           (lambda o: o.t * -_TWO_OVER_ROOT_PI * (-o.a.op("Square")).op("Exp"),), per_byte=6.0,
+           lengthy=True),
 )
 
 # Trigonometric and hyperbolic functions.

@@ -182,9 +182,11 @@ class OpRecord:
     cube: tuple[str, str] | None = None  # what Grappler makes of x^3: a product, and a square
     folded_by_shape: bool = False  # Grappler folds it where it knows the shape that it reads
     fused_by_xla: bool = False  # element-wise in the backward, fused with what it reads
+    lengthy: bool = False  # so many instructions that XLA computes it once for all its readers
     gathers: bool = False  # takes some of its first input's rows
     reduces: bool = False  # XLA computes what it reads, where that is element-wise, with it
     spreads: bool = False  # not element-wise, but XLA computes it with what reads it, as if it were
+    fused_from: int | None = None  # XLA computes results as large as this input where they are read
     filter_gradient_of: int | None = None  # of this input's bias oneDNN makes the gradient as well
     bias_gradient: bool = False  # makes the gradient of a bias by itself
 
