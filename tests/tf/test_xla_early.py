@@ -13,6 +13,7 @@ from tfckpt.api import CheckpointedStep
 from tfckpt.devices import find_device
 from tfckpt.edits import Clone, Create
 from tfckpt.options import make_options
+from tfckpt.rewrite import xla_updates
 from tfckpt.rewrite.passes import copies
 
 H100 = find_device("H100-80GB").target()
@@ -122,3 +123,16 @@ def test_gradients_are_read_behind_those_of_weights(monkeypatch):
             if read.get(layer) == f"{barrier.name}:0":
                 found += 1
     assert found >= 4
+
+
+def test_weights_are_updated_after_the_last_that_reads_them(monkeypatch):
+    """The gradient of a layer's input, where that of its weights comes before it."""
+    monkeypatch.setattr(xla_updates, "LARGE", 1024)  # the layers are small
+    edits, _, _ = edits_of(monkeypatch)
+    held = [c for c in edits.added if c.name.startswith("tfckpt/update_")]
+    for barrier in held:
+        weights, last = (t.removesuffix(":0") for t in barrier.inputs)
+        assert weights == f"{last}_1" and last.endswith("/MatMul/MatMul")
+        readers = [r.op for r in edits.rewires if r.tensor == f"{barrier.name}:0"]
+        assert len(readers) == 1 and not readers[0].startswith("gradient_tape")
+    assert len(held) >= 4

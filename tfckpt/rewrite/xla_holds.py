@@ -15,6 +15,7 @@ from tfckpt.rewrite.guards import XLA_GUARDS, BarrierGuard, Guard
 from tfckpt.rewrite.names import SCOPE, guard_name
 from tfckpt.rewrite.xla_early import EarlyOps
 from tfckpt.rewrite.xla_order import BackwardOrder
+from tfckpt.rewrite.xla_updates import hold_updates
 from tfckpt.target import FUSED, ORDER, Target
 
 _NO_WEIGHTS = (Source.CONSTANT, Source.ELSEWHERE)
@@ -228,4 +229,6 @@ class XlaHolds:
         """Nothing: see `signals`."""
 
     def close(self) -> None:
-        """Nothing: XLA fuses without counting readers."""
+        """Have updates come after the last reads of what they change."""
+        if self.order is not None:
+            hold_updates(self.draft)
