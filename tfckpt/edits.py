@@ -190,7 +190,7 @@ def _check_creation(added: Sequence[Create | Clone]) -> None:
 def _order(before: dict[str, set[str]]) -> list[str]:
     """The names in a topological order."""
     for name, entries in before.items():
-        missing = sorted(entries - before.keys())
+        missing = sorted(entry for entry in entries if entry not in before)
         if missing:
             raise RewriteError(f"rewrite: {name!r} reads {missing[0]!r}, which does not exist")
     order = topological_order(before)
