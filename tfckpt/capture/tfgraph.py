@@ -54,16 +54,18 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     stateful = {op.name: tf_adapter.is_stateful(op) for op in every}
     writing = frozenset(op.name for op in every if _writes(op, stateful[op.name]))
     operations = _live(every, {t.op.name for t in fetched} | must_run | writing)
-    index = {op.name: i for i, op in enumerate(operations)}
-    inputs = [[(index[t.op.name], t.value_index) for t in op.inputs] for op in operations]
-    controls = [[index[c.name] for c in op.control_inputs] for op in operations]
+    index = {op: i for i, op in enumerate(operations)}
+    inputs = [[(index[t.op], t.value_index) for t in op.inputs] for op in operations]
+    controls = [[index[c] for c in op.control_inputs] for op in operations]
     known = (lambda op: op) if shapes is None else (
         lambda op: shapes.get_operation_by_name(op.name))
     target = Target().compiled(compiled)
     lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
-    outputs = [results_of(op, lists[i].bytes if i in lists else {}, _best(op, known(op)))
+    outputs = [results_of(op, lists[i].bytes if i in lists else {},
+                          None if shapes is None else _best(op, known(op)))
                for i, op in enumerate(operations)]
+    large = _large_constants(operations, outputs)
     writes = [op.name in writing for op in operations]
     region = regions([op.name for op in operations],
                      [[source for source, _ in entry] for entry in inputs], controls, writes,
@@ -77,14 +79,14 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
            not writes[i] and not needed.get(op.name)
-           and not _shrinks_large_constant(operations, outputs, inputs[i], i)
+           and not _shrinks_large_constant(large, outputs, inputs[i], i)
            and is_pure(op.type, stateful[op.name], tuple(t.dtype for t in outputs[i]))
            and reads_counted_list(op),
            op.device, attrs_of(op), bool(needed.get(op.name)),
            lists[i].loop if i in lists else None)
         for i, op in enumerate(operations)
     )
-    ids = tuple((index[t.op.name], t.value_index) for t in fetched)
+    ids = tuple((index[t.op], t.value_index) for t in fetched)
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
     ops, refused = repeat_loops(graph, operations, ops, lists, target)
     result = Graph(getattr(graph, "name", name), ops, ids, sinks,
@@ -146,25 +148,32 @@ def gradient_inside(graph: tf.Graph) -> str:
 
 def _writes(op: tf.Operation, stateful: bool) -> bool:
     """Whether an op writes a variable. What writes a reference is not registered as stateful."""
-    if any(tf_adapter.is_reference(t) for t in op.inputs):
+    if any(map(tf_adapter.is_reference, op.inputs)):
         return is_write(op.type, True, True)
-    return is_write(op.type, any(t.dtype == tf.resource for t in op.inputs), stateful)
+    return is_write(op.type, stateful and any(t.dtype == tf.resource for t in op.inputs), stateful)
 
 
-def _shrinks_large_constant(operations: Sequence[tf.Operation],
+def _large_constants(operations: Sequence[tf.Operation], outputs: Sequence[tuple[Tensor, ...]]
+                     ) -> frozenset[tuple[int, int]]:
+    """Return the tensors that are large constants (see `_LARGE_CONSTANT`)."""
+    return frozenset((i, slot) for i, op in enumerate(operations) if record(op.type).is_constant
+                     for slot, t in enumerate(outputs[i]) if (t.bytes or 0) > _LARGE_CONSTANT)
+
+
+def _shrinks_large_constant(large: Collection[tuple[int, int]],
                             outputs: Sequence[tuple[Tensor, ...]],
                             inputs: Sequence[tuple[int, int]], index: int) -> bool:
-    """Whether an op makes less of a large constant than it reads (see `_LARGE_CONSTANT`)."""
-    read = max((outputs[source][slot].bytes or 0 for source, slot in inputs
-                if record(operations[source].type).is_constant), default=0)
-    return read > max(_LARGE_CONSTANT, sum(t.bytes or 0 for t in outputs[index]))
+    """Whether an op makes less of a large constant than it reads."""
+    read = [outputs[source][slot].bytes or 0 for source, slot in inputs
+            if (source, slot) in large] if large else []
+    return bool(read) and max(read) > sum(t.bytes or 0 for t in outputs[index])
 
 
 def _sorted(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
     """Operations in a topological order that stays as close to creation order as it can."""
-    index = {op.name: i for i, op in enumerate(operations)}
-    sources = {i: {index[t.op.name] for t in op.inputs} | {
-        index[c.name] for c in op.control_inputs} for i, op in enumerate(operations)}
+    index = {op: i for i, op in enumerate(operations)}
+    sources = {i: {index[t.op] for t in op.inputs}.union(index[c] for c in op.control_inputs)
+               for i, op in enumerate(operations)}
     if all(not s or max(s) < i for i, s in sources.items()):
         return list(operations)
     order = topological_order(sources)

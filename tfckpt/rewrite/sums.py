@@ -10,7 +10,7 @@ plain step, and the sum reads its terms through pass-throughs whose names have t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from tfckpt.edits import Edits
 from tfckpt.graph import Graph
@@ -60,26 +60,41 @@ def _terms(order: Sequence[int], name: str) -> list[tuple[int, str]]:
 
 
 def equal_ops(graph: Graph, plain: PlainStep) -> list[int]:
-    """For each op a number that it shares with the ops of which TensorFlow may keep only one."""
-    known: dict[tuple, int] = {}
+    """For each op a number that it shares with the ops of which TensorFlow may keep only one.
+
+    Attributes are asked for only of ops that have all else in common with another: few.
+    """
+    first: dict[tuple, int] = {}
+    known: dict[tuple, dict[Hashable, int]] = {}
     found: list[int] = []
+
+    def number(i: int, key: tuple) -> int:
+        """Return the first op with the key, and the attributes, of an op."""
+        other = first.setdefault(key, i)
+        if other == i:
+            return i
+        alike = known.setdefault(key, {plain.attributes(graph.ops[other].name): other})
+        return alike.setdefault(plain.attributes(graph.ops[i].name), i)
+
     for i, op in enumerate(graph.ops):
-        key: tuple | None = None
-        shape = op.outputs[0].shape if op.outputs else None
+        made = op.outputs[0] if op.outputs else None
+        result = (made.dtype, made.shape) if made is not None else ()
+        kind = op.type, op.device
         known_op = record(op.type)
         if known_op.is_constant:
-            if (op.outputs[0].bytes or 0) <= _LARGEST_COMPARED:
-                key = (op.type, op.device, plain.attributes(op.name))
+            small = made is not None and (made.bytes or 0) <= _LARGEST_COMPARED
+            found.append(number(i, (*kind, *result)) if small else i)
         elif known_op.folded_by_shape and op.inputs:
             source, slot = op.inputs[0]
             read = graph.ops[source].outputs[slot].shape
-            if read is not None and None not in read:
-                key = (op.type, op.device, op.outputs[0].dtype, read, shape)
+            open_ = read is None or None in read
+            found.append(i if open_ else first.setdefault((*kind, *result, read), i))
         elif op.inputs and not plain.is_stateful(op.name):
-            inputs = [(found[source], slot) for source, slot in op.inputs]
-            key = (op.type, op.device, plain.attributes(op.name), tuple(inputs),
-                   tuple(sorted(found[c] for c in op.controls)))
-        found.append(i if key is None else known.setdefault(key, i))
+            inputs = tuple((found[source], slot) for source, slot in op.inputs)
+            controls = tuple(sorted(found[c] for c in op.controls))
+            found.append(number(i, (*kind, inputs, controls)))
+        else:
+            found.append(i)
     return found
 
 
