@@ -11,6 +11,8 @@ import pathlib
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # the tests say what the CPU's kernels and its allocator do, on every machine
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# what another run has planned says nothing of this one; tests of the plan store switch it on
+os.environ["TFCKPT_CACHE"] = "off"
 
 _HERE = pathlib.Path(__file__).parent
 

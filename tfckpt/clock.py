@@ -28,6 +28,12 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         _limit.reset(token)
 
 
+def time_is_over() -> bool:
+    """Return whether there is a time limit, and it is over."""
+    limit = _limit.get()
+    return limit is not None and time.monotonic() > limit[0]
+
+
 def check_time() -> None:
     """Return while there is time left.
 

@@ -20,13 +20,14 @@ from absl import logging
 from tfckpt import dump, faults
 from tfckpt.carriers.here import place
 from tfckpt.clock import time_limit
+from tfckpt.collector import collector_paused
 from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError, RewriteError, TfckptError
 from tfckpt.graph import Graph
 from tfckpt.hlo import XlaMemory
 from tfckpt.judges import JUDGES, Candidate, Rejected
 from tfckpt.options import Options
-from tfckpt.parts import Proposal, unchanged
+from tfckpt.parts import Part, Proposal, unchanged
 from tfckpt.plan.schedule import Plan
 from tfckpt.proposals import NOTHING_TO_GAIN, PLAIN_FITS, Search, parts_of, searches
 from tfckpt.report import Report, report_of
@@ -35,7 +36,8 @@ from tfckpt.rewrite.passes.manager import Context
 from tfckpt.rewrite.passes.manager import Outcome as PassOutcome
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.say import waiting_for
-from tfckpt.target import Target
+from tfckpt.store.entry import Entry, entry_of
+from tfckpt.store.records import Decided
 from tfckpt.trials import Compiler, Trials
 
 INLINED = "nested functions inlined"
@@ -62,6 +64,7 @@ class Captured:
         can, and where XLA does not compile it.
       gradient_inside: names the op inside which a gradient is computed, where the graph has none;
         "" where none is.
+      stored: whether its plan may come from the plan store, and go there.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Captured:
     planned_for: str = ""
     compiler: Compiler | None = None
     gradient_inside: Callable[[], str] = str
+    stored: bool = True
 
 
 class Carrier(Protocol):
@@ -154,7 +158,8 @@ def run(carrier: Carrier, options: Options, refused: str = "") -> Outcome:
 
 def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
     started = time.perf_counter()
-    step = carrier.capture(options)
+    with collector_paused():
+        step = carrier.capture(options)
     if step is None:
         return Outcome()
     target_of = place(options.target, step.compiled, carrier.optimised)
@@ -170,17 +175,55 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
 def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refused: str,
              started: float) -> tuple[Outcome, Report]:
     """Plan a step that trains, and hand the edits back."""
-    definition = _definition(step.name, step.live) if dump.folder() else b""
-    trials = _trials(step, options, refused)
-    if trials.plain is not None:
-        target_of = _asked(target_of, trials.plain)
-    found = searches(step.graph, options, target_of, refused, trials.plain)
+    definition = dump.definition_of(step.name, step.live) if dump.folder() else b""
     context = Context(step.graph, plain=_plain(step), target=target_of(""))
-    outcome, report = _accepted(carrier, step, context, found, trials, started)
+    with collector_paused():
+        parts = parts_of(step.graph, options, target_of)
+        entry = None if refused else _entry(step, parts, options)
+        found = None if entry is None else _kept(carrier, step, context, entry, started)
+    if found is None:
+        found = _searched(carrier, step, context, parts, options, refused, started)
+        if entry is not None:
+            entry.write(found[2])
+    outcome, report, decided = found
     if definition:
-        _dump(step, definition, dataclasses.replace(options, target=target_of("")), outcome,
-              report, carrier.optimised, trials)
+        _dump(step, definition, dataclasses.replace(options, target=context.target), outcome,
+              report, carrier.optimised, decided)
     return outcome, report
+
+
+def _entry(step: Captured, parts: Sequence[Part], options: Options) -> Entry | None:
+    """Return the place of the step's plan in the plan store, if it may have one."""
+    asks = step.compiled and step.compiler is not None and options.xla_trials
+    return entry_of(step.name, step.graph, parts, options,
+                    step.live if asks else None) if step.stored else None
+
+
+def _kept(carrier: Carrier, step: Captured, context: Context, entry: Entry, started: float
+          ) -> tuple[Outcome, Report, Decided] | None:
+    """Apply what was decided for the step before; return None where it is not kept, or not apt.
+
+    It passes the judges but the one that asks XLA, whose answers are kept as well.
+    """
+    try:
+        decided = entry.read()
+        if decided is None:
+            return None
+        candidate = Candidate(decided.proposals, _asked(context, decided.answers))
+        for judge in JUDGES:
+            judge(candidate)
+        return _applied(carrier, step, candidate, decided, started)
+    except Exception as error:
+        entry.drop(error)
+        return None
+
+
+def _searched(carrier: Carrier, step: Captured, context: Context, parts: Sequence[Part],
+              options: Options, refused: str, started: float) -> tuple[Outcome, Report, Decided]:
+    """Decide what to do, and apply it."""
+    trials = _trials(step, options, refused)
+    found = searches(step.graph, [part.as_asked(trials.plain) for part in parts], options, refused)
+    return _accepted(carrier, step, _asked(context, trials.answers), found, trials, started)
 
 
 def _trials(step: Captured, options: Options, refused: str) -> Trials:
@@ -189,10 +232,11 @@ def _trials(step: Captured, options: Options, refused: str) -> Trials:
     return Trials(step.name, step.compiler if asked else None, options.xla_trials)
 
 
-def _asked(target_of: Callable[[str], Target], plain: XlaMemory) -> Callable[[str], Target]:
-    """Return the targets with what XLA told of the plain step."""
-    return lambda device: dataclasses.replace(target_of(device), asked=True,
-                                              in_memory=frozenset(plain.in_memory))
+def _asked(context: Context, answers: Sequence[XlaMemory | None]) -> Context:
+    """Return the context of a step about which XLA was asked first as it is."""
+    plain = answers[0] if answers else None
+    return context if plain is None else dataclasses.replace(
+        context, target=context.target.told(plain.in_memory))
 
 
 def failed(name: str, live: Any, error: Exception) -> Outcome:
@@ -205,23 +249,15 @@ def failed(name: str, live: Any, error: Exception) -> Outcome:
         return Outcome(failure=str(error))
     failure = faults.said(error, f"{name} is left as it is")
     if dump.folder():
-        _write(name, {"fault.txt": "".join(traceback.format_exception(error)).encode(),
-                      "versions.json": json.dumps(dump.versions(), indent=1).encode(),
-                      "graph.pb": _definition(name, live)})
+        dump.write_or_say(name, {
+            "fault.txt": "".join(traceback.format_exception(error)).encode(),
+            "versions.json": json.dumps(dump.versions(), indent=1).encode(),
+            "graph.pb": dump.definition_of(name, live)})
     return Outcome(failure=failure)
 
 
-def _definition(name: str, live: Any) -> bytes:
-    """Return TensorFlow's graph of a step, before it is edited; empty where none can be written."""
-    try:
-        return b"" if live is None else live.as_graph_def().SerializeToString()
-    except ValueError as error:  # more than a protobuf message can have
-        logging.warning("tfckpt: %s is not dumped: %s", name, error)
-        return b""
-
-
 def _dump(step: Captured, definition: bytes, options: Options, outcome: Outcome,
-          report: Report, optimised: bool, trials: Trials) -> None:
+          report: Report, optimised: bool, decided: Decided) -> None:
     """Write down what was decided for a step."""
     about = {"name": step.name, "compiled": step.compiled, "optimised": optimised}
     try:
@@ -229,24 +265,14 @@ def _dump(step: Captured, definition: bytes, options: Options, outcome: Outcome,
             "step.json": json.dumps(about).encode(), "graph.json": dump.to_json(step.graph),
             "options.json": dump.to_json(options), "plans.json": dump.to_json(outcome.plans),
             "edits.json": dump.to_json(outcome.edits),
-            "compiled.json": dump.to_json(tuple(trials.answers)),
+            "compiled.json": dump.to_json(decided.answers),
             "versions.json": json.dumps(dump.versions(), indent=1).encode(),
             "report.txt": f"{report}\n\n{report.explain()}\n".encode(),
             "graph.pb": definition}
     except Exception as error:  # the step is rewritten by then
         faults.said(error, f"{step.name} is not dumped")
     else:
-        _write(step.name, files)
-
-
-def _write(name: str, files: Mapping[str, bytes]) -> None:
-    """Write a dump; a full disk does not end the training."""
-    try:
-        where = dump.write(name, files)
-    except OSError as error:
-        logging.warning("tfckpt: %s is not dumped: %s", name, error)
-    else:
-        logging.info("tfckpt: %s is dumped to %s", name, where)
+        dump.write_or_say(step.name, files)
 
 
 def _plain(step: Captured) -> LiveStep | None:
@@ -258,7 +284,7 @@ def _plain(step: Captured) -> LiveStep | None:
 
 
 def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequence[Search],
-              trials: Trials, started: float) -> tuple[Outcome, Report]:
+              trials: Trials, started: float) -> tuple[Outcome, Report, Decided]:
     """Return the first candidate that every judge and the carrier accept; its edits are applied.
 
     To change nothing is the last candidate, and is accepted always. What cannot be reported is not
@@ -270,10 +296,8 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
         try:
             for judge in (*JUDGES, trials.judge):
                 judge(candidate)
-            accepted = _outcome(step, candidate, found, trials, started)
-            if candidate.edits is not None:
-                carrier.apply(candidate.edits)
-            return accepted
+            return _applied(carrier, step, candidate, _decided(step, candidate, found, trials),
+                            started)
         except Rejected as error:
             blamed = [search for search in changing if search.part.device == error.device]
             for search in blamed or changing:
@@ -289,15 +313,28 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
                 search.reject(reason)
 
 
-def _outcome(step: Captured, candidate: Candidate, found: Sequence[Search], trials: Trials,
-             started: float) -> tuple[Outcome, Report]:
-    proposals = tuple(sorted(candidate.proposals, key=lambda p: -p.decision.planned.peak_bytes))
-    report = report_of(step.name, step.graph, proposals, candidate.edits,
-                       tuple(line for search in found for line in search.rejected),
-                       time.perf_counter() - started, step.planned_for,
-                       _compiled(step, proposals[0], trials))
+def _decided(step: Captured, candidate: Candidate, found: Sequence[Search], trials: Trials
+             ) -> Decided:
+    proposals = candidate.proposals
+    return Decided(proposals, tuple(line for search in found for line in search.rejected),
+                   _compiled(step, _fullest_first(proposals)[0], trials), tuple(trials.answers))
+
+
+def _fullest_first(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
+    return tuple(sorted(proposals, key=lambda p: -p.decision.planned.peak_bytes))
+
+
+def _applied(carrier: Carrier, step: Captured, candidate: Candidate, decided: Decided,
+             started: float) -> tuple[Outcome, Report, Decided]:
+    """Report what was decided, and hand the edits back."""
+    proposals = _fullest_first(decided.proposals)
+    report = report_of(step.name, step.graph, proposals, candidate.edits, decided.rejected,
+                       time.perf_counter() - started, step.planned_for, decided.compiled,
+                       decided.made)
     passes = () if candidate.realised is None else candidate.realised.outcomes
-    return Outcome(report, candidate.edits, proposals, passes), report
+    if candidate.edits is not None:
+        carrier.apply(candidate.edits)
+    return Outcome(report, candidate.edits, proposals, passes), report, decided
 
 
 def _compiled(step: Captured, proposal: Proposal, trials: Trials) -> CompiledReport | None:

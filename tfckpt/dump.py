@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from absl import logging
+
 import tfckpt
 from tfckpt import budget, device_budgets, edits, graph, hlo, options, target
 from tfckpt.errors import CaptureError
@@ -57,6 +59,25 @@ def write(name: str, files: Mapping[str, bytes]) -> pathlib.Path:
             (made / file).write_bytes(data)
         made.rename(target_folder)
     return target_folder
+
+
+def write_or_say(name: str, files: Mapping[str, bytes]) -> None:
+    """Write a dump, and say where, or why not; a full disk does not end the training."""
+    try:
+        where = write(name, files)
+    except OSError as error:
+        logging.warning("tfckpt: %s is not dumped: %s", name, error)
+    else:
+        logging.info("tfckpt: %s is dumped to %s", name, where)
+
+
+def definition_of(name: str, live: Any) -> bytes:
+    """Return TensorFlow's graph of a step, before it is edited; empty where none can be written."""
+    try:
+        return b"" if live is None else live.as_graph_def().SerializeToString()
+    except ValueError as error:  # more than a protobuf message can have
+        logging.warning("tfckpt: %s is not dumped: %s", name, error)
+        return b""
 
 
 def to_json(value: Any) -> bytes:

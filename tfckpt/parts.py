@@ -70,6 +70,15 @@ class Part:
         return allowed if self.compiled is None else int(
             allowed * self.plain.peak_bytes / max(self.plain_bytes, 1))
 
+    def as_asked(self, compiled: XlaMemory | None) -> Part:
+        """Return the part priced with what XLA said of the plain step; itself where it said nothing.
+        """
+        if compiled is None:
+            return self
+        return dataclasses.replace(
+            priced(self.device, self.number, self.budget, self.target.told(compiled.in_memory),
+                   self.graph), compiled=compiled)
+
     def over(self, graph: Graph) -> Part:
         """Return the part with another graph, priced anew."""
         return dataclasses.replace(

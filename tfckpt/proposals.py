@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tfckpt import faults
 from tfckpt.capture.devices import device_parts, has_inner_collective
@@ -20,7 +20,6 @@ from tfckpt.capture.repeated import without_loops
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptError
 from tfckpt.graph import Graph
-from tfckpt.hlo import XlaMemory
 from tfckpt.ops import record
 from tfckpt.options import Options
 from tfckpt.parts import Part, Proposal, priced, unchanged
@@ -218,20 +217,17 @@ def _plain_fits(part: Part, share: float = 1.0) -> bool:
     return room is not None and part.plain.peak_bytes <= share * room
 
 
-def searches(graph: Graph, options: Options, target_of: Callable[[str], Target],
-             refused: str = "", compiled: XlaMemory | None = None) -> list[Search]:
+def searches(graph: Graph, parts: Sequence[Part], options: Options, refused: str = ""
+             ) -> list[Search]:
     """Return the search of each device's part; replicas follow the first of their kind.
 
     Args:
+      parts: what `parts_of` returned, with what XLA said of them.
       refused: why nothing is to be changed.
-      compiled: what the step takes as XLA compiles it, where XLA was asked.
 
     Raises:
-      CostError, PlanError: as `parts_of`.
       InfeasibleBudgetError: a device's part does not fit its budget.
     """
-    parts = [dataclasses.replace(part, compiled=compiled)
-             for part in parts_of(graph, options, target_of)]
     if len(parts) > 1 and has_inner_collective(graph):
         refused = refused or EXCHANGES
     found: list[Search] = []

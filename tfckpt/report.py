@@ -52,6 +52,7 @@ class Report:
       solver: which proposal the plan came from.
       deferred_ops, released_joins, fences, pins: what else was changed.
       plan_seconds: capture, planning and rewriting, in seconds.
+      stored: the day on which the plan was made, where it was taken from the plan store; else "".
       planned_for: the sizes that were planned for, where the trace leaves them open: shapes, or a
         batch.
       op_count: ops of the captured step that run, and its arguments.
@@ -100,6 +101,7 @@ class Report:
     planned_for: str = ""
     unknown_variables: int = 0
     compiled: CompiledReport | None = None
+    stored: str = ""
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
     traced: tuple[tuple[CostGraph, Plan], tuple[CostGraph, Plan]] | None = dataclasses.field(
@@ -134,7 +136,7 @@ class Report:
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
             ("free moves", f"{self.deferred_ops} deferred, {self.released_joins} joins released"),
             ("forward AD", self._forward_ad()),
-            ("plan", f"{self.solver}, made in {self.plan_seconds:.1f} s"),
+            ("plan", f"{self.solver}, {self._origin} in {self.plan_seconds:.1f} s"),
             ("applied", "yes" if self.applied else f"no: {self.reason}"),
         ]
         rows += [(d.device.rpartition("device:")[2], str(d)) for d in self.devices]
@@ -144,6 +146,10 @@ class Report:
         width = max(len(label) for label, _ in rows)
         lines = [f"tfckpt report for {self.name}"]
         return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
+
+    @property
+    def _origin(self) -> str:
+        return f"taken from the plan store (made {self.stored})" if self.stored else "made"
 
     def _forward_ad(self) -> str:
         regions = self.forward_ad_regions
@@ -219,7 +225,7 @@ class Report:
 
 def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edits | None,
               rejected: tuple[str, ...], seconds: float, planned_for: str = "",
-              compiled: CompiledReport | None = None) -> Report:
+              compiled: CompiledReport | None = None, stored: str = "") -> Report:
     """Return the report of a step: that of its fullest device, with the peaks of the others.
 
     Args:
@@ -230,9 +236,11 @@ def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edi
       seconds: capture, planning and rewriting.
       planned_for: what open sizes were taken to be.
       compiled: what XLA said of the step.
+      stored: when the plan was made, where it was taken from the plan store.
     """
     report = _report_of_part(name, graph, proposals[0], edits, seconds)
     report.rejected, report.planned_for, report.compiled = rejected, planned_for, compiled
+    report.stored = stored
     report.refused = tuple(dict.fromkeys(
         (*report.refused, *(line for p in proposals for line in p.part.graph.refused))))[:REFUSALS]
     if len(proposals) > 1:

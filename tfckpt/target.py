@@ -7,7 +7,7 @@ whether there is a GPU, or whether XLA compiles a step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 CPU, GPU = "CPU", "GPU"
 EXECUTOR, XLA = "executor", "xla"
@@ -95,6 +95,10 @@ class Target:
     def compiled(self, by_xla: bool = True) -> Target:
         """Return the same device with XLA as the runner, or without."""
         return dataclasses.replace(self, runner=XLA if by_xla else EXECUTOR)
+
+    def told(self, in_memory: Iterable[str]) -> Target:
+        """Return the same where XLA was asked, and writes results of ops to memory, by name."""
+        return dataclasses.replace(self, asked=True, in_memory=frozenset(in_memory))
 
     @property
     def orders_by_control(self) -> bool:

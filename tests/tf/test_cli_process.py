@@ -143,6 +143,7 @@ def test_help_version_and_usage_load_no_tensorflow():
                "set(sys.modules); code = main(sys.argv[1:]); "
                "assert 'tensorflow' not in sys.modules; print('code', code)")
     for arguments, code in ((["--version"], 0), (["plan", "--help"], 0), (["completion", "zsh"], 0),
+                            (["cache", "list"], 0), (["cache", "clear", "--json"], 0),
                             (["plan", "a", "--budget", "much"], 2), (["planned"], 2)):
         done = subprocess.run([sys.executable, "-c", program, *arguments], env=ENVIRONMENT,
                               capture_output=True, text=True, timeout=800, check=False)
@@ -198,6 +199,7 @@ def completed(words: list[str], cursor: int | None = None) -> list[str]:
     (["tfckpt", "plan", "--objective", "="], ["time", "memory"]),
     (["tfckpt", "plan", "--device", "H1"], ["H100-80GB"]),
     (["tfckpt", "inspect", "--so"], []), (["tfckpt", "completion", ""], list(SHELLS)),
+    (["tfckpt", "cache", ""], ["list", "clear"]), (["tfckpt", "cache", "--j"], ["--json"]),
     (["tfckpt", "inspect", "a"], []), (["tfckpt", "frobnicate", "--"], [])])
 def test_what_bash_offers(words, offered):
     assert completed(words) == offered

@@ -53,7 +53,7 @@ class Dumped:
         compiled = self.about["compiled"]
         answers = dump.from_json(self.read("compiled.json"), "compiled.json") if compiled else ()
         return Captured(self.about["name"], graph, live, compiled,
-                        compiler=Recorded(answers) if compiled else None)
+                        compiler=Recorded(answers) if compiled else None, stored=False)
 
     def apply(self, edits: Edits) -> None:
         """Do nothing."""

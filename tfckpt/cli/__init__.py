@@ -1,4 +1,4 @@
-"""The command line: `tfckpt inspect | plan | rewrite | replay | compare | completion`.
+"""The command line: `tfckpt inspect | plan | rewrite | replay | compare | cache | completion`.
 
 Results go to standard output, messages to standard error. Exit codes: 0 done, 1 could not,
 2 usage, 130 interrupted, 143 terminated. TensorFlow is loaded only once the arguments are known to
@@ -77,6 +77,10 @@ def _answer(arguments: list[str]) -> int:
 
         print(script(request.paths[0]))
         return DONE
+    if command == "cache":
+        from tfckpt.cli import plan_store
+
+        return plan_store.run(request)
     load_tensorflow()
     from tfckpt.cli import commands
 

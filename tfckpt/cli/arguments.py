@@ -21,14 +21,22 @@ COMMANDS = {
     "rewrite": ("GRAPH OUT", "writes a graph that needs less memory, and a report beside it"),
     "replay": ("FOLDER", "plans a step that TFCKPT_DUMP=DIR wrote again: does the same come out?"),
     "compare": ("A B", "two graphs: ops, planned peaks and, where both run, what they measure"),
+    "cache": ("ACTION", "the plan store: list what is kept there, or clear it"),
     "completion": ("SHELL", "prints what has bash, zsh or fish complete commands and flags"),
 }
 SHELLS = ("bash", "zsh", "fish")
+CHOICES = {"completion": SHELLS, "cache": ("list", "clear")}
+"""What a command may be told that takes no paths."""
 _GRAPH = """\
 GRAPH is a SavedModel directory, a GraphDef or a MetaGraphDef, binary or text; - reads a GraphDef
 or MetaGraphDef from standard input. Results go to standard output, messages to standard error.
 Exit codes: 0 done, 1 could not, 2 usage, 130 interrupted, 143 terminated; whichever it is, outputs
 are whole or not there."""
+_CACHE = """\
+list prints of each plan when it was last used, its size in the store, the step and its operations,
+the budget, the device and the planned peak; clear removes all. Plans lie in the folder
+$XDG_CACHE_HOME/tfckpt/plans (~/.cache/tfckpt/plans), or in the one that TFCKPT_CACHE names;
+TFCKPT_CACHE=off has nothing kept or taken from there."""
 _FLAGS = "In names of flags - and _ are the same: --batch-size is --batch_size."
 _COMPLETION = """\
 bash: tfckpt completion bash > ~/.local/share/bash-completion/completions/tfckpt
@@ -68,8 +76,9 @@ def parse(command: str, arguments: Sequence[str]) -> Request:
     if len(rest) != len(wanted) and not values.help:
         raise flags.Error(f"tfckpt {command} takes {' and '.join(wanted)}, not "
                           f"{len(rest)} {'path' if len(rest) == 1 else 'paths'}")
-    if command == "completion" and not values.help and rest[0] not in SHELLS:
-        raise flags.Error(f"no completion for {rest[0]!r}; choose one of {', '.join(SHELLS)}")
+    choices = CHOICES.get(command, ())
+    if choices and not values.help and rest[0] not in choices:
+        raise flags.Error(f"{rest[0]!r} is no {wanted[0]}; choose one of {', '.join(choices)}")
     found: dict[str, Any] = {name: values[name].value for name in values}
     if "budget" in found:
         found["budget"] = budget_value(found["budget"])
@@ -144,7 +153,7 @@ def usage(command: str | None = None) -> str:
     paths, what = COMMANDS[command]
     listed = flags_of(command).get_help(include_special_flags=False)
     listed = listed.partition(":\n")[2]  # absl heads the list with the name of this module
-    more = _COMPLETION if command == "completion" else f"{_GRAPH}\n\n{_FLAGS}"
+    more = {"completion": _COMPLETION, "cache": _CACHE}.get(command, f"{_GRAPH}\n\n{_FLAGS}")
     return f"usage: tfckpt {command} {paths} [flags]\n\n{what}\n\n{more}\n\n{listed}"
 
 
@@ -155,7 +164,9 @@ def flags_of(command: str) -> flags.FlagValues:
     where: Any = {"flag_values": values}
     flags.DEFINE_bool("help", False, "Shows this help.", short_name="h", **where)
     flags.DEFINE_bool("debug", False, "Shows the traceback of an unexpected error.", **where)
-    if command == "completion":
+    if command == "cache":
+        flags.DEFINE_bool("json", False, "Prints JSON.", **where)
+    if command in CHOICES:
         return values
     if command != "replay":
         flags.DEFINE_integer("batch_size", None, "What an unknown leading dimension stands for.",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from tfckpt.cli.arguments import COMMANDS, SHELLS, flags_of
+from tfckpt.cli.arguments import CHOICES, COMMANDS, flags_of
 from tfckpt.devices import PRESETS
 
 _LISTS = {"budget": ("min",), "device": tuple(preset.name for preset in PRESETS)}
@@ -34,9 +34,9 @@ _tfckpt() {{
 {values}
     esac
     if [[ $word != -* ]]; then
-        if [[ ${{COMP_WORDS[1]}} == completion ]]; then
-            COMPREPLY=($(compgen -W "{shells}" -- "$word"))
-        fi
+        case "${{COMP_WORDS[1]}}" in
+{choices}
+        esac
         return
     fi
     case "${{COMP_WORDS[1]}}" in
@@ -64,9 +64,12 @@ def script(shell: str) -> str:
               for command in COMMANDS for flag in _flags(command) if (found := _values(flag))]
     listed = [f'        {command}) flags="{" ".join(_spelled(command))}" ;;'
               for command in COMMANDS]
+    chosen = [f'            {command}) COMPREPLY=($(compgen -W "{" ".join(found)}" -- "$word")) ;;'
+              for command, found in CHOICES.items()]
     head = _ZSH.format() if shell == "zsh" else ""
-    return head + _BASH.format(shell=shell, shells=" ".join(SHELLS), commands=" ".join(COMMANDS),
-                               values="\n".join(values), flags="\n".join(listed))
+    return head + _BASH.format(shell=shell, choices="\n".join(chosen),
+                               commands=" ".join(COMMANDS), values="\n".join(values),
+                               flags="\n".join(listed))
 
 
 def _flags(command: str) -> list[flags.Flag]:
@@ -94,8 +97,8 @@ def _fish() -> Iterator[str]:
     yield f"{_AS_COMMAND} -f -l version"
     for command in COMMANDS:
         here = f"complete -c tfckpt -n '__fish_seen_subcommand_from {command}'"
-        if command == "completion":
-            yield f"{here} -f -a '{' '.join(SHELLS)}'"
+        if command in CHOICES:
+            yield f"{here} -f -a '{' '.join(CHOICES[command])}'"
         for flag in _flags(command):
             names = f"-l {flag.name}" + (
                 f" -l {flag.name.replace('_', '-')}" if "_" in flag.name else "")

@@ -15,7 +15,7 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.storage import roots
 from tfckpt.edits import Edits
-from tfckpt.errors import CostError, InfeasibleBudgetError
+from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
 from tfckpt.fad.transform import take
 from tfckpt.graph import Graph
@@ -119,6 +119,29 @@ def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object =
             yield _told(graph, offers, found, (), reasons, why)
     else:
         yield from _weighed(graph, cost, plans, target, offers, useful, reasons, budget, objective)
+
+
+def with_derivatives(graph: Graph, cost: CostGraph, taken: Sequence[bool], target: Target
+                     ) -> tuple[Graph, CostGraph, Edits]:
+    """Return the step with derivatives kept as in an earlier decision, its cost, and the edits.
+
+    Args:
+      taken: whether each of that decision's regions keeps its derivative, in their order.
+
+    Raises:
+      PlanError: the step has other regions.
+    """
+    if not any(taken):
+        return graph, cost, Edits()
+    offers = find_alternatives(graph, roots(graph))
+    sources = sorted({a.region.source for a in offers.alternatives}
+                     | {r.region.source for r in offers.refusals})
+    if len(sources) != len(taken):
+        raise PlanError(f"plan: what was kept is of {len(taken)} element-wise regions, and there "
+                        f"are {len(sources)}")
+    kept = frozenset(s for s, keeps in zip(sources, taken, strict=True) if keeps)
+    graph, edits = take(graph, [a for a in offers.alternatives if a.region.source in kept], target)
+    return graph, build_cost_graph(graph, target.rates, target.fusion), edits
 
 
 def _weighed(graph: Graph, cost: CostGraph, plans: Planner, target: Target, offers: Offers,

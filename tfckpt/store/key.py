@@ -1,0 +1,93 @@
+"""What a plan depends on, as one hash.
+
+Of the step all that planning reads, and no names: Keras numbers layers anew in each process, and
+ops are named after layers. Where a name decides something, what it decided is part of the graph
+(the region of an op), or the op's index stands for it (seconds that somebody gave by name).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tfckpt.graph import Graph, Loop, Op
+from tfckpt.options import Options
+from tfckpt.parts import Part
+
+NOT_OF_THE_PLAN = ("budgets", "batch_size", "target", "time_limit")
+"""Options that say nothing beside the parts and the shapes; of a search that the time limit has cut
+short nothing is kept."""
+
+
+def key_of(graph: Graph, parts: Sequence[Part], options: Options,
+           others: Mapping[str, object]) -> str:
+    """Return the key of a step's plan, in hexadecimal.
+
+    Args:
+      graph: the whole step.
+      parts: of its devices, with their budgets and targets.
+      others: what else it depends on: the process, and what XLA is asked about.
+    """
+    index = {op.name: i for i, op in enumerate(graph.ops)}
+    chosen = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)
+              if field.name not in NOT_OF_THE_PLAN}
+    what = [graph_digest(graph), [_part(part, index) for part in parts], plain(chosen),
+            plain(others)]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def graph_digest(graph: Graph) -> str:
+    """Return a hash of a graph without its names."""
+    digest = hashlib.sha256()
+    for line in _lines(graph):
+        digest.update(repr(line).encode())
+    return digest.hexdigest()
+
+
+def _lines(graph: Graph) -> Iterable[tuple]:
+    """Yield what is hashed of a graph: a tuple for each op, and what leaves it."""
+    index = {op.name: i for i, op in enumerate(graph.ops)}
+    for op in graph.ops:
+        yield _op(op, index)
+    yield graph.fetches, graph.sinks
+
+
+def _op(op: Op, index: Mapping[str, int]) -> tuple:
+    outputs = tuple((t.dtype, t.shape, t.bytes, t.variable_bytes) for t in op.outputs)
+    attrs = tuple((name, repr(plain(op.attrs[name]))) for name in sorted(op.attrs))
+    controls = tuple(sorted(op.controls))  # TensorFlow traces them in another order each time
+    return (op.type, op.inputs, controls, outputs, op.region, op.pure, op.device, attrs,
+            op.conditional, None if op.loop is None else _loop(op.loop, index))
+
+
+def _loop(loop: Loop, index: Mapping[str, int]) -> tuple:
+    return (loop.trips, graph_digest(loop.body), tuple(sorted(loop.shares.items())),
+            tuple(sorted(loop.takes.items())), tuple(index[name] for name in loop.later_writes))
+
+
+def _part(part: Part, index: Mapping[str, int]) -> list:
+    """Return what is asked for on a device. Its graph is a part of the step's by its device."""
+    target = plain(dataclasses.replace(part.target, rates=dataclasses.replace(
+        part.target.rates, known={})))
+    known = sorted((index[name], seconds) for name, seconds in part.target.rates.known.items()
+                   if name in index)
+    return [part.device, part.number, plain(part.budget), target, known]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can write it, equal for equal values."""
+    if value is None or isinstance(value, bool | int | float | str) and not isinstance(
+            value, enum.Enum):
+        return value
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name))
+                for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return [[plain(name), plain(value[name])] for name in sorted(value)]
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [plain(entry) for entry in value]
+    return repr(value)

@@ -1,0 +1,194 @@
+"""What was decided for a step, as JSON with indices for names, and back.
+
+What can be computed again is not kept: costs, edits, timelines. What comes back has passed the
+checker of plans, and its timeline has the peak that it had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfckpt.capture.repeated import without_loops
+from tfckpt.errors import PlanError
+from tfckpt.graph import Graph
+from tfckpt.hlo import XlaBuffer, XlaMemory
+from tfckpt.parts import Part, Proposal, unchanged
+from tfckpt.plan.check import check_plan
+from tfckpt.plan.forward_ad import Decision, ForwardAdRegion, with_derivatives
+from tfckpt.plan.planner import Planned
+from tfckpt.plan.schedule import Fence, Moves, Plan, Wait, resolve
+from tfckpt.plan.search import Point
+from tfckpt.plan.simulate import simulate_order
+from tfckpt.report_values import CompiledReport
+from tfckpt.store.texts import Texts
+
+
+@dataclasses.dataclass(frozen=True)
+class Decided:
+    """What was decided for a step.
+
+    Attributes:
+      proposals: one for the part of each device, in the order of the parts.
+      rejected: why earlier ones were given up, a line each.
+      compiled: what the report says of XLA; None where it does not compile the step.
+      answers: all that XLA answered, in its order.
+      made: the day on which it was, where it was kept; "" where it was made just now.
+    """
+
+    proposals: tuple[Proposal, ...]
+    rejected: tuple[str, ...] = ()
+    compiled: CompiledReport | None = None
+    answers: tuple[XlaMemory | None, ...] = ()
+    made: str = ""
+
+
+def to_record(decided: Decided, graph: Graph, parts: Sequence[Part]) -> dict[str, Any]:
+    """Return what was decided as JSON can write it.
+
+    Args:
+      graph, parts: the step and its parts as they were captured and priced.
+    """
+    texts = Texts(graph)
+    said, answers = decided.compiled, decided.answers
+    return {
+        "parts": [_part(proposal, part, texts)
+                  for proposal, part in zip(decided.proposals, parts, strict=True)],
+        "rejected": [texts.pieces(line) for line in decided.rejected],
+        "answers": [None if a is None else _memory(a, texts) for a in answers],
+        "compiled": said and {
+            "before": _number(said.before, answers), "after": _number(said.after, answers),
+            "budget": said.budget, "trials": said.trials, "reason": texts.pieces(said.reason),
+            "seconds": said.seconds}}
+
+
+def from_record(record: Mapping[str, Any], graph: Graph, parts: Sequence[Part], made: str
+                ) -> Decided:
+    """Return what a record says, of a step and its parts as they are now.
+
+    Raises:
+      Exception: it says nothing that fits.
+    """
+    texts = Texts(graph)
+    answers = tuple(None if a is None else _memory_of(a, texts) for a in record["answers"])
+    said = record["compiled"]
+    compiled = None if said is None else CompiledReport(
+        _answer(said["before"], answers), _answer(said["after"], answers), said["budget"],
+        said["trials"], texts.text(said["reason"]), said["seconds"])
+    plain = answers[0] if answers else None
+    proposals = tuple(_proposal(entry, part.as_asked(plain), texts)
+                      for entry, part in zip(record["parts"], parts, strict=True))
+    return Decided(proposals, texts.all(record["rejected"]), compiled, answers, made)
+
+
+# The part of a device.
+
+
+def _part(proposal: Proposal, part: Part, texts: Texts) -> dict[str, Any]:
+    """Return what was decided for a part, which may have been planned with its loops as they are.
+
+    The plain plan is not kept: it is made with the part.
+    """
+    here, planned = proposal.part, proposal.decision.planned
+    refused = None if here.graph is part.graph else [
+        texts.pieces(line) for line in here.graph.refused]
+    return {"reason": texts.pieces(proposal.reason), "otherwise": here.target.otherwise,
+            "without_loops": refused,
+            "decision": None if planned.plan is here.plain.plan else
+            _decision(proposal.decision, texts)}
+
+
+def _proposal(record: Mapping[str, Any], part: Part, texts: Texts) -> Proposal:
+    reason = texts.text(record["reason"])
+    if record["without_loops"] is not None:
+        graph = without_loops(part.graph, "")
+        if graph is None:
+            raise PlanError("plan: what was kept leaves loops alone that are not there")
+        part = part.over(dataclasses.replace(graph, refused=texts.all(record["without_loops"])))
+    part = dataclasses.replace(part, target=dataclasses.replace(
+        part.target, otherwise=record["otherwise"]))
+    if record["decision"] is None:
+        if not reason:
+            raise PlanError("plan: what was kept says neither what to do nor why nothing")
+        return unchanged(part, reason)
+    return Proposal(part, _decision_of(record["decision"], part, texts), reason)
+
+
+def _decision(decision: Decision, texts: Texts) -> dict[str, Any]:
+    planned = decision.planned
+    return {
+        "plan": _plan(planned.plan), "requested": planned.timeline.peak_bytes,
+        "peak": planned.peak_bytes, "time": planned.time,
+        "front": [dataclasses.astuple(point) for point in planned.front],
+        "others": [dataclasses.astuple(point) for point in planned.others],
+        "regions": [[texts.index(r.source), [texts.index(op) for op in r.ops], r.saved_bytes,
+                     r.taken, texts.pieces(r.why)] for r in decision.regions]}
+
+
+def _decision_of(record: Mapping[str, Any], part: Part, texts: Texts) -> Decision:
+    regions = tuple(ForwardAdRegion(texts.name(source), tuple(map(texts.name, ops)), saved, taken,
+                                    texts.text(why))
+                    for source, ops, saved, taken, why in record["regions"])
+    graph, cost, edits = with_derivatives(part.graph, part.cost, [r.taken for r in regions],
+                                          part.target)
+    plan = dataclasses.replace(_plan_of(record["plan"]), alternatives=tuple(
+        r.source for r in regions if r.taken))
+    check_plan(cost, plan)
+    timeline = simulate_order(cost, resolve(cost, plan.schedule), plan.order)
+    if timeline.peak_bytes != record["requested"]:
+        raise PlanError(f"plan: what was kept needed {record['requested']:,} bytes, and needs "
+                        f"{timeline.peak_bytes:,} now")
+    planned = Planned(plan, timeline, record["peak"], record["time"], part.plain,
+                      tuple(Point(*point) for point in record["front"]),
+                      tuple(Point(*point) for point in record["others"]))
+    return Decision(graph, cost, planned, regions, edits)
+
+
+# A plan, without the names of its alternatives.
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "vertices": [v for v, _ in plan.schedule], "copies": [copy for _, copy in plan.schedule],
+        "deferred": plan.moves.deferred, "released": plan.moves.released,
+        "fences": [[f.position, f.awaits, f.gates] for f in plan.fences],
+        "waits": [[*w.waiting, *w.awaited] for w in plan.waits],
+        "order": None if plan.order == tuple(range(len(plan.schedule))) else plan.order,
+        "await_updates": plan.await_updates, "solver": plan.solver}
+
+
+def _plan_of(record: Mapping[str, Any]) -> Plan:
+    schedule = tuple(zip(record["vertices"], record["copies"], strict=True))
+    order = record["order"]
+    return Plan(
+        schedule, Moves(tuple(record["deferred"]), tuple(record["released"])),
+        tuple(Fence(position, tuple(awaits), tuple(gates))
+              for position, awaits, gates in record["fences"]),
+        tuple(Wait((v, copy), (w, other)) for v, copy, w, other in record["waits"]),
+        tuple(range(len(schedule)) if order is None else order), record["await_updates"],
+        solver=record["solver"])
+
+
+# What XLA answered.
+
+
+def _memory(memory: XlaMemory, texts: Texts) -> dict[str, Any]:
+    return {"temp": memory.temp_bytes, "results": memory.result_bytes, "live": memory.live_bytes,
+            "held": [[b.bytes, texts.pieces(b.op), b.opcode] for b in memory.held],
+            "in_memory": texts.indices(memory.in_memory)}
+
+
+def _memory_of(record: Mapping[str, Any], texts: Texts) -> XlaMemory:
+    return XlaMemory(record["temp"], record["results"], tuple(record["live"]), tuple(
+        XlaBuffer(size, texts.text(op), opcode) for size, op, opcode in record["held"]),
+        tuple(sorted(map(texts.name, record["in_memory"]))))
+
+
+def _number(memory: XlaMemory | None, answers: Sequence[XlaMemory | None]) -> int | None:
+    """Return which answer it is."""
+    return None if memory is None else next(i for i, a in enumerate(answers) if a is memory)
+
+
+def _answer(number: int | None, answers: Sequence[XlaMemory | None]) -> XlaMemory | None:
+    return None if number is None else answers[number]
