@@ -37,6 +37,7 @@ from tfckpt.rewrite.passes.manager import Outcome as PassOutcome
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.say import waiting_for
 from tfckpt.store.entry import Entry, entry_of
+from tfckpt.store.optimised import Answers
 from tfckpt.store.records import Decided
 from tfckpt.trials import Compiler, Trials
 
@@ -280,7 +281,8 @@ def _plain(step: Captured) -> LiveStep | None:
     ops = step.graph.ops
     running = (*(i for i, _ in step.graph.fetches), *step.graph.sinks)
     return None if step.live is None else LiveStep(
-        step.live, tuple(dict.fromkeys(ops[i].name for i in running)))
+        step.live, tuple(dict.fromkeys(ops[i].name for i in running)),
+        Answers(step.name, step.graph, step.stored))
 
 
 def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequence[Search],

@@ -12,16 +12,21 @@ import tensorflow as tf
 
 from tests.support.carriers import Given
 from tfckpt import driver
+from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers.here import place
 from tfckpt.driver import Outcome, run
+from tfckpt.edits import Edits
 from tfckpt.errors import InfeasibleBudgetError, RewriteError
 from tfckpt.graph import BACKWARD, Graph, Loop
 from tfckpt.options import make_options
 from tfckpt.proposals import PLAIN_FITS, parts_of
+from tfckpt.rewrite.passes.operand_order import keep_operand_order, read_of
+from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.store import files, key, surroundings
 from tfckpt.store.definition import definition_digest
 from tfckpt.store.key import graph_digest, key_of
+from tfckpt.store.optimised import Answers
 from tfckpt.store.texts import Texts
 
 ROWS, WIDTH, LAYERS = 512, 128, 6
@@ -429,3 +434,58 @@ def test_a_dump_is_planned_again_without_the_store(graph, where, monkeypatch, tr
         again, differing = replay(str(folder))
         assert not again.report.stored and not differing
     assert len(searches) == 2
+
+
+# Grappler's answers.
+
+
+def ordered(x, one: str = "z/Sin", other: str = "a/Sin"):
+    """A sum and a cube whose operands have an order that only Grappler knows."""
+    early, twin = tf.sin(x, name=one), tf.sin(x, name=other)
+    cube = tf.pow(x, 3.0, name="cube/Pow") * 0.5 + tf.square(x, name="square/Square")
+    return tf.add_n([tf.cos(x), early, tf.exp(x)], name="total"), twin, cube
+
+
+def answered(monkeypatch, stored: bool = True, **names):
+    """The edits that keep the order of operands, and how often Grappler was asked."""
+    live = tf.function(lambda x: ordered(x, **names), autograph=False).get_concrete_function(
+        tf.TensorSpec((8,), name="x")).graph
+    asked, optimized = [], tf_adapter.optimized
+
+    def noted(*arguments):
+        asked.append(arguments)
+        return optimized(*arguments)
+
+    monkeypatch.setattr(tf_adapter, "optimized", noted)
+    found = capture(live)
+    edits = keep_operand_order(Edits(), found, LiveStep(live, (), Answers("s", found, stored)))
+    plain = keep_operand_order(Edits(), found, LiveStep(live))
+    monkeypatch.setattr(tf_adapter, "optimized", optimized)
+    assert edits == plain != Edits()
+    return edits, len(asked) - 1
+
+
+def test_grappler_is_asked_once_about_a_step(where, monkeypatch):
+    assert answered(monkeypatch, stored=False)[1] == 1 and not where.exists()
+    first, asked = answered(monkeypatch)
+    assert asked == 1 and len(files.kept(where)) == 1
+    assert answered(monkeypatch) == (first, 0)
+    assert answered(monkeypatch, one="b/Sin")[1] == 1  # names decide the order
+    (one, two) = files.kept(where)
+    assert one.head["kind"] == two.head["kind"] == "Grappler's answer"
+    for wrong in ("damaged", ["damaged"], [["a"]]):
+        for file in (one, two):
+            files.write(where, file.path.stem, {}, wrong)
+        assert answered(monkeypatch)[1] == 1
+    assert answered(monkeypatch) == (first, 0)
+    monkeypatch.setenv(files.VARIABLE, "off")
+    assert answered(monkeypatch)[1] == 1
+
+
+def test_only_what_is_read_of_an_answer_is_kept():
+    live = tf.function(lambda x: tf.nn.relu(tf.add_n([x @ x, x, tf.sin(x)])),
+                       autograph=False).get_concrete_function(tf.TensorSpec((8, 8))).graph
+    everything = LiveStep(live).optimised()
+    kept = read_of(capture(live), everything)
+    assert [node.type for node in kept.values()] == ["AddN"]
+    assert len(everything) > 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
@@ -62,8 +62,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     target = Target().compiled(compiled)
     lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
-    outputs = [results_of(op, lists[i].bytes if i in lists else {},
-                          None if shapes is None else _best(op, known(op)))
+    outputs = [results_of(op, lists[i].bytes if i in lists else {}, _best(op, known))
                for i, op in enumerate(operations)]
     large = _large_constants(operations, outputs)
     writes = [op.name in writing for op in operations]
@@ -112,13 +111,21 @@ def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[t
     return live[::-1]
 
 
-def _best(op: tf.Operation, known: tf.Operation) -> list[tf.TensorShape]:
+def _best(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
+          ) -> list[tf.TensorShape]:
     """Return the shapes of an op's results: what the trace knows is not always inferred again.
 
     `set_shape` on what a Python function returns leaves no mark in a graph's definition.
+
+    Args:
+      known: gives the op in a graph in which more shapes are known; where none is open, the op
+        need not be looked for.
     """
-    return [here.shape if here.shape.is_fully_defined() else there.shape
-            for here, there in zip(op.outputs, known.outputs, strict=True)]
+    shapes = [t.shape for t in op.outputs]
+    if all(shape.is_fully_defined() for shape in shapes):
+        return shapes
+    return [here.shape if here.shape.is_fully_defined() else there
+            for here, there in zip(known(op).outputs, shapes, strict=True)]
 
 
 def _place_observers(operations: Sequence[tf.Operation],

@@ -57,7 +57,7 @@ def _said(file: files.Kept) -> list[str]:
     return [str(head.get("step", "-")),
             f"{operations:,}" if isinstance(operations, int) else "-",
             str(head.get("budget", "-")), str(head.get("device", "-")),
-            peak if head.get("applied", True) else "left as it is"]
+            str(head.get("kind", peak if head.get("applied", True) else "left as it is"))]
 
 
 def _age(seconds: float) -> str:

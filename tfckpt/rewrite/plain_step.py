@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.rewrite.passes.manager import Node
+
+Optimised = Mapping[str, Node] | None
+"""What Grappler makes of a graph, by name; None where it refuses it."""
+Ask = Callable[[], Optimised]
 
 
 class LiveStep:
@@ -16,10 +20,13 @@ class LiveStep:
 
     Args:
       wanted: the ops that run of a graph which is no function's, by name.
+      known: takes the step and what asks Grappler about it, and gives its answer, or what it has
+        answered before.
     """
 
-    def __init__(self, live: tf.Graph, wanted: Sequence[str] = ()):
-        self.live, self.wanted = live, wanted
+    def __init__(self, live: tf.Graph, wanted: Sequence[str] = (),
+                 known: Callable[[LiveStep, Ask], Optimised] = lambda _, ask: ask()):
+        self.live, self.wanted, self._known = live, wanted, known
 
     def attributes(self, op: str) -> Hashable:
         """Return the attributes of an op, but for what says nothing of what it computes."""
@@ -31,12 +38,15 @@ class LiveStep:
         """Return whether an op is registered as stateful."""
         return tf_adapter.is_stateful(self.live.get_operation_by_name(op))
 
-    def optimised(self) -> Mapping[str, Node] | None:
+    def optimised(self) -> Optimised:
         """Return what Grappler makes of the graph; it is asked once."""
         return self._optimised
 
     @functools.cached_property
-    def _optimised(self) -> Mapping[str, Node] | None:
+    def _optimised(self) -> Optimised:
+        return self._known(self, self._ask)
+
+    def _ask(self) -> Optimised:
         try:
             found = tf_adapter.optimized(self.live, self.wanted)
         except (ValueError, tf.errors.OpError):  # it would leave the step as it is

@@ -1,7 +1,7 @@
-"""A hash of TensorFlow's own graph without its names: what XLA's answers depend on.
+"""Hashes of TensorFlow's own graph: what the answers of XLA and Grappler depend on.
 
-Planning reads no more of an op than `Graph` has; XLA compiles it with all of its attributes, the
-values of constants and the bodies of functions.
+Planning reads no more of an op than `Graph` has. XLA compiles it with all of its attributes, the
+values of constants and the bodies of functions; Grappler orders operands by names besides.
 """
 
 from __future__ import annotations
@@ -19,6 +19,19 @@ def definition_digest(definition: Any) -> str:
     """Return a hash of a GraphDef, its functions included where something calls them."""
     functions = _Functions(definition.library.function)
     return functions.nodes(definition.node, ())
+
+
+def named_digest(definition: Any) -> str:
+    """Return a hash of a GraphDef, names included. The order of control edges does not count."""
+    copy = type(definition)()
+    copy.CopyFrom(definition)
+    for node in copy.node:
+        awaited = sorted(name for name in node.input if name[0] == "^")
+        if len(awaited) > 1:  # TensorFlow traces them in another order each time
+            read = [name for name in node.input if name[0] != "^"]
+            del node.input[:]
+            node.input.extend([*read, *awaited])
+    return hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest()
 
 
 class _Functions:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tfckpt.edits import Edits
 from tfckpt.graph import Graph
+from tfckpt.ops import record
 from tfckpt.rewrite.cubes import cubes, multiply_in_plain_order
-from tfckpt.rewrite.passes.manager import Context, Pass, PlainStep, Property
+from tfckpt.rewrite.passes.manager import Context, Node, Pass, PlainStep, Property
 from tfckpt.rewrite.sums import add_in_plain_order
 
 
@@ -19,6 +22,18 @@ def keep_operand_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
     edits = add_in_plain_order(edits, graph, plain)
     optimised = plain.optimised() if cubes(graph) else None
     return edits if optimised is None else multiply_in_plain_order(edits, graph, optimised)
+
+
+def read_of(graph: Graph, optimised: Mapping[str, Node]) -> Mapping[str, Node]:
+    """Return what the pass reads of the optimised step: a small part where there are no cubes.
+
+    These are sums, and products and squares with what they read.
+    """
+    pairs = [record(op.type).cube or () for op in cubes(graph)]
+    kinds = frozenset(kind for pair in pairs for kind in pair)
+    near = {i: None for node in optimised.values() if node.type in kinds for i in node.inputs}
+    return {name: node for name, node in optimised.items()
+            if record(node.type).adds or node.type in kinds or name in near}
 
 
 def _run(context: Context, edits: Edits) -> Edits:
