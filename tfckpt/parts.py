@@ -71,8 +71,7 @@ class Part:
             allowed * self.plain.peak_bytes / max(self.plain_bytes, 1))
 
     def as_asked(self, compiled: XlaMemory | None) -> Part:
-        """Return the part priced with what XLA said of the plain step; itself where it said nothing.
-        """
+        """Return the part priced by what XLA said of the plain step; itself where that is None."""
         if compiled is None:
             return self
         return dataclasses.replace(
