@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 _ALLOC, _FREE, _SHARE = range(3)
@@ -37,15 +38,15 @@ class XlaMemory:
       live_bytes: sum of the temporary buffers that are live after each of XLA's allocations and
         releases, in the order of its schedule.
       held: those live at the highest of these sums, largest first.
-      in_memory: TensorFlow ops whose results XLA writes to memory, by name, ascending; others are
-        computed within the loops of what reads them.
+      in_memory: TensorFlow ops whose results XLA writes to memory, by name, ascending, each with
+        the elements of the largest; others are computed within the loops of what reads them.
     """
 
     temp_bytes: int
     result_bytes: int = 0
     live_bytes: tuple[int, ...] = ()
     held: tuple[XlaBuffer, ...] = ()
-    in_memory: tuple[str, ...] = ()
+    in_memory: tuple[tuple[str, int], ...] = ()
 
 
 def memory_of(hlo: Any) -> XlaMemory:
@@ -116,33 +117,42 @@ def _held(hlo: Any, live: list[tuple[int, str]]) -> tuple[XlaBuffer, ...]:
     return tuple(sorted(found, key=lambda b: (-b.bytes, b.op)))
 
 
-def _in_memory(hlo: Any) -> tuple[str, ...]:
-    """Return the names of the ops that an instruction by itself computes, or one that is fused."""
+def _in_memory(hlo: Any) -> tuple[tuple[str, int], ...]:
+    """Return the ops that an instruction by itself computes, or one that is fused, and elements."""
     parts = {c.id: c for c in hlo.hlo_module.computations}
-    pending, seen, found = [hlo.hlo_module.entry_computation_id], set[int](), set[str]()
+    pending, seen = [hlo.hlo_module.entry_computation_id], set[int]()
+    found: dict[str, int] = {}
     while pending:
         number = pending.pop()
         if number in seen:
             continue
         seen.add(number)
         for made in parts[number].instructions:
-            found.add(made.metadata.op_name)
+            results = [made]
             if made.opcode == "fusion":
-                found.update(_results(parts[made.called_computation_ids[0]]))
+                results += _results(parts[made.called_computation_ids[0]])
             elif made.opcode in _RUN_ALONE:
                 pending += made.called_computation_ids
-    return tuple(sorted(found - {""}))
+            for result in results:
+                name = result.metadata.op_name
+                found[name] = max(found.get(name, 0), _elements(result.shape))
+    found.pop("", None)
+    return tuple(sorted(found.items()))
 
 
-def _results(part: Any) -> list[str]:
-    """Return the names of the ops whose results a fused computation hands out."""
+def _results(part: Any) -> list[Any]:
+    """Return the instructions whose results a fused computation hands out."""
     by_id = {i.id: i for i in part.instructions}
     root = by_id[part.root_id]
-    pending = [by_id[n] for n in root.operand_ids] if root.opcode == "tuple" else [root]
     found = []
-    for made in pending:
+    for made in [by_id[n] for n in root.operand_ids] if root.opcode == "tuple" else [root]:
+        found.append(made)
         while made.opcode in _REARRANGING and made.operand_ids:
-            found.append(made.metadata.op_name)
             made = by_id[made.operand_ids[0]]
-        found.append(made.metadata.op_name)
+            found.append(made)
     return found
+
+
+def _elements(shape: Any) -> int:
+    """Return the elements of an array, or of the largest of several."""
+    return max([math.prod(shape.dimensions), *map(_elements, shape.tuple_shapes)])

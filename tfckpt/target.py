@@ -52,12 +52,12 @@ class Fusion:
       repeats: whether an element-wise op is computed again in each of its readers, though there
         are several: XLA for CPUs does that for few, and keeps the others.
       workspace_bytes: what a matrix product takes besides, where a library computes it.
-      in_memory: names of ops whose results XLA is known to write to memory.
+      in_memory: ops whose results XLA is known to write to memory, by name, and their elements.
     """
 
     repeats: bool
     workspace_bytes: int = 0
-    in_memory: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
+    in_memory: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Target:
         which takes less for some steps and more for others.
       asked: whether what a plan needs is found out before it is applied, so that a prediction
         needs no margin.
-      in_memory: names of ops whose results XLA writes to memory in the plain step, where it was
-        asked.
+      in_memory: ops whose results XLA writes to memory in the plain step, where it was asked, by
+        name, and their elements.
     """
 
     rates: Rates = SMALL_CPU
@@ -90,15 +90,15 @@ class Target:
     model: str = ""
     otherwise: bool = False
     asked: bool = False
-    in_memory: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
+    in_memory: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
     def compiled(self, by_xla: bool = True) -> Target:
         """Return the same device with XLA as the runner, or without."""
         return dataclasses.replace(self, runner=XLA if by_xla else EXECUTOR)
 
-    def told(self, in_memory: Iterable[str]) -> Target:
-        """Return the same where XLA was asked, and writes results of ops to memory, by name."""
-        return dataclasses.replace(self, asked=True, in_memory=frozenset(in_memory))
+    def told(self, in_memory: Iterable[tuple[str, int]]) -> Target:
+        """Return the same where XLA was asked, and which results it writes to memory."""
+        return dataclasses.replace(self, asked=True, in_memory=dict(in_memory))
 
     @property
     def orders_by_control(self) -> bool:

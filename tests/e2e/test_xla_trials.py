@@ -121,9 +121,9 @@ def test_xla_tells_which_results_it_writes_to_memory():
     text = made()[1].experimental_get_compiler_ir(trial.batch)(stage="optimized_hlo")
     within, entry = text.split("ENTRY", 1)
     named = re.compile(r'op_name="([^"]+)"')
-    assert sum("MatMul" in name for name in told) > LAYERS
-    assert set(named.findall(entry)) <= set(told) and told == tuple(sorted(told))
-    assert set(named.findall(within)) - set(told)
+    assert sum("MatMul" in name and size == ROWS * WIDTH for name, size in told) > LAYERS
+    assert set(named.findall(entry)) <= set(dict(told)) and told == tuple(sorted(told))
+    assert set(named.findall(within)) - set(dict(told))
 
 
 def test_words_and_pictures_are_of_what_xla_holds(tmp_path):

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tfckpt.cost.views import fuses, is_element_wise, read_behind
+from tfckpt.cost.views import fuses, is_element_wise, is_written, read_behind
 from tfckpt.graph import Graph, TensorId
 from tfckpt.ops import record
 
 
 def fused_ops(graph: Graph, anchors: Sequence[int], readers: Sequence[Sequence[int]],
               root: Sequence[tuple[TensorId, ...]], fetched: Collection[TensorId],
-              in_memory: Collection[str] = ()) -> dict[int, int]:
+              in_memory: Mapping[str, int]) -> dict[int, int]:
     """Return for each op that XLA computes with its readers the anchor, the last of its group.
 
     Args:
@@ -26,12 +26,13 @@ def fused_ops(graph: Graph, anchors: Sequence[int], readers: Sequence[Sequence[i
       readers: as `Graph.consumers`.
       root: the tensor whose memory each tensor lies in (`tfckpt.cost.storage.roots`).
       fetched: tensors that leave the step.
-      in_memory: names of ops that are known to be computed by themselves.
+      in_memory: names of ops that are known to be computed by themselves, and their elements.
     """
     found: dict[int, int] = {}
     inside = frozenset(anchors)
     for i in reversed(anchors):
-        if not is_element_wise(op := graph.ops[i]) or (i, 0) in fetched or op.name in in_memory:
+        op = graph.ops[i]
+        if not is_element_wise(op) or (i, 0) in fetched or is_written(op, in_memory):
             continue
         group = _group(graph, i, inside, readers, root, found)
         if group is not None:

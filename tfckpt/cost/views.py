@@ -10,7 +10,7 @@ place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfckpt.graph import Graph, Op, TensorId
 from tfckpt.ops import record
@@ -26,6 +26,14 @@ def is_element_wise(op: Op) -> bool:
     known = record(op.type)
     return (len(op.outputs) == 1 and op.pure and op.loop is None and not known.aliases
             and not op.conditional and (known.evaluate is not None or known.spreads))
+
+
+def is_written(op: Op, in_memory: Mapping[str, int]) -> bool:
+    """Return whether XLA is known to write an op's result to memory, and no part of it alone.
+
+    Of a mean's gradient the numbers that are spread over all elements may be, under its name.
+    """
+    return 0 < _elements(op, 0) <= in_memory.get(op.name, 0)
 
 
 def fuses(op: Op, reader: Op) -> bool:
@@ -67,10 +75,10 @@ class Views:
     """Finds the views of a graph, in the order of its ops.
 
     Args:
-      in_memory: names of ops that are known to be none.
+      in_memory: names of ops that are known to be none, and the elements of their results.
     """
 
-    def __init__(self, graph: Graph, in_memory: Collection[str] = ()):
+    def __init__(self, graph: Graph, in_memory: Mapping[str, int]):
         self.graph, self.in_memory = graph, in_memory
         self.readers = graph.consumers()
         self.fetched = frozenset(graph.fetches)
@@ -85,7 +93,7 @@ class Views:
         known = record(op.type)
         if known.fused_from is not None:
             source = self._of_input(op, tensor[1], root)
-        elif is_element_wise(op) and not known.lengthy and op.name not in self.in_memory:
+        elif is_element_wise(op) and not known.lengthy and not is_written(op, self.in_memory):
             source = self._source(op, root)
         else:
             return tensor

@@ -182,7 +182,7 @@ def _memory(memory: XlaMemory, texts: Texts) -> dict[str, Any]:
 def _memory_of(record: Mapping[str, Any], texts: Texts) -> XlaMemory:
     return XlaMemory(record["temp"], record["results"], tuple(record["live"]), tuple(
         XlaBuffer(size, texts.text(op), opcode) for size, op, opcode in record["held"]),
-        tuple(sorted(map(texts.name, record["in_memory"]))))
+        tuple(sorted((texts.name(i), number) for i, number in record["in_memory"])))
 
 
 def _number(memory: XlaMemory | None, answers: Sequence[XlaMemory | None]) -> int | None:

@@ -25,9 +25,10 @@ class Texts:
         """Return the index of an op."""
         return self._index[name]
 
-    def indices(self, names: Iterable[str]) -> list[int]:
-        """Return the indices of those of several names that ops of the step have."""
-        return [self._index[name] for name in names if name in self._index]
+    def indices(self, of: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
+        """Return numbers with the index of an op for its name; those of other names are left out.
+        """
+        return [(self._index[name], number) for name, number in of if name in self._index]
 
     def name(self, index: int) -> str:
         """Return the name of an op.
