@@ -17,7 +17,7 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers.here import place
 from tfckpt.driver import Outcome, run
 from tfckpt.edits import Edits
-from tfckpt.errors import InfeasibleBudgetError, RewriteError
+from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import BACKWARD, Graph, Loop
 from tfckpt.options import make_options
 from tfckpt.proposals import PLAIN_FITS, parts_of
@@ -371,6 +371,22 @@ def test_a_kept_plan_that_cannot_be_applied_is_dropped(graph, where, monkeypatch
     outcome = run(carrier, make_options())
     assert len(searches) == 1 and outcome.report.applied and not outcome.report.stored
     assert carrier.applied == [outcome.edits]
+
+
+def test_a_kept_plan_survives_the_time_limit(graph, where, monkeypatch):
+    planned(graph)
+
+    def judge(candidate) -> None:
+        raise PlanError("plan: planning took longer than time_limit=1 seconds")
+
+    for over in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr("tfckpt.store.entry.time_is_over", lambda over=over: over)
+            patch.setattr(files, "write", lambda *arguments: None)
+            patch.setattr(driver, "JUDGES", (judge,))
+            with pytest.raises(PlanError):
+                planned(graph)
+        assert bool(files.kept(where)) == over
 
 
 # What is not kept.

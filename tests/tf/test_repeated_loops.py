@@ -248,7 +248,7 @@ def test_recurrent_layers_belong_to_the_forward_and_may_be_recomputed(layer):
     assert sum(record(op.type).is_loop and op.region == BACKWARD for op in graph.ops) == 2
 
 
-def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch):
+def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch, tmp_path):
     def refuse(context, edits):
         if any(clone.source.startswith("while") for clone in edits.clones):
             raise RewriteError("rewrite: for this test")
@@ -273,3 +273,8 @@ def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch)
     for loop, line in zip(("while", "while_1", "while_2"), refused, strict=True):
         assert line.startswith(f"{loop}: the loop is not recomputed: rewrite: for this test (pass: "
                                "state writes; before it: derivatives, copies")
+    monkeypatch.setenv("TFCKPT_CACHE", str(tmp_path))
+    planned(graph)
+    again = planned(graph)  # its loops are left alone as well
+    assert again.report.stored and again.report.refused == refused
+    assert again.plans == outcome.plans and again.edits == outcome.edits

@@ -56,6 +56,15 @@ def test_each_replica_has_the_same_plan_and_waits_for_nobody():
         assert not [op.name for op in behind if op.type.startswith("Collective")]
 
 
+def test_the_plans_of_all_replicas_come_from_the_store(tmp_path, monkeypatch):
+    first, operations = _traced(2)
+    monkeypatch.setenv("TFCKPT_CACHE", str(tmp_path))
+    _traced(2)
+    report, again = _traced(2)
+    assert report.stored and not first.stored and report.devices == first.devices
+    assert [op.type for op in again] == [op.type for op in operations]
+
+
 def _ancestors(op) -> list:
     seen = {op.name: op}
     stack = [op]

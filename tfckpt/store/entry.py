@@ -55,7 +55,9 @@ class Entry:
         return from_record(record, self.graph, self.parts, str(head["made"]).partition("T")[0])
 
     def drop(self, why: Exception) -> None:
-        """Forget what is kept."""
+        """Forget what is kept, unless it is only that the time limit is over."""
+        if time_is_over():
+            return
         logging.info("tfckpt: the kept plan of %s is dropped: %s: %s", self.name,
                      type(why).__name__, why)
         files.remove(self.where, self.key)
