@@ -136,3 +136,15 @@ def test_weights_are_updated_after_the_last_that_reads_them(monkeypatch):
         readers = [r.op for r in edits.rewires if r.tensor == f"{barrier.name}:0"]
         assert len(readers) == 1 and not readers[0].startswith("gradient_tape")
     assert len(held) >= 4
+
+
+def test_what_products_read_passes_barriers(monkeypatch):
+    """A select of it would be one more copy; what is read by what XLA fuses passes selects."""
+    edits, _, _ = edits_of(monkeypatch)
+    made = {f"{c.name}:0": c.type for c in edits.added if isinstance(c, Create)}
+    reads = [(c.name, t) for c in edits.added if isinstance(c, Clone) for t in c.inputs]
+    reads += [(r.op, r.tensor) for r in edits.rewires]
+    held = [(op, made[t]) for op, t in reads if t in made and ("_guard" in t or "_wait" in t)]
+    products = [kind for op, kind in held if "MatMul" in op]
+    assert len(products) >= 4 and set(products) == {"XlaOptimizationBarrier"}
+    assert {kind for op, kind in held if "Gelu/mul" in op} == {"SelectV2"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE
+from tfckpt.cost.views import is_element_wise
 from tfckpt.edits import Rewire
 from tfckpt.errors import RewriteError
 from tfckpt.graph import Graph, Op, TensorId
@@ -59,11 +60,11 @@ class XlaHolds:
         self.early = EarlyOps(draft, self.when_compiled) if target.hold == ORDER else None
         self.regions = 0
         self.guard: Guard | None = None
-        self.guarded: dict[str, str] = {}
+        self.guarded: dict[tuple[str, type[Guard]], str] = {}
         self.trigger: tuple[str, str] | None = None  # the latest region's
         self.gradient: TensorId | None = None  # the latest
-        self.openers: dict[TensorId, Guard] = {}
-        self.late: dict[tuple[TensorId, TensorId], str] = {}
+        self.openers: dict[tuple[TensorId, type[Guard]], Guard] = {}
+        self.late: dict[tuple[TensorId, TensorId, type[Guard]], str] = {}
 
     def open_region(self, fence: Fence) -> None:
         """Makes the guard of a run of copies, which depends on the gradient that comes in.
@@ -140,21 +141,25 @@ class XlaHolds:
         return usable[:1]  # only small or resident inputs: guard the largest of them
 
     def _guard(self, read: str, op: Op, index: int) -> str:
-        """What an op reads behind the region's guard, made once for each tensor.
-
-        A table that is gathered from passes a barrier where XLA keeps those: a select of it would
-        be computed whole.
-        """
-        guard, tensor = self.guard, op.inputs[index]
+        """What an op reads behind the region's guard, made once for each tensor and kind."""
+        guard = self.guard
         assert guard is not None
-        if read not in self.guarded:
-            if (self.barriers and self.draft.is_resident(tensor)
-                    and record(op.type).gathers):
-                guard = BarrierGuard(guard.name, guard.trigger, guard.dtype)
-            name = guard_name(read, self.regions)
-            self.draft.added.extend(guard.pass_through(name, read, self.draft.tensor(tensor).dtype))
-            self.guarded[read] = f"{name}:0"
-        return self.guarded[read]
+        kind = self._kind(op)
+        if (read, kind) not in self.guarded:
+            name = guard_name(read, self.regions, "" if kind is self.kind else "_whole")
+            self.draft.added.extend(kind(guard.name, guard.trigger, guard.dtype).pass_through(
+                name, read, self.draft.tensor(op.inputs[index]).dtype))
+            self.guarded[read, kind] = f"{name}:0"
+        return self.guarded[read, kind]
+
+    def _kind(self, op: Op) -> type[Guard]:
+        """Return the kind of guard for what an op reads.
+
+        A select of what a convolution reads or a table is gathered from would be computed whole,
+        and be one more copy: where XLA keeps its barriers, it passes one.
+        """
+        fused = is_element_wise(op) or record(op.type).reduces
+        return self.kind if fused or not self.barriers else BarrierGuard
 
     def _is_weight(self, tensor: TensorId) -> bool:
         """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
@@ -191,7 +196,7 @@ class XlaHolds:
             if (gradient is not None and self._is_weight(tensor)
                     or (self.every_read or record(op.type).fused_by_xla)
                     and self._is_kept(tensor, position)):
-                late = self._late(tensor, self.gradient)
+                late = self._late(tensor, self.gradient, self._kind(op))
                 draft.rewires.append(Rewire(op.name, i, late))
 
     def _is_gradient(self, tensor: TensorId) -> bool:
@@ -209,21 +214,21 @@ class XlaHolds:
                 and (draft.tensor(tensor).bytes or 0) >= LARGE
                 and draft.tensor(tensor).dtype in FLOATS and not draft.read(position, tensor)[1])
 
-    def _late(self, tensor: TensorId, gradient: TensorId) -> str:
+    def _late(self, tensor: TensorId, gradient: TensorId, kind: type[Guard]) -> str:
         """A tensor behind a guard that a gradient opens, made once for both."""
         draft = self.draft
-        if gradient not in self.openers:
-            opener = self.kind(f"{SCOPE}/late_{len(self.openers) + 1}", draft.tensor_name(gradient),
-                               draft.tensor(gradient).dtype)
+        if (gradient, kind) not in self.openers:
+            opener = kind(f"{SCOPE}/late_{len(self.openers) + 1}", draft.tensor_name(gradient),
+                          draft.tensor(gradient).dtype)
             draft.added.extend(opener.trigger_ops())
-            self.openers[gradient] = opener
-        if (tensor, gradient) not in self.late:
+            self.openers[gradient, kind] = opener
+        if (tensor, gradient, kind) not in self.late:
             read = draft.tensor_name(tensor)
             name = guard_name(read, -1 - len(self.late))
-            draft.added.extend(self.openers[gradient].pass_through(
+            draft.added.extend(self.openers[gradient, kind].pass_through(
                 name, read, draft.tensor(tensor).dtype))
-            self.late[tensor, gradient] = f"{name}:0"
-        return self.late[tensor, gradient]
+            self.late[tensor, gradient, kind] = f"{name}:0"
+        return self.late[tensor, gradient, kind]
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
         """Nothing: see `signals`."""
