@@ -62,7 +62,7 @@ register(
     _BATCHED("BatchMatMulV2", attrs=("adj_x",), merges_into=frozenset({BIAS, "Mul"})),
     _BATCHED("BatchMatMulV3", attrs=("adj_x",)),
     OpRecord("Einsum", flops=_einsum, attrs=("equation",), multiplies_matrices=True),
-    OpRecord("Pad", merges_into=frozenset({"Conv2D"})),
+    OpRecord("Pad", pads=True, merges_into=frozenset({"Conv2D"})),
     OpRecord("BiasAdd", reuses_input=True, spreads=True, kinds=frozenset({BIAS}),
              merges_into=frozenset({UNARY, SUM, "LeakyRelu", "Gelu", "Mul"})),
 )

@@ -140,6 +140,7 @@ class OpRecord:
     neutral: float | None = None  # this second operand (first too if commutative) changes nothing
     selects: bool = False  # chooses between its second and third input by the first
     fills: float | None = None  # the value of every element of its result
+    pads: bool = False  # elements of its result, the first perhaps, are the same whatever it reads
     elements_of: int | None = None  # the result has the elements of this input, in another shape
     compares: str = ""  # how, as Python writes it, where loops are bounded by it
     conjunction: bool = False  # is true where both operands are

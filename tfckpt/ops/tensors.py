@@ -33,6 +33,7 @@ register(
 # The same elements, more often or elsewhere.
 register(
     OpRecord("Fill", elements_of=1, spreads=True),
+    OpRecord("PadV2", pads=True), OpRecord("StridedSliceGrad", pads=True),
     OpRecord("BroadcastTo", elements_of=0, spreads=True),
     OpRecord("Tile", elements_of=0, spreads=True), OpRecord("Transpose", per_byte=2.0),
     OpRecord("Sum", broadcast=Broadcast.SUM, reduces=True),

@@ -61,6 +61,7 @@ class XlaHolds:
         self.regions = 0
         self.guard: Guard | None = None
         self.guarded: dict[tuple[str, type[Guard]], str] = {}
+        self.delayed: set[int] = set()  # ops whose copies of this region are behind its guard
         self.trigger: tuple[str, str] | None = None  # the latest region's
         self.gradient: TensorId | None = None  # the latest
         self.openers: dict[tuple[TensorId, type[Guard]], Guard] = {}
@@ -76,7 +77,7 @@ class XlaHolds:
         if self.order is not None:
             trigger = self.order.trigger(fence.position, *trigger), trigger[1]
         self.regions += 1
-        self.guarded = {}
+        self.guarded, self.delayed = {}, set()
         self.guard = self.kind(f"{SCOPE}/guard_{self.regions}", *trigger)
         self.draft.added.extend(self.guard.trigger_ops())
 
@@ -87,6 +88,7 @@ class XlaHolds:
         but XLA's depth-first scheduler then computes it on the way to the region, and leaves its
         update, which no region waits for, to the end of the step. Where that would be the trigger
         of the region before, whose copies could be merged with these, it is the latest of all.
+        Not one that begins with padding, if there is another: to XLA that guard is open.
         """
         draft = self.draft
         latest = None
@@ -100,7 +102,7 @@ class XlaHolds:
                     continue
                 found = draft.tensor_name(result), tensor.dtype
                 latest = latest or found
-                if self._goes_on(result):
+                if self._goes_on(result) and not self._begins_padded(result):
                     self.trigger = latest if found == self.trigger else found
                     return self.trigger
         if latest is None:
@@ -114,31 +116,52 @@ class XlaHolds:
         return s is None or any(cost.vertices[v].region != UPDATE and not cost.vertices[v].join
                                 for v in cost.readers[s])
 
+    def _begins_padded(self, tensor: TensorId) -> bool:
+        """Whether XLA may know the first element of a tensor, whatever is computed."""
+        graph = self.draft.graph
+        op = graph.ops[tensor[0]]
+        while not record(op.type).pads:
+            read = [t for t in op.inputs if self.draft.tensor(t).dtype in FLOATS]
+            if len(read) != 1 or not (record(op.type).aliases or record(op.type).fused_by_xla):
+                return False
+            op = graph.ops[read[0][0]]
+        return True
+
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
         """Nothing: waits are control edges, which XLA ignores."""
         return ()
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-        """Passes all storages and weights from outside the region through its guard."""
-        held = list(inputs)
-        for i in self._held_inputs(op, outside, entry):
+        """Passes all storages and weights from outside the region through its guard.
+
+        At least one input of an op that reads nothing else behind it. Small integers that XLA may
+        know when it compiles pass none, even if they are computed, and copied.
+        """
+        held, chosen = list(inputs), self._large_inputs(op, outside)
+        delayed = self._reads_delayed(op, inputs, outside)
+        if not (chosen or delayed):
+            chosen = self._usable_inputs(op, outside)[:1]  # the largest
+        for i in chosen:
             held[i] = self._guard(inputs[i], op, i)
+        if chosen or delayed:
+            self.delayed.add(self.draft.index[op.name])
         return held, ()
 
-    def _held_inputs(self, op: Op, outside: Sequence[int], entry: bool) -> list[int]:
-        """Return the inputs that pass the guard: one at least of an op that reads no other copy.
+    def _reads_delayed(self, op: Op, inputs: list[str], outside: Sequence[int]) -> bool:
+        """Whether an op reads what is behind the region's guard already."""
+        return any(self.draft.root[made][slot][0] in self.delayed
+                   or inputs[i] in self.guarded.values()
+                   for i, (made, slot) in enumerate(op.inputs) if i not in outside)
 
-        An index that XLA may know when it compiles passes none, even if it is computed.
-        """
-        draft = self.draft
-        usable = [i for i in draft.guardable(op, outside)
-                  if not self.when_compiled[op.inputs[i][0]]]
-        large = [i for i in usable if draft.storage_of(op.inputs[i]) is not None
-                 or self._is_weight(op.inputs[i])]
-        if large or not entry:
-            return large
-        return usable[:1]  # only small or resident inputs: guard the largest of them
+    def _usable_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
+        return [i for i in self.draft.guardable(op, outside)
+                if not self.when_compiled[op.inputs[i][0]]]
+
+    def _large_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
+        return [i for i in self._usable_inputs(op, outside)
+                if self.draft.storage_of(op.inputs[i]) is not None
+                or self._is_weight(op.inputs[i])]
 
     def _guard(self, read: str, op: Op, index: int) -> str:
         """What an op reads behind the region's guard, made once for each tensor and kind."""
