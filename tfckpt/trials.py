@@ -25,6 +25,8 @@ from tfckpt.verify.asked import NotAsked
 
 NEAR = 0.97
 """Of what is allowed, what a plan may leave unused before a faster one is looked for."""
+SIMILAR = 0.95
+"""What two least plans may differ by for the faster to be taken."""
 AIM = 0.99
 """Of what is allowed, what a corrected plan aims at."""
 LAST_AIM = 0.88
@@ -227,7 +229,7 @@ class Trials:
         if not fitting:
             return None
         if part.allowed is None:
-            near = min(t.memory.temp_bytes for t in fitting) / NEAR
+            near = min(t.memory.temp_bytes for t in fitting) / SIMILAR
             fitting = [t for t in fitting if t.memory.temp_bytes <= near]
         return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal
 
