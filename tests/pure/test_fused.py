@@ -10,7 +10,7 @@ from tfckpt.capture.purity import is_pure
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.storage import roots
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
-from tfckpt.target import CPU, GPU, Fusion, Target
+from tfckpt.target import CPU, GPU, Fusion, Rates, Target
 
 pytestmark = pytest.mark.pure
 F32, MASK, ROW = Tensor("float32", (64, 4), 1024), Tensor("bool", (64, 4), 256), Tensor(
@@ -155,6 +155,18 @@ def test_a_bias_is_a_view_of_what_it_is_added_to_and_a_residual_is_none():
 
     assert "y" not in storages(step(("other", "Sum", ("in",), ROW)), EVERY)
     assert "y" in storages(step(("other", "MatMul", ("in", "in"))), EVERY)
+
+
+def test_a_loop_on_a_gpu_takes_the_time_to_move_what_goes_in_and_comes_out():
+    """Whatever is computed between: it waits for memory. What a library computes, takes its own."""
+    rates = Rates(flops_per_second=1e12, bytes_per_second=1e9, overhead_seconds=1e-6)
+    times = {v.name: v.time for v in build_cost_graph(gelu(factor="Erfc"), rates, EVERY).vertices}
+    assert times["y"] == pytest.approx(1e-6 + 3 * 1024 / 1e9)  # x and the factor to y
+    assert times["gradient"] == pytest.approx(1e-6 + 4 * 1024 / 1e9)  # with g
+    single = build_cost_graph(gelu(factor="Erfc"), rates).vertices
+    assert times["dw"] == next(v.time for v in single if v.name == "dw")
+    assert sum(v.time for v in single if v.name in ("gradient", "g_erf", "g_x")) > (
+        2 * times["gradient"])
 
 
 def test_a_library_takes_its_workspace_for_products_alone():

@@ -19,7 +19,7 @@ from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
-from tfckpt.cost.time import is_expensive, seconds
+from tfckpt.cost.time import fused_seconds, is_expensive, seconds
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
 from tfckpt.ops import Access, Source, record
 from tfckpt.target import SMALL_CPU, Fusion, Rates
@@ -66,7 +66,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
         members[anchor] += (merged,)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     vertices = tuple(
-        _vertex(graph, members[anchor], root, reads, index, needs[v], readers, awaited, rates,
+        _vertex(graph, members[anchor], root, reads, storages, index, needs[v], readers, awaited,
+                rates,
                 _extra(graph, root, inner, members[anchor], fusion), fusion)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
@@ -205,8 +206,8 @@ def _extra(graph, root, inner, members, fusion: Fusion | None) -> int:
     return workspace(graph, root, inner, members) if len(members) > 1 else 0
 
 
-def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, extra, fusion
-            ) -> Vertex:
+def _vertex(graph, members, root, reads, storages, index, needs, readers, awaited, rates, extra,
+            fusion) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
     known = record(op.type)
@@ -217,9 +218,12 @@ def _vertex(graph, members, root, reads, index, needs, readers, awaited, rates, 
     in_place = (cheap or not known.reuses_input) and not (
         fusion and (known.evaluate is None or _sums_rows(graph, root, members)))
     reuses = _reuses(op, root, index, anchor, read, write) if in_place else ()
+    time = sum(seconds(graph, graph.ops[i], rates) for i in members)
+    if fusion is not None and fusion.repeats:  # a GPU, which waits for memory in such loops
+        moved = sum(storages[s].bytes for s in read + write)
+        time = fused_seconds(graph, members, moved, rates)
     return Vertex(
-        name=op.name, region=op.region, reads=read, writes=write, after=needs,
-        time=sum(seconds(graph, graph.ops[i], rates) for i in members),
+        name=op.name, region=op.region, reads=read, writes=write, after=needs, time=time,
         reuses=reuses, recomputable=op.pure and op.region == FORWARD, workspace=extra,
         cheap=cheap, donates=read if known.access is Access.ASSIGN else (), ops=tuple(members),
         fusible=merges_into_its_reader(graph, anchor, readers),

@@ -6,6 +6,8 @@ products count multiply-adds as two operations; every other op moves its inputs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfckpt.graph import Graph, Op
 from tfckpt.ops import Shape, record
 from tfckpt.target import SMALL_CPU, Rates
@@ -34,6 +36,18 @@ def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     moved += sum(t.bytes or 0 for t in op.outputs)
     traffic = moved * record(op.type).per_byte / rates.bytes_per_second
     return rates.overhead_seconds + max(traffic, flops(graph, op) / rates.flops_per_second)
+
+
+def fused_seconds(graph: Graph, ops: Sequence[int], moved: int, rates: Rates = SMALL_CPU) -> float:
+    """Run time of ops that are computed in one loop: what comes in and goes out is moved once.
+
+    Args:
+      moved: bytes that the loop reads and writes.
+    """
+    if any(graph.ops[i].loop is not None or graph.ops[i].name in rates.known
+           or is_expensive(graph.ops[i]) for i in ops):
+        return sum(seconds(graph, graph.ops[i], rates) for i in ops)
+    return rates.overhead_seconds + moved / rates.bytes_per_second
 
 
 def flops(graph: Graph, op: Op) -> float:
