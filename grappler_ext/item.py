@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from grappler_ext.frames import Frame, collapse, expand
 from tfckpt.capture.inline import readable
+from tfckpt.capture.items import importable
 from tfckpt.capture.order import in_program_order
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.capture.shapes import planned_shapes
@@ -24,7 +25,7 @@ from tfckpt.driver import INLINED, Captured
 from tfckpt.edits import Edits
 from tfckpt.errors import CaptureError
 from tfckpt.ops import record
-from tfckpt.ops.names import ARG, ASSERT, CONST, IDENTITY, PLACEHOLDER, RETVAL, VAR_HANDLE
+from tfckpt.ops.names import ARG, ASSERT, CONST
 from tfckpt.options import Options
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 
@@ -97,7 +98,7 @@ class Item:
     def capture(self, options: Options) -> Captured | None:
         """Return the step, in the order of a program; None where the item trains nothing."""
         collapsed, self._loops = collapse(self.definition)
-        live = imported(_importable(collapsed))
+        live = imported(importable(collapsed))
         fetched = [name.partition(":") for name in self.names.fetch]
         fetches = [live.get_operation_by_name(op).outputs[int(slot or 0)]
                    for op, _, slot in fetched if live.get_operation_by_name(op).outputs]
@@ -177,41 +178,3 @@ def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.Gra
     failure.attr["T"].list.type.append(tf.string.as_datatype_enum)
     failure.attr["summarize"].i = 3
     return failed
-
-
-def _importable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """A copy with placeholders for arguments, variables for resources, and plain results."""
-    copy = tf.compat.v1.GraphDef()
-    copy.CopyFrom(definition)
-    for node in copy.node:
-        node.attr.pop("_class", None)  # places are given, and what it names may be gone
-        if node.op == ARG:
-            _make_importable(node)
-        elif node.op == RETVAL:
-            node.op = IDENTITY
-            del node.attr["index"]
-            node.attr.pop(_SHAPES, None)
-    return copy
-
-
-def _make_importable(node) -> None:
-    """Turns one `_Arg` into an op that says what is known of its shape."""
-    attrs = {key: node.attr[key] for key in node.attr}
-    shapes = {key: attrs[key].list.shape[0] if key in attrs and attrs[key].list.shape else None
-              for key in ("_output_shapes", "_handle_shapes")}
-    kind = attrs["T"].type
-    types = list(attrs["_handle_dtypes"].list.type) if "_handle_dtypes" in attrs else []
-    known = tf.compat.v1.NodeDef(name=node.name, device=node.device)
-    if kind == tf.resource.as_datatype_enum and shapes["_handle_shapes"] is not None and types:
-        known.op = VAR_HANDLE
-        known.attr["dtype"].type = types[0]
-        known.attr["shape"].shape.CopyFrom(shapes["_handle_shapes"])
-        known.attr["shared_name"].s = node.name.encode()
-    else:
-        known.op = PLACEHOLDER
-        known.attr["dtype"].type = kind
-        shape = shapes["_output_shapes"]
-        known.attr["shape"].shape.CopyFrom(
-            tf.TensorShape(None).as_proto() if shape is None else shape)
-    known.input.extend(node.input)
-    node.CopyFrom(known)

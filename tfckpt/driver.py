@@ -39,7 +39,8 @@ from tfckpt.say import waiting_for
 from tfckpt.store.entry import Entry, entry_of
 from tfckpt.store.optimised import Answers
 from tfckpt.store.records import Decided
-from tfckpt.trials import Compiler, Trials
+from tfckpt.target import Target
+from tfckpt.trials import GRAPPLER_WORDS, Compiler, Trials
 
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
@@ -47,6 +48,10 @@ STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", 
 LAST = ("check of the final edits", "report", "apply")
 """What runs after them."""
 OFF = "tfckpt is switched off (TFCKPT=off)"
+EXECUTOR_TRIALS = 3
+"""Plans that Grappler is asked about, of a step that the executor runs."""
+ASKED_FROM = 16 << 20
+"""Bytes of a plain peak below which it is not asked: a plan is made in less time than it takes."""
 _INSIDE = ("the gradient is computed inside of a loop, branch or function ({}); put the decorator "
            "on the function that is called there")
 
@@ -63,6 +68,8 @@ class Captured:
       planned_for: where the trace leaves sizes open, what they are taken to be, in words.
       compiler: what can be asked how much the step takes as XLA compiles it; None where nobody
         can, and where XLA does not compile it.
+      grappler: takes what runs the step, and returns what can be asked how much it takes once
+        Grappler has seen it; None where nobody can.
       gradient_inside: names the op inside which a gradient is computed, where the graph has none;
         "" where none is.
       stored: whether its plan may come from the plan store, and go there.
@@ -74,6 +81,7 @@ class Captured:
     compiled: bool = False
     planned_for: str = ""
     compiler: Compiler | None = None
+    grappler: Callable[[Target], Compiler] | None = None
     gradient_inside: Callable[[], str] = str
     stored: bool = True
 
@@ -222,15 +230,19 @@ def _kept(carrier: Carrier, step: Captured, context: Context, entry: Entry, star
 def _searched(carrier: Carrier, step: Captured, context: Context, parts: Sequence[Part],
               options: Options, refused: str, started: float) -> tuple[Outcome, Report, Decided]:
     """Decide what to do, and apply it."""
-    trials = _trials(step, options, refused)
+    trials = _trials(step, parts, options, refused)
     found = searches(step.graph, [part.as_asked(trials.plain) for part in parts], options, refused)
     return _accepted(carrier, step, _asked(context, trials.answers), found, trials, started)
 
 
-def _trials(step: Captured, options: Options, refused: str) -> Trials:
-    """Return what asks XLA; nothing is asked about a step that is left as it is anyway."""
-    asked = step.compiled and not refused
-    return Trials(step.name, step.compiler if asked else None, options.xla_trials)
+def _trials(step: Captured, parts: Sequence[Part], options: Options, refused: str) -> Trials:
+    """Return what asks about the step; nothing is asked about one that is left as it is anyway."""
+    if step.compiled:
+        return Trials(step.name, None if refused else step.compiler, options.xla_trials)
+    asks = (not refused and step.grappler is not None and len(parts) == 1
+            and parts[0].plain.peak_bytes >= ASKED_FROM)
+    return Trials(step.name, step.grappler(parts[0].target) if asks and step.grappler else None,
+                  EXECUTOR_TRIALS, GRAPPLER_WORDS)
 
 
 def _asked(context: Context, answers: Sequence[XlaMemory | None]) -> Context:
@@ -340,11 +352,11 @@ def _applied(carrier: Carrier, step: Captured, candidate: Candidate, decided: De
 
 
 def _compiled(step: Captured, proposal: Proposal, trials: Trials) -> CompiledReport | None:
-    """Return what the report says of XLA; None where it does not compile the step."""
-    if not step.compiled:
+    """Return what the report says of who was asked; None where the executor has a small step."""
+    if not step.compiled and trials.plain is None:
         return None
     return CompiledReport(trials.plain, trials.memory_of(proposal), str(proposal.part.budget),
-                          len(trials.tried), trials.reason, trials.seconds)
+                          len(trials.tried), trials.reason, trials.seconds, step.compiled)
 
 
 _warned: set[str] = set()

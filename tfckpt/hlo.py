@@ -30,10 +30,11 @@ class XlaBuffer:
 
 @dataclasses.dataclass(frozen=True)
 class XlaMemory:
-    """What a step takes as XLA compiles it.
+    """What a step takes as XLA compiles it; or as the executor would run it, by `temp_bytes` alone.
 
     Attributes:
-      temp_bytes: buffers that hold neither arguments nor results nor constants, packed.
+      temp_bytes: buffers that hold neither arguments nor results nor constants, packed. On the
+        executor: the simulated peak of what Grappler makes of the step.
       result_bytes: results that take no argument's place.
       live_bytes: sum of the temporary buffers that are live after each of XLA's allocations and
         releases, in the order of its schedule.

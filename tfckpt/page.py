@@ -101,13 +101,13 @@ def render(report: Report) -> str:
 
 
 def _compiled(report: Report) -> list[tuple[str, str]]:
-    """What XLA said, as cards; none where it does not compile the step."""
+    """What XLA or Grappler said, as cards; none where nobody was asked."""
     told = report.compiled
     if told is None:
         return []
     if told.before is None or told.after is None:
-        return [("compiled by XLA", f"not asked: {told.reason}")]
-    return [("compiled by XLA", f"{format_bytes(told.after.temp_bytes)} of "
+        return [(told.label, f"not asked: {told.reason}")]
+    return [(told.label, f"{format_bytes(told.after.temp_bytes)} of "
              f"{format_bytes(told.before.temp_bytes)}")]
 
 

@@ -26,7 +26,8 @@ class Part:
       target: what runs the part.
       graph, cost: the part and its price.
       plain: the plain part as planned.
-      compiled: what the plain part takes as XLA compiles it, where XLA was asked.
+      asked: what the plain part takes as XLA compiles it, or as Grappler leaves it to the executor,
+        where they were asked.
       corrected: planned bytes that a plan may need, where compiled plans have told better than
         the budget.
     """
@@ -38,7 +39,7 @@ class Part:
     graph: Graph
     cost: CostGraph
     plain: Plain
-    compiled: XlaMemory | None = None
+    asked: XlaMemory | None = None
     corrected: int | None = None
 
     @property
@@ -48,13 +49,13 @@ class Part:
 
     @property
     def plain_bytes(self) -> int:
-        """Return what the plain part takes: compiled, where XLA was asked, else as planned."""
-        return self.compiled.temp_bytes if self.compiled else self.plain.peak_bytes
+        """Return what the plain part takes: as asked, where somebody was asked, else as planned."""
+        return self.asked.temp_bytes if self.asked else self.plain.peak_bytes
 
     @property
     def held_bytes(self) -> int:
         """Return what a size counts beside the peak: what is resident, and XLA's results."""
-        return self.cost.resident_bytes + (self.compiled.result_bytes if self.compiled else 0)
+        return self.cost.resident_bytes + (self.asked.result_bytes if self.asked else 0)
 
     @property
     def allowed(self) -> int | None:
@@ -67,22 +68,23 @@ class Part:
         allowed = self.allowed
         if self.corrected is not None or allowed is None:
             return self.corrected
-        return allowed if self.compiled is None else int(
+        return allowed if self.asked is None else int(
             allowed * self.plain.peak_bytes / max(self.plain_bytes, 1))
 
-    def as_asked(self, compiled: XlaMemory | None) -> Part:
-        """Return the part priced by what XLA said of the plain step; itself where that is None."""
-        if compiled is None:
+    def as_asked(self, asked: XlaMemory | None) -> Part:
+        """Return the part priced by what is known of the plain step; itself where that is None."""
+        if asked is None:
             return self
-        return dataclasses.replace(
-            priced(self.device, self.number, self.budget, self.target.told(compiled.in_memory),
-                   self.graph), compiled=compiled)
+        target = self.target.told(asked.in_memory)
+        found = dataclasses.replace(self, target=target) if target.orders_by_control else priced(
+            self.device, self.number, self.budget, target, self.graph)
+        return dataclasses.replace(found, asked=asked)
 
     def over(self, graph: Graph) -> Part:
         """Return the part with another graph, priced anew."""
         return dataclasses.replace(
             priced(self.device, self.number, self.budget, self.target, graph),
-            compiled=self.compiled, corrected=self.corrected)
+            asked=self.asked, corrected=self.corrected)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -277,7 +277,7 @@ def decisions(part: Part, options: Options, limits: Limits,
     try:
         yield from within(part.room)
     except InfeasibleBudgetError as error:
-        if part.compiled is None:
+        if part.asked is None:
             raise part.budget.refusal(error.smallest_bytes, plain.peak_bytes,
                                       cost.resident_bytes, part.device) from None
         yield from within(error.smallest_bytes)

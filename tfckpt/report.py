@@ -67,7 +67,7 @@ class Report:
       devices: where the step runs on several, peaks and budget of each, the fullest first; all
         else here is of that one.
       unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
-      compiled: what XLA said of the step; None where it does not compile it.
+      compiled: what XLA, or Grappler, said of the step; None where nobody was asked.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
     """
 
@@ -125,7 +125,7 @@ class Report:
             *([("planned for", self.planned_for)] if self.planned_for else []),
             ("plain peak", format_bytes(self.baseline_peak_bytes)),
             ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
-            *([("compiled by XLA", str(self.compiled))] if self.compiled else []),
+            *([(self.compiled.label, str(self.compiled))] if self.compiled else []),
             ("measured peak", "not measured" if self.measured_peak_bytes is None
              else format_bytes(self.measured_peak_bytes)),
             ("resident", format_bytes(self.resident_bytes) + (
@@ -163,12 +163,18 @@ class Report:
         """What was done, in a line."""
         if not self.applied:
             return f"{self.name} is left as it is: {self.reason}"
-        before, after = self.baseline_peak_bytes, self.planned_peak_bytes
-        if self.compiled and self.compiled.before and self.compiled.after:
-            before, after = self.compiled.before.temp_bytes, self.compiled.after.temp_bytes
+        before, after = self.expected_bytes
         return (f"{self.name}: {format_bytes(after)} of {format_bytes(before)} plain, "
                 f"{100 * self.overhead:+.0f} % "
                 f"time, planned in {self.plan_seconds:.0f} s")
+
+    @property
+    def expected_bytes(self) -> tuple[int, int]:
+        """What the plain and the applied step are expected to take: what runs them knows best."""
+        told = self.compiled
+        if told and told.before and told.after:
+            return told.before.temp_bytes, told.after.temp_bytes
+        return self.baseline_peak_bytes, self.planned_peak_bytes
 
     @property
     def curves(self) -> tuple[Curve, Curve]:

@@ -140,14 +140,18 @@ class DevicePeak:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReport:
-    """What XLA said of a step that it compiles; bytes are of its temporary buffers.
+    """What was said of a step by what runs it.
+
+    Bytes are of XLA's temporary buffers where it compiles the step; else of the simulated peak of
+    what Grappler makes of it.
 
     Attributes:
-      before, after: the plain step, and the step as it is applied; None where XLA was not asked.
+      before, after: the plain step, and the step as it is applied; None where nobody was asked.
       budget: what was asked for.
-      trials: how many plans it compiled.
-      reason: why it was not asked.
-      seconds: how long it took to answer.
+      trials: about how many plans.
+      reason: why nobody was asked.
+      seconds: how long the answers took.
+      by_xla: whether XLA was asked.
     """
 
     before: XlaMemory | None = None
@@ -156,12 +160,19 @@ class CompiledReport:
     trials: int = 0
     reason: str = ""
     seconds: float = 0.0
+    by_xla: bool = True
+
+    @property
+    def label(self) -> str:
+        """Return what a report calls it."""
+        return "compiled by XLA" if self.by_xla else "as it runs"
 
     def __str__(self) -> str:
         if self.before is None or self.after is None:
             return f"not asked: {self.reason or 'it tells nothing'}; peaks here are simulated"
         before, after = self.before.temp_bytes, self.after.temp_bytes
-        return (f"{format_bytes(before)} -> {format_bytes(after)} temporary "
+        what = "temporary" if self.by_xla else "simulated on what Grappler makes of it"
+        return (f"{format_bytes(before)} -> {format_bytes(after)} {what} "
                 f"({after / max(before, 1):.2f} of plain, asked for {self.budget}; "
                 f"{self.trials} {'plan' if self.trials == 1 else 'plans'} tried in "
                 f"{self.seconds:.1f} s)")

@@ -97,7 +97,7 @@ class Target:
         return dataclasses.replace(self, runner=XLA if by_xla else EXECUTOR)
 
     def told(self, in_memory: Iterable[tuple[str, int]]) -> Target:
-        """Return the same where XLA was asked, and which results it writes to memory."""
+        """Return the same where what runs the step was asked, and what XLA writes to memory."""
         return dataclasses.replace(self, asked=True, in_memory=dict(in_memory))
 
     @property
@@ -165,6 +165,11 @@ class Target:
         """Return how XLA is held to the plan."""
         ways = (ORDER, READS) if self.keeps_barriers else (READS, FUSED)
         return ways[self.otherwise]
+
+    @property
+    def may_hold_otherwise(self) -> bool:
+        """Return whether there is another way to hold what runs the step to the plan."""
+        return self.runner == XLA and not self.otherwise
 
     @property
     def smallest_counted(self) -> int | None:

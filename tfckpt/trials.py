@@ -1,9 +1,10 @@
-"""The judge that asks XLA: what the step takes as compiled, plain and with a few of its plans.
+"""The judge that asks what runs the step: XLA, or Grappler, which leaves it to the executor.
 
-A budget is one of compiled bytes then. What comes out corrects what the next plan may need, by a
-line through what is known; the fastest plan whose compiled bytes fit is taken. Where none of them
-does, XLA is asked about the plan of the least peak before a budget is refused. For the least peak
-two plans are tried, or one in two ways of holding XLA to it. Nothing runs.
+They are asked what the step takes, plain and with a few of its plans: XLA compiles it, and what
+Grappler makes of it is simulated. A budget is one of these bytes then. What comes out corrects what
+the next plan may need, by a line through what is known; the fastest plan whose bytes fit is taken.
+Where none of them does, the plan of the least peak is asked about before a budget is refused. For
+the least peak XLA tries two plans, or is held to one in two ways. Nothing runs.
 """
 
 from __future__ import annotations
@@ -35,8 +36,31 @@ LOWEST = 0.7
 """Of what is right in proportion, the least that a line may say: far out it says little."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """How what is asked is called.
+
+    Attributes:
+      who: is asked.
+      takes: what a plan does by its answer.
+      refuses: what it does where it gives none.
+      option: how many plans it is asked about at most; "" where nobody chooses that.
+    """
+
+    who: str
+    takes: str
+    refuses: str
+    option: str = ""
+
+
+XLA_WORDS = Words(who="XLA", takes="compiled by XLA it takes", refuses="XLA does not compile it",
+                  option="xla_trials")
+GRAPPLER_WORDS = Words(who="Grappler", takes="as Grappler leaves it, it takes",
+                       refuses="Grappler does not accept it")
+
+
 class Compiler(Protocol):
-    """What can be asked how much a step takes when it is compiled."""
+    """What can be asked how much a step takes when it is compiled, or when it runs."""
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
         """Return it, for the step as it is or with edits; raise `NotAsked` where it is unknown."""
@@ -74,18 +98,18 @@ class Trial:
 
 
 class Trials:
-    """What XLA was asked about a step.
+    """What was asked about a step.
 
     Attributes:
-      plain: the plain step as compiled; None where XLA does not tell.
-      reason: why it does not, or was not asked.
-      tried: the plans that were compiled, in their order.
+      plain: what the plain step takes; None where nobody tells.
+      reason: why not.
+      tried: the plans that were asked about, in their order.
       answers: what came out of every question, in their order; None where nothing did.
-      seconds: how long XLA took for all of them.
+      seconds: how long all answers took.
     """
 
-    def __init__(self, name: str, compiler: Compiler | None, most: int):
-        self.name, self.most = name, most
+    def __init__(self, name: str, compiler: Compiler | None, most: int, words: Words = XLA_WORDS):
+        self.name, self.most, self.words = name, most, words
         self.tried: list[Trial] = []
         self.answers: list[XlaMemory | None] = []
         self.seconds = 0.0
@@ -109,12 +133,12 @@ class Trials:
         check_time()
         self.answers.append(None)
         started = time.perf_counter()
-        with waiting_for(f"asking XLA what {what} of {self.name} takes") as done:
+        with waiting_for(f"asking {self.words.who} what {what} of {self.name} takes") as done:
             try:
                 memory = self.answers[-1] = self._compiler.memory(edits)
             finally:
                 self.seconds += time.perf_counter() - started
-            done(f"{what} of {self.name}, compiled: {format_bytes(memory.temp_bytes)} temporary")
+            done(f"{what} of {self.name} takes {format_bytes(memory.temp_bytes)}")
         return memory
 
     def memory_of(self, proposal: Proposal) -> XlaMemory | None:
@@ -142,7 +166,7 @@ class Trials:
             return
         trial = self._trial(proposal)
         if trial is None and self._count >= self._bound:
-            raise self._ended(proposal.part, "XLA is not asked about more plans")
+            raise self._ended(proposal.part, f"{self.words.who} is not asked about more plans")
         new = trial is None
         trial = trial or self._compile(candidate, proposal)
         again = new or proposal.part.allowed is None
@@ -164,7 +188,7 @@ class Trials:
                                   candidate.edits)
         except NotAsked as error:
             self._refused += 1
-            raise Rejected(f"XLA does not compile it: {error}") from error
+            raise Rejected(f"{self.words.refuses}: {error}") from error
         self.tried.append(Trial(proposal, memory))
         return self.tried[-1]
 
@@ -177,7 +201,7 @@ class Trials:
         part = trial.proposal.part
         limit, best = self._limit(part), self._best(part)
         taken, sized = trial.memory.temp_bytes, part.allowed is not None
-        said = f"compiled by XLA it takes {format_bytes(taken)}, {format_bytes(limit)} are allowed"
+        said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} are allowed"
         aim = self._corrected(trial, limit, left) if left and sized else None
         if left and not sized:
             self._try_another(trial, said)
@@ -187,7 +211,7 @@ class Trials:
             if best is None and sized and not self._least:
                 self._least = True
                 raise Rejected(said, room=0)
-            if best is None and sized and not trial.proposal.part.target.otherwise:
+            if best is None and sized and trial.proposal.part.target.may_hold_otherwise:
                 raise Rejected(f"{said}; XLA is held to it in another way",
                                instead=_otherwise(trial))
             raise self._ended(part, said)
@@ -203,11 +227,20 @@ class Trials:
         little, it is the same plan, to which XLA is held in the other way.
         """
         target = trial.proposal.part.target
-        if target.hold == ORDER and not self._fewest:
+        keeps_order = target.orders_by_control or target.hold == ORDER
+        if keeps_order and not self._fewest and not self._as_planned(trial):
             self._fewest = True
             raise Rejected(f"{said}; a plan of fewer bytes is looked for", room=0)
-        if not target.otherwise:
+        if target.may_hold_otherwise:
             raise Rejected(f"{said}; XLA is held to it in another way", instead=_otherwise(trial))
+
+    def _as_planned(self, trial: Trial) -> bool:
+        """Return whether the executor holds what it was planned to; XLA is asked again anyway."""
+        assert self.plain is not None
+        part = trial.proposal.part
+        return part.target.orders_by_control and (
+            SIMILAR * trial.memory.temp_bytes * part.plain.peak_bytes
+            <= trial.planned * self.plain.temp_bytes)
 
     def _ended(self, part: Part, said: str) -> Rejected:
         """Return what ends the search: the best so far is taken, or nothing is changed."""
@@ -264,15 +297,17 @@ class Trials:
                                       f". {self._asked()}")
 
     def _asked(self) -> str:
-        tried = len(self.tried)
-        said = f"XLA was asked about {tried} {'plan' if tried == 1 else 'plans'}"
-        if tried < self.most:
+        tried, who = len(self.tried), self.words.who
+        said = f"{who} was asked about {tried} {'plan' if tried == 1 else 'plans'}"
+        if tried < self.most or not self.words.option:
             return f"{said}; no other is predicted to take less"
-        return f"{said}; with xla_trials={2 * self.most} it is asked about up to {2 * self.most}"
+        more = 2 * self.most
+        return f"{said}; with {self.words.option}={more} it is asked about up to {more}"
 
     def _none_left(self, part: Part) -> str:
         what = "takes less than the plain step" if part.allowed is None else "fits"
-        return f"compiled by XLA, none of the plans tried {what}. {self._asked()}"
+        by = "compiled by XLA" if self.words is XLA_WORDS else f"as {self.words.who} leaves it"
+        return f"{by}, none of the plans tried {what}. {self._asked()}"
 
 
 def _alike(one: Proposal, other: Proposal) -> bool:

@@ -590,13 +590,15 @@ def memory_optimizer(mode: str, scope: str) -> Iterator[None]:
         ctx.function_call_options = before
 
 
-def optimized(graph: tf.Graph, wanted: Sequence[str] = ()) -> tf.compat.v1.GraphDef:
+def optimized(graph: tf.Graph, wanted: Sequence[str] = (),
+              definition: tf.compat.v1.GraphDef | None = None) -> tf.compat.v1.GraphDef:
     """Return what Grappler makes of a graph that runs by itself, with the options set now.
 
     Nothing runs. Kernels are not fused as they will be, since no device is looked for.
 
     Args:
       wanted: the ops that a session would run, by name; a FuncGraph knows its own.
+      definition: of the graph, where it is not as it was; changed here.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
@@ -604,7 +606,7 @@ def optimized(graph: tf.Graph, wanted: Sequence[str] = ()) -> tf.compat.v1.Graph
     from tensorflow.core.protobuf import device_properties_pb2
     from tensorflow.python.grappler import cluster, tf_optimizer
 
-    definition = graph.as_graph_def()
+    definition = graph.as_graph_def() if definition is None else definition
     inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
     number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
     for node in definition.node:
@@ -635,6 +637,13 @@ def _as_argument(node: tf.compat.v1.NodeDef, number: int, tensor: tf.Tensor) -> 
     node.ClearField("attr")
     node.attr["T"].type = tensor.dtype.as_datatype_enum
     node.attr["index"].i = number
+    tell_argument(node, tensor)
+
+
+def tell_argument(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
+    """Write into an `_Arg` node what is known of the shape of a function's input."""
+    for key in ("_output_shapes", "_handle_shapes", "_handle_dtypes"):
+        node.attr.pop(key, None)
     node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
     behind = handle_shape(tensor) if tensor.dtype == tf.resource else None
     if behind is not None:

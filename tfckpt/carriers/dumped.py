@@ -51,9 +51,10 @@ class Dumped:
         live = imported(tf.compat.v1.GraphDef.FromString(self.read("graph.pb")))
         graph = dump.from_json(self.read("graph.json"), "graph.json")
         compiled = self.about["compiled"]
-        answers = dump.from_json(self.read("compiled.json"), "compiled.json") if compiled else ()
+        answers = Recorded(dump.from_json(self.read("compiled.json"), "compiled.json"))
         return Captured(self.about["name"], graph, live, compiled,
-                        compiler=Recorded(answers) if compiled else None, stored=False)
+                        compiler=answers if compiled else None, grappler=lambda _: answers,
+                        stored=False)
 
     def apply(self, edits: Edits) -> None:
         """Do nothing."""

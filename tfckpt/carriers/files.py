@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -28,6 +29,7 @@ from tfckpt.rewrite.apply_graphdef import (
     with_inlined,
 )
 from tfckpt.target import Target
+from tfckpt.verify.optimised import Optimised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,10 @@ class InFile:
 
     def capture(self, options: Options) -> Captured:
         """Return the step, which was read with the document."""
-        return Captured(self.step.name, self.step.graph, self.step.live, self.step.compiled)
+        step = self.step
+        is_function = bool(step.function) and hasattr(step.live, "inputs")
+        return Captured(step.name, step.graph, step.live, step.compiled, grappler=(
+            functools.partial(Optimised, step.live, step.graph) if is_function else None))
 
     def apply(self, edits: Edits) -> None:
         """Do nothing yet: see `rewrite`."""

@@ -32,6 +32,7 @@ from tfckpt.options import Options
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
 from tfckpt.verify.elsewhere import asked_for
+from tfckpt.verify.optimised import Optimised
 
 _MARK = "_tfckpt_mark"
 GROWTH = 1.1
@@ -141,6 +142,7 @@ class Traced:
         found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled)
         return Captured(self.mark.name, found, graph, compiled, planned_for,
                         asked_for(graph, found, options.target) if compiled else None,
+                        functools.partial(Optimised, graph, found),
                         gradient_inside=lambda: gradient_inside(graph))
 
     def _inline(self) -> Inlining | None:

@@ -15,6 +15,7 @@ from tfckpt.errors import TfckptError, VerificationError
 from tfckpt.keras.wrapping import records_of
 from tfckpt.pictures import step_figure
 from tfckpt.report import Report
+from tfckpt.report_values import CompiledReport
 from tfckpt.tensorboard import Board
 from tfckpt.verify.memory import default_device, memory_info
 
@@ -140,9 +141,7 @@ def _note(found: Report | None, measured: int) -> None:
         return
     first = found.measured_peak_bytes is None
     found.measured_peak_bytes = measured
-    plain = found.baseline_peak_bytes
-    if found.compiled and found.compiled.before:
-        plain = max(plain, found.compiled.before.temp_bytes)
+    plain = max(found.baseline_peak_bytes, found.expected_bytes[0])
     if first and measured > _ABOVE * plain:
         warnings.warn(
             f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "
@@ -188,15 +187,24 @@ def _comparison(found: Report | None, measured: int, devices: tuple[str, ...]) -
     if found is None:
         lines.append("  planned   nothing: tfckpt.keras.checkpoint(model) rewrote no step")
     else:
-        taken = found.compiled.after if found.compiled else None
-        expected = taken.temp_bytes if taken else found.planned_peak_bytes
+        taken = found.compiled if found.compiled and found.compiled.after else None
+        _, expected = found.expected_bytes
         off = 100.0 * (measured / max(expected, 1) - 1.0)
         lines += [f"  plain     {format_bytes(found.baseline_peak_bytes):>10}  planned",
                   f"  rewritten {format_bytes(found.planned_peak_bytes):>10}  planned"
                   + ("" if found.applied else f" (not applied: {found.reason})"),
-                  *([f"  compiled  {format_bytes(expected):>10}  by XLA"] if taken else []),
+                  *([_told(taken, expected)] if taken else []),
                   f"  measured  {format_bytes(measured):>10}  {off:+.1f} % of "
-                  f"{'compiled' if taken else 'planned'}, {', '.join(devices)}"]
+                  f"{_source(taken)}, {', '.join(devices)}"]
         return "\n".join(lines)
     lines.append(f"  measured  {format_bytes(measured):>10}  {', '.join(devices)}")
     return "\n".join(lines)
+
+
+def _told(taken: CompiledReport, expected: int) -> str:
+    label, by = ("compiled", "by XLA") if taken.by_xla else ("as it runs", "simulated")
+    return f"  {label:<9} {format_bytes(expected):>10}  {by}"
+
+
+def _source(taken: CompiledReport | None) -> str:
+    return "planned" if taken is None else "compiled" if taken.by_xla else "simulated"

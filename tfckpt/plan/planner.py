@@ -178,6 +178,25 @@ def baseline(graph: CostGraph, target: Target = HERE) -> Plain:
     return Plain(plan, timeline, peaks[len(peaks) // 2])
 
 
+def executed_peak(graph: CostGraph, target: Target, planned: bool) -> int:
+    """Return the peak of a graph that runs as it is: no moves, no fences but its own edges.
+
+    Args:
+      planned: whether a plan is in it, which is priced by the worst of the simulated executors;
+        the plain step by the middle one.
+    """
+    plan = plain_plan(graph)
+    resolved = resolve(graph, plan.schedule)
+    peaks = []
+    for policy in ORDERS:
+        order = executor_order(graph, resolved, plan.moves.released, (), (), policy)
+        smallest = target.smallest_counted
+        heaps = (simulate_order(graph, resolved, order).peak_bytes,) if smallest is None else (
+            allocated_peaks(graph, resolved, order, smallest))
+        peaks.append(heaps[len(heaps) // 2])
+    return max(peaks) if planned else sorted(peaks)[len(peaks) // 2]
+
+
 def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int:
     """Which of several plans of one step to take: an index, the earliest among equals.
 

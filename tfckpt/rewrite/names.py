@@ -46,6 +46,12 @@ def held_name(op: str, number: int) -> str:
     return f"{op}-{SCOPE}_held{number}"
 
 
+def late_name(tensor: str, number: int) -> str:
+    """Name of the pass-through of a product's factor, which sorts where the factor's does."""
+    op, _, slot = tensor.rpartition(":")
+    return f"{op}-{SCOPE}_late{number}_{slot}"
+
+
 def term_name(op: str, place: int) -> str:
     """Name of the pass-through of a sum's term; such names sort by place."""
     return f"{op}-{SCOPE}_term{place:04d}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from tfckpt.rewrite.passes import (
     copies,
     derivatives,
+    late_products,
     operand_order,
     reference_variables,
     state_writes,
 )
 from tfckpt.rewrite.passes.manager import Context, Realised, run_passes
 
-PASSES = (derivatives.PASS, copies.PASS, operand_order.PASS, state_writes.PASS,
-          reference_variables.PASS)
+PASSES = (derivatives.PASS, copies.PASS, late_products.PASS, operand_order.PASS,
+          state_writes.PASS, reference_variables.PASS)
 
 
 def realise(context: Context) -> Realised:

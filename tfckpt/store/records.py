@@ -32,8 +32,8 @@ class Decided:
     Attributes:
       proposals: one for the part of each device, in the order of the parts.
       rejected: why earlier ones were given up, a line each.
-      compiled: what the report says of XLA; None where it does not compile the step.
-      answers: all that XLA answered, in its order.
+      compiled: what the report says of who was asked; None where nobody was.
+      answers: all that they answered, in its order.
       made: the day on which it was, where it was kept; "" where it was made just now.
     """
 
@@ -60,7 +60,7 @@ def to_record(decided: Decided, graph: Graph, parts: Sequence[Part]) -> dict[str
         "compiled": said and {
             "before": _number(said.before, answers), "after": _number(said.after, answers),
             "budget": said.budget, "trials": said.trials, "reason": texts.pieces(said.reason),
-            "seconds": said.seconds}}
+            "seconds": said.seconds, "by_xla": said.by_xla}}
 
 
 def from_record(record: Mapping[str, Any], graph: Graph, parts: Sequence[Part], made: str
@@ -75,7 +75,7 @@ def from_record(record: Mapping[str, Any], graph: Graph, parts: Sequence[Part], 
     said = record["compiled"]
     compiled = None if said is None else CompiledReport(
         _answer(said["before"], answers), _answer(said["after"], answers), said["budget"],
-        said["trials"], texts.text(said["reason"]), said["seconds"])
+        said["trials"], texts.text(said["reason"]), said["seconds"], said["by_xla"])
     plain = answers[0] if answers else None
     proposals = tuple(_proposal(entry, part.as_asked(plain), texts)
                       for entry, part in zip(record["parts"], parts, strict=True))
@@ -170,7 +170,7 @@ def _plan_of(record: Mapping[str, Any]) -> Plan:
         solver=record["solver"])
 
 
-# What XLA answered.
+# What XLA, or Grappler, answered.
 
 
 def _memory(memory: XlaMemory, texts: Texts) -> dict[str, Any]:
