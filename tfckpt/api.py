@@ -14,6 +14,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import CallSizes
 from tfckpt.carriers.trace_hook import Mark, Records, called_with, traces_compiled, wrap_body
 from tfckpt.errors import PlanError
+from tfckpt.observed import observing
 from tfckpt.options import XLA_TRIALS, Options, make_options
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
@@ -199,10 +200,14 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
 
     def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         function = self._compiled if traces_compiled() else self._fn
-        if not self._records.opened or not tf.executing_eagerly():
+        if not tf.executing_eagerly():
             return called_with(function, *args, **kwargs)
-        with self._records_of_call(args).watching(CallSizes.of((args, kwargs)), self.__name__):
-            return called_with(function, *args, **kwargs)
+        records = self._records_of_call(args)
+        with observing(lambda: records.report):
+            if not self._records.opened:
+                return called_with(function, *args, **kwargs)
+            with records.watching(CallSizes.of((args, kwargs)), self.__name__):
+                return called_with(function, *args, **kwargs)
 
     def __set_name__(self, owner: type, name: str) -> None:
         if name == "train_step" and hasattr(owner, "make_train_function"):

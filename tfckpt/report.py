@@ -68,7 +68,10 @@ class Report:
         else here is of that one.
       unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
       compiled: what XLA, or Grappler, said of the step; None where nobody was asked.
+      allowed_bytes: what the budget allows above what the step starts with; None for the least.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
+      observed_calls: calls in which something looked at the peak.
+      missed: whether it was above what is allowed, and somebody was told.
     """
 
     name: str
@@ -102,8 +105,11 @@ class Report:
     unknown_variables: int = 0
     compiled: CompiledReport | None = None
     stored: str = ""
+    allowed_bytes: int | None = None
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
+    observed_calls: int = 0
+    missed: bool = False
     traced: tuple[tuple[CostGraph, Plan], tuple[CostGraph, Plan]] | None = dataclasses.field(
         default=None, repr=False)
 
@@ -246,7 +252,7 @@ def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edi
     """
     report = _report_of_part(name, graph, proposals[0], edits, seconds)
     report.rejected, report.planned_for, report.compiled = rejected, planned_for, compiled
-    report.stored = stored
+    report.stored, report.allowed_bytes = stored, proposals[0].part.allowed
     report.refused = tuple(dict.fromkeys(
         (*report.refused, *(line for p in proposals for line in p.part.graph.refused))))[:REFUSALS]
     if len(proposals) > 1:

@@ -15,6 +15,7 @@ from tfckpt.errors import PlanError, RewriteError
 from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Loop
 from tfckpt.plan.forward_ad import decisions_of
 from tfckpt.plan.planner import plans_of
+from tfckpt.rewrite.passes.late_products import delay_factors
 from tfckpt.rewrite.passes.manager import (
     Context,
     Node,
@@ -229,6 +230,42 @@ def test_which_graphs_have_references():
 def test_new_readers_of_values_are_not_awaited():
     before = Edits(added=(Clone("again", "g", ("h:0",)),))
     assert await_readers(REFERENCE, before) == before
+
+
+# Late products.
+
+
+def product(scaled: str, by: str = "c", factor: str = "a", read: str = "h") -> Graph:
+    """The gradient of c * a * x, as it is traced."""
+    return graph_of([
+        ("x", "Placeholder", (), FORWARD), ("a", "Tanh", ("x",), FORWARD),
+        ("c", "Const", (), FORWARD), ("d", "Exp", ("x",), FORWARD),
+        ("g", "Neg", ("a",), BACKWARD), ("h", "Sin", ("g",), BACKWARD),
+        ("p", "Mul", ("g", factor), BACKWARD), ("q", scaled, (by, "p"), BACKWARD),
+        ("r", "Cos", (read,), BACKWARD)], fetches=["q", "d", "r"])
+
+
+def test_a_factor_of_the_forward_waits_for_the_gradient():
+    edits = delay_factors(product("Mul"), Edits())
+    (late,), (rewire,) = edits.added, edits.rewires
+    assert (late.inputs, late.controls, late.type) == (("a:0",), ("g",), "Identity")
+    assert rewire == Rewire("p", 1, f"{late.name}:0")
+    assert sorted(["g", "a", late.name]) == ["a", late.name, "g"]  # where its factor sorts
+
+
+def test_a_factor_that_is_read_from_a_copy_waits_there():
+    before = Edits(added=(Clone("a-tfckpt1", "a", ("x:0",)),),
+                   rewires=(Rewire("p", 1, "a-tfckpt1:0"),))
+    edits = delay_factors(product("Mul"), before)
+    assert edits.added[-1].inputs == ("a-tfckpt1:0",) and len(edits.rewires) == 1
+
+
+@pytest.mark.parametrize("graph", [
+    product("Add"), product("Mul", by="d"), product("Mul", factor="h"), product("Mul", factor="c"),
+    product("Mul", read="p")],
+    ids=["added", "no constant", "two gradients", "constant", "two readers"])
+def test_other_products_are_left_alone(graph):
+    assert delay_factors(graph, Edits()) == Edits()
 
 
 # Operand order.

@@ -13,6 +13,7 @@ from tfckpt.budget import format_bytes
 from tfckpt.carriers.trace_hook import Records
 from tfckpt.errors import TfckptError, VerificationError
 from tfckpt.keras.wrapping import records_of
+from tfckpt.observed import note
 from tfckpt.pictures import step_figure
 from tfckpt.report import Report
 from tfckpt.report_values import CompiledReport
@@ -140,9 +141,9 @@ def _note(found: Report | None, measured: int) -> None:
     if found is None or not found.applied:
         return
     first = found.measured_peak_bytes is None
-    found.measured_peak_bytes = measured
+    note(found, measured)
     plain = max(found.baseline_peak_bytes, found.expected_bytes[0])
-    if first and measured > _ABOVE * plain:
+    if first and not found.missed and measured > _ABOVE * plain:
         warnings.warn(
             f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "
             f"plain step's planned {format_bytes(plain)}; compare with "

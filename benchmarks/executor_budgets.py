@@ -1,0 +1,121 @@
+"""Budgets of steps that the executor runs, against what TensorFlow's allocator counts.
+
+    python -m benchmarks.executor_budgets
+    python -m benchmarks.executor_budgets --networks=mlp,vit --budgets=0.5,0.7 --threads=1,2
+
+Every cell has a process of its own, as a user's training has: a step is planned, runs three times,
+and is measured in ten more. `of allowed` is the median of the measured peaks above what a step
+starts with, as a share of what the budget allows (the fraction of the plain step's expected peak);
+`expected / measured` says how well that median was foreseen, of ours and of the plain step, which
+has a process of its own too. A refused budget says what could be met.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks.rows import head, in_own_process, line
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("networks", [], "Names in benchmarks.measured.NETWORKS; default all.")
+flags.DEFINE_list("budgets", ["0.35", "0.5", "0.7", "0.9"], "Fractions, or 'min'.")
+flags.DEFINE_list("threads", ["1", "2"], "Operations run at once (inter-op threads).")
+flags.DEFINE_string("cell", "", "Measure one network, budget (or 'plain') and number of threads.")
+flags.DEFINE_integer("steps", 10, "Measured steps.", lower_bound=1)
+
+COLUMNS = ("network", "threads", "budget", "plain MB", "allowed MB", "measured MB", "of allowed",
+           "expected / measured", "plain", "time", "plans", "planned in s")
+MB = 1e6
+WARMUP = 3
+
+
+def measure(name: str, budget: str, threads: int) -> dict[str, Any]:
+    """Return what one cell has come to, in this process."""
+    import tensorflow as tf
+
+    import tfckpt
+    from benchmarks.measure import measure_step
+    from benchmarks.measured import NETWORKS
+
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    step, args = NETWORKS[name]()
+    function = tf.function(step)
+    if budget != "plain":
+        function = tfckpt.checkpoint(function, budget=budget if budget == "min" else float(budget))
+    try:
+        for _ in range(WARMUP):
+            function(*args)
+    except tfckpt.InfeasibleBudgetError as error:
+        return {"refused": str(error), "least": error.smallest_bytes}
+    peaks = [measure_step(function, *args).peak for _ in range(FLAGS.steps)]
+    found: dict[str, Any] = {"median": statistics.median(peaks), "most": max(peaks)}
+    if budget != "plain":
+        report = function.report
+        before, after = report.expected_bytes
+        found |= {"plain": before, "expected": after, "allowed": report.allowed_bytes,
+                  "time": report.overhead, "seconds": report.plan_seconds,
+                  "plans": report.compiled.trials if report.compiled else 0}
+    return found
+
+
+def main(_: list[str]) -> int:
+    """Print a row for each cell, and how many are met."""
+    if FLAGS.cell:
+        name, budget, threads = FLAGS.cell.split(",")
+        print(json.dumps(measure(name, budget, int(threads))))
+        return 0
+    from benchmarks.measured import NETWORKS
+
+    print(head(COLUMNS))
+    cells = []
+    for name in FLAGS.networks or NETWORKS:
+        for threads in FLAGS.threads:
+            plain = _cell(name, "plain", threads)
+            for budget in FLAGS.budgets:
+                found = _cell(name, budget, threads)
+                if found is None or plain is None:
+                    continue
+                print(_row(name, budget, threads, plain["median"], found), flush=True)
+                cells.append(found)
+    _summary([c for c in cells if "refused" not in c and c["allowed"]], len(cells))
+    return 0
+
+
+def _cell(name: str, budget: str, threads: str) -> dict[str, Any] | None:
+    output = in_own_process(f"{name} {budget}", "benchmarks.executor_budgets", (
+        f"--cell={name},{budget},{threads}", f"--steps={FLAGS.steps}"))
+    return None if output is None else json.loads(output.splitlines()[-1])
+
+
+def _row(name: str, budget: str, threads: str, plain: float, found: dict[str, Any]) -> str:
+    start = [name, threads, budget, f"{plain / MB:.1f}"]
+    if "refused" in found:
+        return line([*start, "", f"refused: at least {found['least'] / MB:.1f}", *[""] * 6])
+    allowed, median = found["allowed"], found["median"]
+    return line([*start, "" if allowed is None else f"{allowed / MB:.1f}", f"{median / MB:.1f}",
+                 "" if allowed is None else f"{median / allowed:.3f}",
+                 f"{found['expected'] / median:.2f}", f"{found['plain'] / plain:.2f}",
+                 f"{100 * found['time']:+.1f} %", str(found["plans"]),
+                 f"{found['seconds']:.1f}"])
+
+
+def _summary(met: list[dict[str, Any]], cells: int) -> None:
+    shares = sorted(c["median"] / c["allowed"] for c in met)
+    foreseen = [c["expected"] / c["median"] for c in met]
+    if not shares:
+        return
+    print(f"\n{cells} cells, {cells - len(shares)} of them refused or without a bound; of the "
+          f"others {sum(s <= 1 for s in shares)} are at or below what is allowed, "
+          f"{sum(s <= 1.03 for s in shares)} within 3 % above; the worst takes {shares[-1]:.3f}, "
+          f"the median {statistics.median(shares):.3f}. Expected / measured is within 5 % in "
+          f"{sum(abs(f - 1) <= .05 for f in foreseen)}, within 10 % in "
+          f"{sum(abs(f - 1) <= .1 for f in foreseen)}.")
+
+
+if __name__ == "__main__":
+    sys.exit(app.run(main))
