@@ -20,6 +20,7 @@ from tfckpt.edits import Edits
 from tfckpt.hlo import XlaMemory
 from tfckpt.judges import Candidate, Rejected
 from tfckpt.parts import Part, Proposal, unchanged
+from tfckpt.proposals import NOTHING_TO_GAIN
 from tfckpt.say import waiting_for
 from tfckpt.target import ORDER
 from tfckpt.verify.asked import NotAsked
@@ -288,16 +289,19 @@ class Trials:
         return int((least + in_proportion) / 2)
 
     def _check_unchanged(self, proposal: Proposal) -> None:
-        """Raise `InfeasibleBudgetError` where plans were compiled, and a budget is not met."""
+        """Raise `InfeasibleBudgetError` where no plan is left, and a budget is not met."""
         part = proposal.part
         assert self.plain is not None
-        if self.tried and part.allowed is not None and self.plain.temp_bytes > part.allowed:
-            least = min(t.memory.temp_bytes for t in self.tried)
+        looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
+        if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
+            least = min((t.memory.temp_bytes for t in self.tried), default=self.plain.temp_bytes)
             raise part.budget.refusal(least, part.plain_bytes, part.held_bytes, part.device,
                                       f". {self._asked()}")
 
     def _asked(self) -> str:
         tried, who = len(self.tried), self.words.who
+        if not tried:
+            return "No plan is predicted to take less than the plain step"
         said = f"{who} was asked about {tried} {'plan' if tried == 1 else 'plans'}"
         if tried < self.most or not self.words.option:
             return f"{said}; no other is predicted to take less"

@@ -93,4 +93,4 @@ def test_what_is_free_on_the_device_is_a_budget():
     assert int(plain) > 1.5e9 and int(planned) <= int(free)
     free, plain, planned, *reason = _on_the_device(1_000_000_000).split()
     assert int(planned) <= int(free) <= 1_000_000_000 < int(plain) and not reason
-    assert "budget=\"device\" cannot be met: " in _on_the_device(160_000_000)
+    assert "budget=\"device\" cannot be met: " in _on_the_device(250_000_000)

@@ -181,7 +181,7 @@ def test_a_peak_below_the_compiled_plain_step_is_no_surprise(measured, warned):
     """What is simulated of a plain step may be far below what XLA needs for it."""
     report = SimpleNamespace(
         name="step", applied=True, measured_peak_bytes=None, baseline_peak_bytes=100,
-        compiled=SimpleNamespace(before=SimpleNamespace(temp_bytes=200)))
+        expected_bytes=(200, 90), allowed_bytes=None, missed=False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         peak_memory._note(report, measured)

@@ -191,20 +191,20 @@ def _comparison(found: Report | None, measured: int, devices: tuple[str, ...]) -
         taken = found.compiled if found.compiled and found.compiled.after else None
         _, expected = found.expected_bytes
         off = 100.0 * (measured / max(expected, 1) - 1.0)
-        lines += [f"  plain     {format_bytes(found.baseline_peak_bytes):>10}  planned",
-                  f"  rewritten {format_bytes(found.planned_peak_bytes):>10}  planned"
+        lines += [f"  plain      {format_bytes(found.baseline_peak_bytes):>10}  planned",
+                  f"  rewritten  {format_bytes(found.planned_peak_bytes):>10}  planned"
                   + ("" if found.applied else f" (not applied: {found.reason})"),
                   *([_told(taken, expected)] if taken else []),
-                  f"  measured  {format_bytes(measured):>10}  {off:+.1f} % of "
+                  f"  measured   {format_bytes(measured):>10}  {off:+.1f} % of "
                   f"{_source(taken)}, {', '.join(devices)}"]
         return "\n".join(lines)
-    lines.append(f"  measured  {format_bytes(measured):>10}  {', '.join(devices)}")
+    lines.append(f"  measured   {format_bytes(measured):>10}  {', '.join(devices)}")
     return "\n".join(lines)
 
 
 def _told(taken: CompiledReport, expected: int) -> str:
     label, by = ("compiled", "by XLA") if taken.by_xla else ("as it runs", "simulated")
-    return f"  {label:<9} {format_bytes(expected):>10}  {by}"
+    return f"  {label:<10} {format_bytes(expected):>10}  {by}"
 
 
 def _source(taken: CompiledReport | None) -> str:
