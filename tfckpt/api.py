@@ -155,6 +155,7 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
     """A training step whose traces are rewritten. Works as a function and as a method."""
 
     def __init__(self, fn: Any, options: Options):
+        self.options = options
         self._records = Records()
         self._methods: dict[int, tuple[Callable[[], object], Records]] = {}
         self._is_function = tf_adapter.is_tf_function(fn)
@@ -184,6 +185,17 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
     def plain(self) -> Callable[_Arguments, _Result]:
         """The step as it was given."""
         return self._plain
+
+    def become(self, other: CheckpointedStep) -> None:
+        """Do from now on what another step over the same function does, its traces included."""
+        self.options, self._records = other.options, other._records
+        self._fn, self._compiled = other._fn, other._compiled
+
+    def leave(self, report: Report) -> None:
+        """Be the plain step from now on; `report` says why."""
+        self._records = Records()
+        self._records.report = report
+        self._fn = self._compiled = self._plain
 
     def records_of(self, instance: object) -> Records:
         """Return where the reports of one object go, whose method the step is."""

@@ -51,7 +51,8 @@ def note(report: Report, measured: int) -> None:
     warnings.warn(
         f"tfckpt: {report.name} was measured at {format_bytes(measured)} above what it starts "
         f"with, {100 * (measured / max(allowed, 1) - 1):.0f} % more than its budget allows "
-        f"({format_bytes(allowed)}); pass a budget that is smaller by as much", stacklevel=5)
+        f"({format_bytes(allowed)}); pass a budget that is smaller by as much, or use "
+        "tfckpt.tune", stacklevel=5)
 
 
 def _now(report: Report | None) -> dict[str, int] | None:

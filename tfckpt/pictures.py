@@ -205,3 +205,15 @@ def front_figure(front: Front, colours: Mapping[str, str] = LIGHT) -> Any:
     for text in legend.get_texts():
         text.set_color(colours["ink"])
     return figure
+
+
+def add_measured(figure: Any, points: Sequence[tuple[int, float]],
+                 colours: Mapping[str, str] = LIGHT) -> None:
+    """Add measured (peak bytes, extra time as a fraction) to the picture of a front."""
+    axes = figure.axes[0]
+    axes.scatter([peak / _MB for peak, _ in points], [100 * time for _, time in points], s=52,
+                 marker="+", color=colours["ours"], label="measured", zorder=5)
+    axes.set_xlabel("peak (MB): planned as asked for, or measured")
+    legend = axes.legend(frameon=False, fontsize=9)
+    for text in legend.get_texts():
+        text.set_color(colours["ink"])

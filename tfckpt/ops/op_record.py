@@ -154,6 +154,8 @@ class OpRecord:
     does_nothing: bool = False  # computes nothing and takes no time
     observes: bool = False  # shows what its input is, and belongs to the part that computes that
     no_variables: bool = False  # the resources that it reads or makes are no variables
+    transient: bool = False  # stateful, and nothing of that is left when the step ends
+    draws: bool = False  # draws random numbers from a generator of its own, made with each trace
     holds_values: bool = False  # its variants are values (lists, what branches keep), no state
 
     # Variables, arguments, constants.

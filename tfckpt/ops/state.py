@@ -40,8 +40,8 @@ register(
 register(
     OpRecord("Variable", source=Source.REFERENCE, resident=True),
     OpRecord("VariableV2", source=Source.REFERENCE, resident=True),
-    OpRecord("TemporaryVariable", source=Source.TEMPORARY),
-    _ONCE("DestroyTemporaryVariable", access=Access.DESTROY_REFERENCE),
+    OpRecord("TemporaryVariable", source=Source.TEMPORARY, transient=True),
+    _ONCE("DestroyTemporaryVariable", access=Access.DESTROY_REFERENCE, transient=True),
     OpRecord("Assign", access=Access.ASSIGN_REFERENCE, writes=True),
     OpRecord("AssignAdd", access=Access.CHANGE_REFERENCE, writes=True),
     OpRecord("AssignSub", access=Access.CHANGE_REFERENCE, writes=True),
@@ -51,13 +51,24 @@ register(
 register(
     _ONCE("PyFunc", runs_python=True), _ONCE("EagerPyFunc", runs_python=True),
     _ONCE("PyFuncStateless", runs_python=True),
-    _ONCE("Assert"), _ONCE("Print"), _ONCE("PrintV2"), _ONCE("CheckNumerics"),
-    _ONCE("CheckNumericsV2"), _ONCE("TPUReplicatedInput"), _ONCE("TPUReplicatedOutput"),
+    _ONCE("Assert", transient=True), _ONCE("Print"), _ONCE("PrintV2"),
+    _ONCE("CheckNumerics", transient=True), _ONCE("CheckNumericsV2", transient=True),
+    _ONCE("TPUReplicatedInput"), _ONCE("TPUReplicatedOutput"),
     _ONCE("RecvTPUEmbeddingActivations"),
     # what TensorFlow's debuggers put behind every op: a few numbers of it, and its dump
     _ONCE("DebugNumericSummaryV2", growth=0, observes=True), _ONCE("DebugIdentityV2", aliases=True),
     _ONCE("DebugIdentity", aliases=True), _ONCE("DebugIdentityV3", aliases=True),
 )
+
+# Random numbers from a generator that the op holds: TensorFlow registers them as stateful.
+_DRAWS = functools.partial(OpRecord, draws=True)
+register(
+    _DRAWS("RandomUniform"), _DRAWS("RandomUniformInt"), _DRAWS("RandomStandardNormal"),
+    _DRAWS("TruncatedNormal"), _DRAWS("ParameterizedTruncatedNormal"), _DRAWS("RandomShuffle"),
+    _DRAWS("RandomGamma"), _DRAWS("RandomPoisson"), _DRAWS("RandomPoissonV2"),
+    _DRAWS("Multinomial"),
+)
+register_families(_DRAWS("CudnnRNN"), OpRecord("StackP", transient=True))
 
 # Exchanges between devices and processes, writes, resources that are no variables: whole families.
 _WRITES = functools.partial(OpRecord, writes=True)
@@ -71,7 +82,7 @@ register(
 )
 register_families(
     _ONCE("Collective", collective=True), _ONCE("Nccl", collective=True), _ONCE("XlaSend"),
-    _ONCE("XlaRecv"), _ONCE("Host"), _ONCE("TensorArray"), _ONCE("Write"),
+    _ONCE("XlaRecv"), _ONCE("Host"), _ONCE("TensorArray", transient=True), _ONCE("Write"),
     _WRITES("Assign"), _WRITES("Apply"), _WRITES("Scatter"), _WRITES("ResourceApply"),
     _WRITES("ResourceSparseApply"), _WRITES("ResourceScatter"), _WRITES("ResourceAccumulator"),
     _WRITES("LookupTableInsert", no_variables=True),

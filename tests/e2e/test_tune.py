@@ -1,0 +1,196 @@
+"""Plans settled by running them: the choice, and everything as it was before."""
+
+from __future__ import annotations
+
+import statistics
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process
+from tfckpt.tuning.result import Measured, choice
+
+WIDTH, ROWS = 256, 4096
+
+
+def dense(layers: int = 6):
+    """Layers with GELU and momentum, of which each holds some 4 MB."""
+    process.fresh()
+    weights = [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, i)) * .06)
+               for i in range(layers)]
+    slots = [tf.Variable(tf.zeros_like(w)) for w in weights]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = x
+            for w in weights:
+                hidden = tf.nn.gelu(hidden @ w)
+            loss = tf.reduce_mean(tf.square(hidden))
+        for w, slot, gradient in zip(weights, slots, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(.1 * slot.assign(.9 * slot + gradient))
+        return loss
+
+    return step, tf.random.stateless_normal((ROWS, WIDTH), (2, 3)), weights + slots
+
+
+def model(policy: str = "float32"):
+    """A model with statistics, dropout, metrics and Adam, trained by a custom loop."""
+    process.fresh()
+    keras.utils.set_random_seed(5)
+    made = keras.Sequential([keras.Input((64,))] + [layer for _ in range(4) for layer in (
+        keras.layers.Dense(WIDTH, "gelu", dtype=policy), keras.layers.BatchNormalization(),
+        keras.layers.Dropout(.2))] + [keras.layers.Dense(3, dtype="float32")])
+    optimizer = keras.optimizers.Adam(1e-3)
+    if policy == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    metric, loss_of = keras.metrics.Mean(), keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, made(x, training=True))
+            scaled = optimizer.scale_loss(loss)
+        variables = made.trainable_variables
+        optimizer.apply(tape.gradient(scaled, variables), variables)
+        metric.update_state(loss)
+        return loss
+
+    x = tf.random.stateless_normal((ROWS, 64), (1, 2))
+    return step, (x, tf.zeros((ROWS,), tf.int32)), lambda: (
+        *made.variables, *optimizer.variables, *metric.variables)
+
+
+@pytest.mark.parametrize("budget", [.5, "min"])
+def test_the_fastest_that_fits_is_taken(budget):
+    step, x, variables = dense()
+    before = [v.numpy() for v in variables]
+    tuned = tfckpt.checkpoint(tf.function(step), budget=budget)
+    found = tfckpt.tune(tuned, x, steps=2)
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    rows = [found.plain, *found.plans]
+    allowed = found.allowed_bytes or 1.02 * min(r.peak_bytes for r in rows)
+    assert found.chosen.peak_bytes <= allowed and len(found.plans) >= 1
+    assert found.chosen.seconds == min(r.seconds for r in rows if r.peak_bytes <= allowed)
+    assert tuned.report.applied and tuned.report.measured_peak_bytes == found.chosen.peak_bytes
+    assert tuned.report.measured_baseline_bytes == found.plain.peak_bytes
+    peaks = []
+    for _ in range(4):
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        start = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        tuned(x).numpy()
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - start)
+    assert statistics.median(peaks) == pytest.approx(found.chosen.peak_bytes, rel=.15)
+    assert str(found).count("->") == 1
+
+
+def test_training_goes_on_as_if_nothing_had_run():
+    step, x, variables = dense()
+    plain = tf.function(step)
+    losses = [plain(x).numpy() for _ in range(3)]
+    step, x, variables = dense()
+    tuned = tfckpt.checkpoint(tf.function(step), budget=.6)
+    tfckpt.tune(tuned, x, steps=1)
+    assert [tuned(x).numpy() for _ in range(3)] == losses
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_every_bit_is_put_back(policy):
+    """A fresh optimizer too: what it makes when it is first traced has its first values."""
+    step, args, variables = model(policy)
+    tuned = tfckpt.checkpoint(tf.function(step), budget=.7)
+    known = {v.path: np.array(v.numpy()) for v in variables()}
+    tfckpt.tune(tuned, *args, steps=1)
+    for variable in variables():
+        value = np.array(variable.numpy())
+        expected = known.get(variable.path)
+        if expected is None:  # made when the step was first traced: a slot, or the loss's scale
+            expected = np.full_like(value, 2. ** 15 if "dynamic_scale" in variable.path else 0)
+        np.testing.assert_array_equal(value.view(np.uint8) if value.ndim else value,
+                                      expected.view(np.uint8) if value.ndim else expected)
+
+
+def test_a_budget_that_plain_meets_leaves_the_step_as_it_is():
+    step, x, _ = dense()
+    tuned = tfckpt.checkpoint(tf.function(step), budget=1.0)
+    found = tfckpt.tune(tuned, x, steps=1)
+    assert found.chosen is found.plain and not tuned.report.applied
+    tuned(x)
+
+
+def test_a_budget_that_nothing_meets():
+    step, x, variables = dense()
+    before = [v.numpy() for v in variables]
+    tuned = tfckpt.checkpoint(tf.function(step), budget=.05)
+    with pytest.raises(tfckpt.InfeasibleBudgetError, match=r"Measured on CPU:0"):
+        tfckpt.tune(tuned, x, steps=1)
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def prints(x):
+    tf.print("loss")
+
+
+def calls_python(x):
+    tf.py_function(lambda: None, [], [])
+
+
+def fills_a_table(x):
+    TABLE.insert(tf.constant("a"), tf.constant(1))
+
+
+TABLE = tf.lookup.experimental.MutableHashTable(tf.string, tf.int32, 0)
+
+
+@pytest.mark.parametrize("effect, op", [(prints, "PrintV2"), (calls_python, "EagerPyFunc"),
+                                        (fills_a_table, "LookupTableInsert")])
+def test_what_cannot_be_undone_is_found_before_it_runs(effect, op):
+    step, x, variables = dense(layers=1)
+
+    def with_effect(x):
+        effect(x)
+        return step(x)
+
+    tuned = tfckpt.checkpoint(tf.function(with_effect))
+    with pytest.raises(tfckpt.PlanError, match=f"cannot be tuned: .*{op}"):
+        tfckpt.tune(tuned, x)
+    assert TABLE.size() == 0
+
+
+def test_wrong_use_is_named():
+    step, x, _ = dense(layers=1)
+    with pytest.raises(tfckpt.PlanError, match="decorate the function that trains"):
+        tfckpt.tune(tf.function(step), x)
+    with pytest.raises(tfckpt.PlanError, match="must be positive"):
+        tfckpt.tune(tfckpt.checkpoint(tf.function(step)), x, steps=0)
+
+
+def test_a_plan_that_runs_out_of_memory_does_not_fit():
+    full = Measured("0.9", failure="out of memory")
+    slow, fast = Measured("0.5", 1, 50, 2.0), Measured("0.7", 1, 70, 1.0)
+    assert choice([full, slow, fast], 60) is slow and choice([full, slow, fast], 80) is fast
+    assert choice([full, slow, fast], None) is slow and choice([full], 100) is None
+
+
+def test_out_of_memory_is_an_answer(monkeypatch):
+    """The plain step fails, as on a device that is too small for it."""
+    step, x, _ = dense()
+    from tfckpt.tuning import run
+
+    once, calls = run._Tuning._once, []
+
+    def failing(self, function):
+        calls.append(function)
+        if function is calls[0]:
+            raise tf.errors.ResourceExhaustedError(None, None, "for this test")
+        return once(self, function)
+
+    monkeypatch.setattr(run._Tuning, "_once", failing)
+    tuned = tfckpt.checkpoint(tf.function(step), budget=.6)
+    found = tfckpt.tune(tuned, x, steps=1)
+    assert found.plain.failure == "out of memory" and found.chosen.peak_bytes
+    assert "out of memory" in str(found)

@@ -1,0 +1,1 @@
+"""Plans settled by measuring them: `tfckpt.tune`."""

@@ -1,0 +1,113 @@
+"""What tuning measured, as values: plans that ran, and which of them is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfckpt.budget import format_bytes
+from tfckpt.report_values import Front
+
+PLAIN = "plain"
+NEAR_LEAST = 1.02
+"""With budget="min": how far above the smallest measured peak counts as the same, since peaks of
+one and the same step scatter by so much."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A plan, and what a few of its steps took.
+
+    Attributes:
+      name: the budget that it was planned for, or "plain".
+      expected_bytes: the peak that was simulated; None of the plain step.
+      peak_bytes: the median of the measured peaks above what is allocated when a step begins;
+        None where it did not run.
+      seconds: the median of the measured steps; None where it did not run.
+      failure: why it did not run, such as "out of memory"; else "".
+    """
+
+    name: str
+    expected_bytes: int | None = None
+    peak_bytes: int | None = None
+    seconds: float | None = None
+    failure: str = ""
+
+    def fits(self, allowed: int | None) -> bool:
+        """Return whether it ran, and its measured peak is within some bytes (None: any)."""
+        return self.peak_bytes is not None and (allowed is None or self.peak_bytes <= allowed)
+
+    def line(self, plain: Measured) -> str:
+        """Return what was measured, in a line."""
+        if self.peak_bytes is None or self.seconds is None:
+            return f"{self.name:<16} {self.failure}"
+        known = plain is not self and plain.name != self.name
+        share = f" ({self.peak_bytes / plain.peak_bytes:.2f} of plain)" if (
+            known and plain.peak_bytes) else ""
+        slower = f", {self.seconds / plain.seconds:.2f}x" if known and plain.seconds else ""
+        return (f"{self.name:<16} {format_bytes(self.peak_bytes):>10}{share}, "
+                f"{1000 * self.seconds:.0f} ms{slower}")
+
+
+def choice(rows: Sequence[Measured], allowed: int | None) -> Measured | None:
+    """Return the fastest whose measured peak fits; None where none does.
+
+    Args:
+      allowed: bytes; None for the smallest peak: what is within `NEAR_LEAST` of it fits.
+    """
+    ran = [row for row in rows if row.fits(None)]
+    if allowed is None and ran:
+        allowed = int(NEAR_LEAST * min(row.peak_bytes or 0 for row in ran))
+    fitting = [row for row in ran if row.fits(allowed)]
+    return min(fitting, key=lambda row: (row.seconds or 0.0, row.peak_bytes or 0), default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What tuning found.
+
+    Attributes:
+      name: of the step.
+      asked: the budget, as it was asked for.
+      allowed_bytes: what a measured peak may be, above what a step starts with; None for "min".
+      plain: the plain step.
+      plans: those that were tried, in order; plans equal to one before are left out.
+      chosen: the fastest whose measured peak fits; the plain step perhaps.
+      front: the planned front.
+      seconds: how long all of it took.
+      complete: whether all was tried that was to be tried within the time limit.
+    """
+
+    name: str
+    asked: str
+    allowed_bytes: int | None
+    plain: Measured
+    plans: tuple[Measured, ...]
+    chosen: Measured
+    front: Front
+    seconds: float
+    complete: bool = True
+
+    def __str__(self) -> str:
+        allowed = "" if self.allowed_bytes is None else (
+            f", {format_bytes(self.allowed_bytes)} above what it starts with")
+        rest = "" if self.complete else "; the time limit was over before all plans were tried"
+        rows = [f"  {'->' if row is self.chosen else '  '} {row.line(self.plain)}"
+                for row in (self.plain, *self.plans)]
+        return "\n".join([f"tfckpt tuned {self.name} in {self.seconds:.1f} s (asked for "
+                          f"{self.asked}{allowed}){rest}", *rows])
+
+    def plot(self, path: str) -> None:
+        """Draw measured peaks and times beside the planned front into a file (png, svg, pdf).
+
+        Raises:
+          TfckptError: matplotlib is not installed, or the path names no kind of picture.
+        """
+        from tfckpt import pictures
+
+        figure = pictures.front_figure(self.front)
+        pictures.add_measured(figure, [
+            (row.peak_bytes, row.seconds / self.plain.seconds - 1.0)
+            for row in (self.plain, *self.plans)
+            if row.peak_bytes is not None and row.seconds and self.plain.seconds])
+        pictures.save(figure, path)
