@@ -194,3 +194,31 @@ def test_out_of_memory_is_an_answer(monkeypatch):
     found = tfckpt.tune(tuned, x, steps=1)
     assert found.plain.failure == "out of memory" and found.chosen.peak_bytes
     assert "out of memory" in str(found)
+
+
+def fitted(**options):
+    """Weights, losses and slots of a model after an epoch whose last batch is partial."""
+    process.fresh()
+    keras.utils.set_random_seed(7)
+    made = keras.Sequential([keras.Input((64,))] + [layer for _ in range(4) for layer in (
+        keras.layers.Dense(WIDTH, "gelu"), keras.layers.BatchNormalization(),
+        keras.layers.Dropout(.2))] + [keras.layers.Dense(3)])
+    if options:
+        tfckpt.keras.checkpoint(made, **options)
+    made.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                 metrics=["accuracy"], jit_compile=False)
+    x = np.random.default_rng(1).normal(size=(3 * ROWS + 100, 64)).astype("float32")
+    y = np.random.default_rng(2).integers(0, 3, len(x))
+    history = made.fit(x, y, batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+    return made, [v.numpy() for v in (*made.variables, *made.optimizer.variables)], history.history
+
+
+@pytest.mark.parametrize("budget", [.6, 1.0])
+def test_fit_goes_on_as_if_nothing_had_run(budget):
+    _, expected, losses = fitted()
+    tuned, found, history = fitted(budget=budget, tune=True)
+    assert history == losses
+    for value, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(value, other)
+    report = tfckpt.keras.report(tuned)
+    assert (report is not None and report.applied) == (budget < 1)

@@ -47,6 +47,8 @@ class Records:
         no call told.
       opened: whether there was such a trace.
       around: the records of the decorator, where these are of one object whose method it made.
+      tune: takes the first batch that a model trains with, and settles its plan; None where that is
+        done, or not wanted.
     """
 
     def __init__(self, around: Records | None = None) -> None:
@@ -55,6 +57,7 @@ class Records:
         self.graph: Callable[[], tf.Graph | None] = lambda: None
         self.open_for: CallSizes | None = None
         self.opened = False
+        self.tune: Callable[[Any], None] | None = None
         self._traced: set[tuple] = set()
         self.around = around
 

@@ -111,6 +111,12 @@ class BatchesSeen:
         return getattr(self._function, name)
 
     def __call__(self, iterator, *args, **kwargs):
+        tune, self._records.tune = self._records.tune, None
+        if tune is not None and tf.executing_eagerly():
+            batch, iterator = first_batch(iterator, self._steps)
+            if batch is not None:
+                tune(batch)
+                self._trace_again()
         if not tf.executing_eagerly() or not self._is_new(iterator):
             return self._function(iterator, *args, **kwargs)
         instead, sizes = self._looked_at(iterator)
@@ -123,7 +129,7 @@ class BatchesSeen:
         What a single batch is traced for TensorFlow decides, as it would without us: by shape at
         first, then with an open batch, in which it may round otherwise.
         """
-        sizes, instead = look(iterator, getattr(self._model(), "steps_per_execution", 1))
+        sizes, instead = look(iterator, self._steps)
         if sizes is None:
             return iterator, CallSizes()
         if isinstance(iterator, tf.data.Iterator):
@@ -142,6 +148,11 @@ class BatchesSeen:
             return not _is_static(iterator.element_spec)
         return isinstance(iterator, Iterator) and not isinstance(
             iterator, tf.distribute.DistributedIterator)
+
+    @property
+    def _steps(self) -> int:
+        """Return how many batches the training function takes in a call."""
+        return getattr(self._model(), "steps_per_execution", 1)
 
     def _trace_again(self) -> None:
         """Take a new function of Keras, which TensorFlow traces, and tfckpt plans, anew."""
@@ -167,16 +178,30 @@ def look(iterator: Any, steps: int = 1) -> tuple[CallSizes | None, Any]:
       The sizes of the batch, and what is to be iterated instead for one call; None, and the
       iterator, where there is no batch.
     """
+    batch, instead = first_batch(iterator, steps)
+    if batch is None:
+        return None, iterator
+    return CallSizes.of(tf.nest.map_structure(_without_optional, batch)), instead
+
+
+def first_batch(iterator: Any, steps: int = 1) -> tuple[Any, Any]:
+    """Return the first batch of an iterator, and what is to be iterated instead for one call.
+
+    Args:
+      iterator, steps: as for `look`.
+
+    Returns:
+      None, and the iterator, where there is no batch.
+    """
     taken = list(itertools.islice(iterator, 1))
     if not taken:
         return None, iterator
-    sizes = CallSizes.of(tf.nest.map_structure(_without_optional, taken[0]))
     if not isinstance(iterator, tf.data.Iterator):
-        return sizes, itertools.chain(taken, iterator)
+        return taken[0], itertools.chain(taken, iterator)
     batches = tf.data.Dataset.from_tensors(taken[0])
     if steps > 1:
         batches = batches.concatenate(_next(iterator, steps - 1))
-    return sizes, iter(tf.data.experimental.from_variant(
+    return taken[0], iter(tf.data.experimental.from_variant(
         tf.data.experimental.to_variant(batches), iterator.element_spec))
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
+
+import tensorflow as tf
+from absl import logging
 
 from tfckpt.api import CheckpointedStep
 from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
 from tfckpt.errors import PlanError
 from tfckpt.keras.batches import look_at_batches, require_tensorflow
-from tfckpt.options import XLA_TRIALS, make_options
+from tfckpt.options import XLA_TRIALS, Options, make_options
 from tfckpt.plan.planner import AUTO
 from tfckpt.report import Report
 
@@ -20,7 +24,8 @@ _Model = TypeVar("_Model")
 
 def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
-               fad: str | bool = False, xla_trials: int = XLA_TRIALS) -> _Model:
+               fad: str | bool = False, xla_trials: int = XLA_TRIALS, tune: bool = False
+               ) -> _Model:
     """Has the model's training step rewritten whenever Keras traces it.
 
     Sizes that a trace leaves open are those of the first batch that Keras trains with. A batch that
@@ -31,6 +36,8 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
         with its `train_step`, `make_train_function` and `fit` wrapped. Wrapped again, it takes the
         new options.
       budget, solver, objective, batch_size, free_moves, fad, xla_trials: see `tfckpt.checkpoint`.
+      tune: whether the first batch that the model trains with settles the plan: see `tfckpt.tune`,
+        which then raises what it raises. Not under a strategy with several replicas.
 
     Raises:
       PlanError: malformed options, not a model, or one whose step cannot be rewritten.
@@ -47,6 +54,8 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
                         "decorator to use tfckpt.keras.checkpoint")
     records, wrapped = Records(), cast(Any, model)
     _wrap(wrapped, Mark(options, records, f"{wrapped.name}.train_step"))
+    if tune:
+        records.tune = functools.partial(_tune, weakref.ref(wrapped), options)
     _records[wrapped] = records
     wrapped.train_function = None  # a step traced before must be traced again
     return model
@@ -85,3 +94,33 @@ def _wrap(model, mark: Mark) -> None:
 
     object.__setattr__(model, "train_step", wrap_body(train_step, mark))
     look_at_batches(model, mark.records)
+
+
+def _tune(owner: Callable[[], Any], options: Options, batch: Any) -> None:
+    """Settle a model's plan by running plans of its step on a batch.
+
+    Raises:
+      PlanError, InfeasibleBudgetError: as `tfckpt.tune`; and where several replicas train.
+    """
+    from tfckpt.tuning.run import tune
+
+    model = owner()
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
+        raise PlanError("plan: tune=True runs plans on one device, and several replicas train this "
+                        "model; leave it out")
+    train_step = type(model).train_step
+
+    def plain(data):
+        return train_step(model, data)
+
+    plain.__name__ = f"{model.name}.train_step"
+    jit_compile = getattr(model, "jit_compile", False) is True
+    step: Any = CheckpointedStep(tf.function(plain, jit_compile=jit_compile, reduce_retracing=True),
+                                 options)
+    found = tune(step, batch)
+    logging.info("%s", found)
+    if found.chosen is found.plain:  # the class's own step again
+        object.__delattr__(model, "train_step")
+    else:
+        _wrap(model, Mark(step.options, _records[model], f"{model.name}.train_step"))

@@ -186,7 +186,8 @@ class _Tuning:
             share *= self._correction(asked, plain)
             if share == 0:
                 break
-        if self._has_time() and not any(r.row.fits(self._allowed(asked, plain)) for r in self.ran):
+        if self._has_time() and not any(
+                r.row.fits(self._allowed(asked, plain)) for r in (plain, *self.ran)):
             found = self._planned(dataclasses.replace(options, budgets=Budgets()), "min")
             if found is not None:
                 yield found
