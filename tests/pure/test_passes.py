@@ -260,6 +260,17 @@ def test_a_factor_that_is_read_from_a_copy_waits_there():
     assert edits.added[-1].inputs == ("a-tfckpt1:0",) and len(edits.rewires) == 1
 
 
+def test_what_a_gradient_needs_of_the_forward_alone_waits_for_what_is_not_rearranged():
+    """The edge to a product is lost where Grappler moves the product: the op behind it stays."""
+    graph = graph_of([
+        ("x", "Placeholder", (), FORWARD), ("a", "Tanh", ("x",), FORWARD),
+        ("up", "MatMul", ("a", "a"), BACKWARD), ("scaled", "Mul", ("up", "a"), BACKWARD),
+        ("square", "Square", ("a",), BACKWARD, {"controls": ("scaled",)}),
+        ("out", "Mul", ("scaled", "square"), BACKWARD)], fetches=["out"])
+    (late,) = delay_factors(graph, Edits()).added
+    assert (late.inputs, late.controls) == (("a:0",), ("up",))
+
+
 @pytest.mark.parametrize("graph", [
     product("Add"), product("Mul", by="d"), product("Mul", factor="h"), product("Mul", factor="c"),
     product("Mul", read="p")],

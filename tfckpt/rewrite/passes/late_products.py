@@ -49,7 +49,7 @@ def _early(graph: Graph) -> dict[int, tuple[list[int], int]]:
     constant, readers = _constants(graph), graph.consumers()
     found: dict[int, tuple[list[int], int]] = {}
     for i, op in enumerate(graph.ops):
-        if op.region != BACKWARD or op.conditional or not op.pure:
+        if op.region != BACKWARD or op.conditional:
             continue
         forward = [n for n, (s, slot) in enumerate(op.inputs)
                    if graph.ops[s].region == FORWARD and not constant[s]
