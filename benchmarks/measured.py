@@ -13,23 +13,13 @@ import keras
 import tensorflow as tf
 
 from benchmarks import jobs, networks
+from benchmarks.network_steps import adam_step
 
 Made = tuple[Callable, tuple[Any, ...]]
 
 
 def _with_adam(model: Any, x: tf.Tensor, y: tf.Tensor) -> Made:
-    optimizer = keras.optimizers.Adam(1e-3)
-    optimizer.build(model.trainable_variables)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = loss(y, model(x, training=True))
-        variables = model.trainable_variables
-        optimizer.apply(tape.gradient(value, variables), variables)
-        return value
-
-    return step, (x, y)
+    return adam_step(model), (x, y)
 
 
 def _image(model: Any, batch: int, size: int) -> Made:

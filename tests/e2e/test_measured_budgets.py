@@ -13,30 +13,15 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
-from tests.support import process
+from tests.support.gelu_steps import gelu_step
 from tfckpt.verify import executed, measure_peak
 
 LAYERS, WIDTH, ROWS = 8, 512, 2048
 
 
 def made(rows: int = ROWS):
-    """Dense layers with GELU, of which Grappler rearranges the backward, with momentum."""
-    process.fresh()
-    weights = [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, i)) * .05)
-               for i in range(LAYERS)]
-    slots = [tf.Variable(tf.zeros_like(w)) for w in weights]
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            hidden = x
-            for w in weights:
-                hidden = tf.nn.gelu(hidden @ w)
-            loss = tf.reduce_mean(tf.square(hidden))
-        for w, slot, gradient in zip(weights, slots, tape.gradient(loss, weights), strict=True):
-            w.assign_sub(.1 * slot.assign(.9 * slot + gradient))
-        return loss
-
-    return tf.function(step), tf.random.stateless_normal((rows, WIDTH), (2, 3)), weights + slots
+    step, x, variables = gelu_step(LAYERS, WIDTH, rows)
+    return tf.function(step), x, variables
 
 
 @pytest.mark.parametrize("budget", [.9, .7, .5])

@@ -11,29 +11,14 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
+from tests.support.gelu_steps import gelu_step
 from tfckpt.tuning.result import Measured, choice
 
 WIDTH, ROWS = 256, 4096
 
 
 def dense(layers: int = 6):
-    """Layers with GELU and momentum, of which each holds some 4 MB."""
-    process.fresh()
-    weights = [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, i)) * .06)
-               for i in range(layers)]
-    slots = [tf.Variable(tf.zeros_like(w)) for w in weights]
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            hidden = x
-            for w in weights:
-                hidden = tf.nn.gelu(hidden @ w)
-            loss = tf.reduce_mean(tf.square(hidden))
-        for w, slot, gradient in zip(weights, slots, tape.gradient(loss, weights), strict=True):
-            w.assign_sub(.1 * slot.assign(.9 * slot + gradient))
-        return loss
-
-    return step, tf.random.stateless_normal((ROWS, WIDTH), (2, 3)), weights + slots
+    return gelu_step(layers, WIDTH, ROWS, .06)
 
 
 def model(policy: str = "float32"):

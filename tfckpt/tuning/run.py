@@ -22,8 +22,8 @@ from tfckpt.report import Report
 from tfckpt.say import say
 from tfckpt.tuning.effects import draws_numbers, refuse_lasting
 from tfckpt.tuning.result import PLAIN, Measured, Tuned, choice
-from tfckpt.tuning.snapshot import Snapshot
-from tfckpt.verify.memory import default_device, memory_info
+from tfckpt.verify.memory import default_device, peak_of_call
+from tfckpt.verify.snapshot import Snapshot
 
 MOST = 5
 """Plans that are run at most."""
@@ -139,11 +139,9 @@ class _Tuning:
 
     def _once(self, function: Any) -> tuple[int, float]:
         """Return the peak of a call above what it starts with, in bytes, and its seconds."""
-        before = memory_info(self.device, reset=True)["current"]
         began = time.perf_counter()
-        result = function(*self.args, **self.kwargs)
-        tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
-        return memory_info(self.device)["peak"] - before, time.perf_counter() - began
+        peak = peak_of_call(function, self.args, self.kwargs, self.device)
+        return peak, time.perf_counter() - began
 
     def _note(self, ran: _Ran, failure: str) -> None:
         ran.row = dataclasses.replace(
@@ -204,8 +202,7 @@ class _Tuning:
 
     def _for_share(self, options: Options, asked: Budget, plain: _Ran, share: float) -> Options:
         """Return options whose budget is a share of what is allowed, as plans are simulated."""
-        allowed, report = self._allowed(asked, plain), next(
-            (r.report for r in self.ran if r.report is not None), None)
+        allowed, report = self._allowed(asked, plain), self._report
         if report is None or allowed is None:
             return options
         wanted = int(share * allowed)
@@ -215,7 +212,7 @@ class _Tuning:
 
     def _allowed(self, asked: Budget, plain: _Ran) -> int | None:
         """Return what a measured peak may be; None for the least."""
-        report = next((r.report for r in self.ran if r.report is not None), None)
+        report = self._report
         if asked.fraction is not None:
             base = plain.row.peak_bytes
             if base is None:  # it ran out of memory: what is simulated of it
@@ -224,6 +221,11 @@ class _Tuning:
         if asked.device_bytes is not None:
             return asked.device_bytes - (report.resident_bytes if report else 0)
         return asked.free_bytes if asked.of_device else None
+
+    @property
+    def _report(self) -> Report | None:
+        """Return what the first plan says of the step; None before there is one."""
+        return self.ran[0].report if self.ran else None
 
     def _has_time(self) -> bool:
         self.complete &= time.perf_counter() - self.started <= self.limit
@@ -253,7 +255,7 @@ class _Tuning:
         self._in_turns([plain, *self.ran], allowed)
         rows = [ran.row for ran in (plain, *self.ran)]
         chosen = choice(rows, allowed)
-        report = next((r.report for r in self.ran if r.report is not None), None)
+        report = self._report
         if chosen is None:
             self._refuse(asked, plain, report)
         taken = next(ran for ran in (plain, *self.ran) if ran.row is chosen)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import VerificationError
+from tfckpt.verify.snapshot import Snapshot
 
 _REMEDY = (
     "TensorFlow keeps no allocator statistics for {device} in this process. On CPU they come with "
@@ -34,12 +35,14 @@ def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = Non
       VerificationError: the allocator keeps no statistics; names the environment variable.
     """
     name = device or default_device()
-    saved = _snapshot(fn, args, kwargs)
+    saved = Snapshot()
+    if hasattr(fn, "get_concrete_function"):
+        saved.add(fn.get_concrete_function(*args, **kwargs))
     try:
         fn(*args, **kwargs)
-        peaks = sorted(_measure_once(fn, args, kwargs, name) for _ in range(max(repeats, 1)))
+        peaks = sorted(peak_of_call(fn, args, kwargs, name) for _ in range(max(repeats, 1)))
     finally:
-        _restore(saved)
+        saved.restore()
     peak = peaks[len(peaks) // 2]
     report = getattr(fn, "report", None)
     if report is not None and report.applied:
@@ -52,7 +55,12 @@ def default_device() -> str:
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
-def _measure_once(fn, args, kwargs, device: str) -> int:
+def peak_of_call(fn: Callable, args: Sequence, kwargs: Mapping, device: str) -> int:
+    """Peak bytes of one call above what is allocated when it starts; its results are waited for.
+
+    Raises:
+      VerificationError: the allocator keeps no statistics.
+    """
     before = memory_info(device, reset=True)["current"]
     result = fn(*args, **kwargs)
     tf.nest.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, result)
@@ -127,25 +135,3 @@ def _number(path: pathlib.Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):  # no such group, or "max"
         return None
-
-
-def _snapshot(fn, args, kwargs) -> list[tuple[tf.Tensor, object, tf.DType]]:
-    """Values of the variables that a function captures, held outside the device's allocator."""
-    if not hasattr(fn, "get_concrete_function"):
-        return []
-    concrete = fn.get_concrete_function(*args, **kwargs)
-    saved = []
-    for handle in concrete.captured_inputs:
-        if handle.dtype != tf.resource:
-            continue
-        data = tf_adapter.handle_shape(handle)
-        if data is None:
-            continue
-        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=data[1])
-        saved.append((handle, value.numpy(), data[1]))
-    return saved
-
-
-def _restore(saved) -> None:
-    for handle, value, dtype in saved:
-        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value, dtype))

@@ -17,9 +17,6 @@ class Snapshot:
     def __init__(self) -> None:
         self._saved: dict[int, tuple[tf.Tensor, np.ndarray, tf.DType]] = {}
 
-    def __len__(self) -> int:
-        return len(self._saved)
-
     def add(self, concrete: Any, arguments: Any = ()) -> None:
         """Add the variables that a concrete function captures, or is given, if they are new.
 
