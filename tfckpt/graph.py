@@ -63,6 +63,7 @@ class Op:
     Attributes:
       conditional: it runs in one branch of a Switch only, so that nothing outside may wait for it.
       loop: of a while loop whose number of iterations is known; None otherwise.
+      workspace: bytes that it is known to hold besides its results while it runs.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Op:
     attrs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     conditional: bool = False
     loop: Loop | None = None
+    workspace: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

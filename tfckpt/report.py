@@ -361,8 +361,13 @@ def _fate(op: str, kept: bool) -> str:
 
 
 def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:
-    """What is live at a timeline's peak, largest first."""
-    return tuple(_why(cost, live) for live in timeline.live_at_peak)
+    """What is live at a timeline's peak, largest first: tensors, and the workspace of what runs."""
+    found = [_why(cost, live) for live in timeline.live_at_peak]
+    working = cost.vertices[timeline.working] if timeline.working >= 0 else None
+    if working is not None and working.workspace:
+        found.append(Held(working.workspace, working.name, _layer(working.name),
+                          "workspace while it runs"))
+    return tuple(sorted(found, key=lambda held: -held.bytes))
 
 
 def _why(cost: CostGraph, live) -> Held:

@@ -13,11 +13,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "tfckpt"
 
 # Left to right; a stage imports itself and what stands to its left.
-ORDER = ("errors", "clock", "target", "hlo", "graph", "ops", "branches", "edits", "capture", "fad",
-         "cost", "plan", "rewrite", "verify")
+ORDER = ("errors", "clock", "say", "target", "hlo", "graph", "ops", "branches", "edits", "capture",
+         "fad", "cost", "plan", "rewrite", "verify")
 NOT_ALLOWED = {"fad": {"capture"}, "cost": {"capture"}, "plan": {"capture"}}
-PURE = ("errors", "clock", "target", "hlo", "graph", "ops", "branches", "edits", "fad", "cost",
-        "plan")
+PURE = ("errors", "clock", "say", "target", "hlo", "graph", "ops", "branches", "edits", "fad",
+        "cost", "plan")
 HEAVY = {"tensorflow", "keras"}
 # Everything else at the top level (api, keras, cli, report ...) is a front end.
 FRONT_END = len(ORDER)

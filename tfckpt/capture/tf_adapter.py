@@ -158,6 +158,11 @@ def _compiler_ir(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
 _asked = itertools.count()
 
 
+def with_definition(graph: FuncGraph, definition: tf.compat.v1.GraphDef) -> FuncGraph:
+    """Return a graph of its own with the ops of a definition and another's inputs and outputs."""
+    return _copy(graph, definition, range(len(graph.inputs)))
+
+
 def _copy(graph: FuncGraph, definition: tf.compat.v1.GraphDef, order: Sequence[int]) -> FuncGraph:
     """Return a graph of its own with the inputs of another in a given order."""
     copy = FuncGraph("asked")
@@ -461,6 +466,11 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
             return None if value is None else int(value)
         pending.extend(current._inputs())
     return None
+
+
+def default_device() -> str:
+    """The device whose memory counts: the first GPU, or the CPU where there is none."""
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def memory_limit(device: str) -> int:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfckpt.branches import conditions, has_branches
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.compiled_calls import held_by_call, is_compiled_call
 from tfckpt.capture.inline import Inlining
 from tfckpt.capture.loop_purity import reads_counted_list
 from tfckpt.capture.loops import kept_lists
@@ -75,6 +76,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     needed = conditions(
         (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
         for op in operations) if has_branches(op.type for op in operations) else {}
+    held, unknown = _held_by_calls(operations, known) if not compiled else ({}, ())
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
            not writes[i] and not needed.get(op.name)
@@ -82,7 +84,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            and is_pure(op.type, stateful[op.name], tuple(t.dtype for t in outputs[i]))
            and reads_counted_list(op),
            op.device, attrs_of(op), bool(needed.get(op.name)),
-           lists[i].loop if i in lists else None)
+           lists[i].loop if i in lists else None, held.get(op.name, 0))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)
@@ -90,9 +92,23 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     ops, refused = repeat_loops(graph, operations, ops, lists, target)
     result = Graph(getattr(graph, "name", name), ops, ids, sinks,
                    inlining.functions if inlining is not None else (),
-                   (inlining.refused if inlining is not None else ()) + refused)
+                   (inlining.refused if inlining is not None else ()) + refused + unknown)
     check_graph(result)
     return result
+
+
+def _held_by_calls(operations: Sequence[tf.Operation],
+                   known: Callable[[tf.Operation], tf.Operation]
+                   ) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return what calls hold that XLA compiles by themselves, by name; and which it does not tell.
+    """
+    found, refused = {}, []
+    for op in operations:
+        if is_compiled_call(op):
+            found[op.name], reason = held_by_call(op, known(op))
+            if reason:
+                refused.append(f"{op.name}: what XLA holds while it runs is not counted: {reason}")
+    return found, tuple(refused)
 
 
 def _live(operations: Sequence[tf.Operation], wanted: Collection[str]) -> list[tf.Operation]:

@@ -203,7 +203,9 @@ def _extra(graph, root, inner, members, fusion: Fusion | None) -> int:
     if fusion is not None:
         heavy = record(graph.ops[members[0]].type).multiplies_matrices
         return fusion.workspace_bytes if heavy else 0
-    return workspace(graph, root, inner, members) if len(members) > 1 else 0
+    if len(members) > 1:
+        return workspace(graph, root, inner, members)
+    return graph.ops[members[0]].workspace
 
 
 def _vertex(graph, members, root, reads, storages, index, needs, readers, awaited, rates, extra,

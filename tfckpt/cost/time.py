@@ -23,7 +23,8 @@ def is_expensive(op: Op) -> bool:
 def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     """Run time of one op, analytic where it is not known; shapes must be known.
 
-    A loop whose iterations are known takes as often what its body does.
+    A loop whose iterations are known takes as often what its body does; a workspace is written and
+    read.
     """
     if op.name in rates.known:
         return rates.known[op.name]
@@ -33,7 +34,7 @@ def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
                    if not record(inner.type).does_nothing)
         return rates.overhead_seconds + op.loop.trips * once
     moved = sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in op.inputs)
-    moved += sum(t.bytes or 0 for t in op.outputs)
+    moved += sum(t.bytes or 0 for t in op.outputs) + 2 * op.workspace
     traffic = moved * record(op.type).per_byte / rates.bytes_per_second
     return rates.overhead_seconds + max(traffic, flops(graph, op) / rates.flops_per_second)
 

@@ -34,6 +34,7 @@ class Timeline:
       peak_step: first step at which it is reached.
       live_at_peak: what is live there, largest first.
       time: sum of the steps' times (the unit of `Vertex.time`).
+      working: the vertex that runs there.
     """
 
     live_bytes: tuple[int, ...]
@@ -41,6 +42,7 @@ class Timeline:
     peak_step: int
     live_at_peak: tuple[Live, ...]
     time: float
+    working: int = -1
 
 
 def simulate(graph: CostGraph, schedule: Schedule) -> Timeline:
@@ -81,7 +83,8 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
     peak = max(live, default=0)
     at = live.index(peak) if peak else 0
     return Timeline(tuple(live), peak, at, _live_after(resolved, steps[:at + 1], size, end),
-                    sum(vertices[schedule[p][0]].time for p in steps))
+                    sum(vertices[schedule[p][0]].time for p in steps),
+                    schedule[steps[at]][0] if live else -1)
 
 
 def _live_after(resolved: Resolved, steps: Sequence[int], size: Sequence[int],

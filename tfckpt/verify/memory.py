@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.tf_adapter import default_device
 from tfckpt.errors import VerificationError
 from tfckpt.verify.snapshot import Snapshot
 
@@ -48,11 +49,6 @@ def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = Non
     if report is not None and report.applied:
         report.measured_peak_bytes = peak
     return peak
-
-
-def default_device() -> str:
-    """The device whose memory counts: the first GPU, or the CPU where there is none."""
-    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def peak_of_call(fn: Callable, args: Sequence, kwargs: Mapping, device: str) -> int:
