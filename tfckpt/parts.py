@@ -7,6 +7,7 @@ import dataclasses
 from tfckpt.budget import Budget
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.costgraph import CostGraph
+from tfckpt.cost.variables import updated_late
 from tfckpt.graph import Graph
 from tfckpt.hlo import XlaMemory
 from tfckpt.plan.forward_ad import Decision
@@ -79,6 +80,14 @@ class Part:
         found = dataclasses.replace(self, target=target) if target.orders_by_control else priced(
             self.device, self.number, self.budget, target, self.graph)
         return dataclasses.replace(found, asked=asked)
+
+    def updated_late(self) -> Part:
+        """Return the part with updates after what reads the old values, where edges order it."""
+        graph = updated_late(self.graph) if self.target.orders_by_control else self.graph
+        if graph == self.graph:
+            return self
+        cost = build_cost_graph(graph, self.target.rates, self.target.fusion)
+        return dataclasses.replace(self, graph=graph, cost=cost)
 
     def over(self, graph: Graph) -> Part:
         """Return the part with another graph, priced anew."""

@@ -87,13 +87,13 @@ class Search:
 
     def __init__(self, part: Part, options: Options, refused: str = "",
                  leader: Search | None = None):
-        self.part, self.options = part, options
+        self.options, self._given = options, part
         self.proposal: Proposal
-        self._whole = part
         self.rejected: list[str] = []
         self.leader = leader
         self._reason = refused = refused or (
             PLAIN_FITS if _plain_fits(part, part.target.safety) else "")
+        self.part = self._whole = part if refused else part.updated_late()
         self._known: dict[Limits, tuple[Iterator[Decision], list[Decision]]] = {}
         self._planners: dict[tuple, StepPlanner] = {}
         self._proposals = iter(()) if refused else itertools.islice(self._all(), MOST)
@@ -115,6 +115,7 @@ class Search:
             return
         if room is not None:
             self.part = self._whole = dataclasses.replace(self._whole, corrected=room)
+            self._given = dataclasses.replace(self._given, corrected=room)
             self._known = {}
             self._proposals = itertools.islice(self._all(), MOST)
         self._step()
@@ -124,7 +125,7 @@ class Search:
             if found.changes or not self.rejected:
                 self.proposal = found
                 return
-        self.proposal = unchanged(self.part, self._reason)
+        self.proposal = unchanged(self._given, self._reason)
 
     def _all(self) -> Iterator[Proposal]:
         later: list[tuple[Part, Iterator[Decision]]] = []

@@ -79,6 +79,7 @@ class Target:
         needs no margin.
       in_memory: ops whose results XLA writes to memory in the plain step, where it was asked, by
         name, and their elements.
+      threads: of the executor, that run ops at once.
     """
 
     rates: Rates = SMALL_CPU
@@ -91,6 +92,7 @@ class Target:
     otherwise: bool = False
     asked: bool = False
     in_memory: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
+    threads: int = 1
 
     def compiled(self, by_xla: bool = True) -> Target:
         """Return the same device with XLA as the runner, or without."""
@@ -99,6 +101,10 @@ class Target:
     def told(self, in_memory: Iterable[tuple[str, int]]) -> Target:
         """Return the same where what runs the step was asked, and what XLA writes to memory."""
         return dataclasses.replace(self, asked=True, in_memory=dict(in_memory))
+
+    def with_threads(self, count: int) -> Target:
+        """Return the same with so many threads of the executor; a GPU's ops are started by one."""
+        return self if self.device == GPU else dataclasses.replace(self, threads=count)
 
     @property
     def orders_by_control(self) -> bool:

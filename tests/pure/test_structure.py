@@ -10,7 +10,6 @@ ASK = {
     "tfckpt/target.py": "the value itself",
     "tfckpt/capture/tf_adapter.py": "asks TensorFlow what a graph is traced for",
     "tfckpt/carriers/trace_hook.py": "knows what its trace is compiled by",
-    "tfckpt/verify/memory.py": "asks TensorFlow for the device whose memory counts",
 }
 """Modules that may ask whether XLA compiles a step or a GPU runs it, and why."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import tensorflow as tf
 
@@ -22,7 +23,14 @@ def target_of(device: str = "") -> Target:
     here = tf.config.list_physical_devices(spec.device_type)
     details = [tf.config.experimental.get_device_details(one)
                for one in here[spec.device_index or 0:][:1]]
-    return described(spec.device_type, "".join(d.get("device_name", "") for d in details))
+    return described(spec.device_type, "".join(d.get("device_name", "") for d in details)
+                     ).with_threads(_threads())
+
+
+def _threads() -> int:
+    """Return how many threads run ops; TensorFlow takes one for each core where nobody says."""
+    asked = tf.config.threading.get_inter_op_parallelism_threads()
+    return asked or len(os.sched_getaffinity(0))
 
 
 def place(target: Target | None, compiled: bool, optimised: bool):

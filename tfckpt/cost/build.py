@@ -20,6 +20,7 @@ from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import fused_seconds, is_expensive, seconds
+from tfckpt.cost.variables import value_uses, variable_bytes
 from tfckpt.graph import FORWARD, Graph, Op, TensorId
 from tfckpt.ops import Access, Source, record
 from tfckpt.target import SMALL_CPU, Fusion, Rates
@@ -64,11 +65,12 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
     members: dict[int, tuple[int, ...]] = {anchor: (anchor,) for anchor in anchors}
     for merged, anchor in sorted({**partner, **absorbed}.items()):
         members[anchor] += (merged,)
+    uses = value_uses(graph, readers)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     vertices = tuple(
         _vertex(graph, members[anchor], root, reads, storages, index, needs[v], readers, awaited,
                 rates,
-                _extra(graph, root, inner, members[anchor], fusion), fusion)
+                _extra(graph, root, inner, members[anchor], fusion), fusion, uses)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables,
@@ -81,34 +83,7 @@ def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:
     """Return the bytes of each variable, and of inputs and constants together."""
     fed = sum(t.bytes or 0 for op in graph.ops if record(op.type).source in _FED_OR_CONSTANT
               for t in op.outputs)
-    return tuple(_variables(graph).values()), fed
-
-
-def _variables(graph: Graph) -> dict[TensorId, int]:
-    """Return the bytes of each variable by its handle, once, however often it is used.
-
-    First those whose values are read, then those that ops take by their handles alone: tables
-    that are gathered from, what fused optimizers keep.
-    """
-    unknown = frozenset(unknown_variables(graph))
-    found = {_handle(graph, op.inputs[0]): sum(t.bytes or 0 for t in op.outputs)
-             for op in graph.ops if record(op.type).access is Access.VALUE
-             and op.inputs[0][0] not in unknown}
-    for op in graph.ops:
-        for source, slot in op.inputs:
-            size = graph.ops[source].outputs[slot].variable_bytes
-            if size:
-                found.setdefault(_handle(graph, (source, slot)), size)
-    return found
-
-
-def _handle(graph: Graph, tensor: TensorId) -> TensorId:
-    """Return where a handle comes from, through what passes it on."""
-    op = graph.ops[tensor[0]]
-    while record(op.type).passes_on and tensor[1] < len(op.inputs):
-        tensor = op.inputs[tensor[1]]
-        op = graph.ops[tensor[0]]
-    return tensor
+    return tuple(variable_bytes(graph).values()), fed
 
 
 def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
@@ -209,7 +184,7 @@ def _extra(graph, root, inner, members, fusion: Fusion | None) -> int:
 
 
 def _vertex(graph, members, root, reads, storages, index, needs, readers, awaited, rates, extra,
-            fusion) -> Vertex:
+            fusion, uses) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
     known = record(op.type)
@@ -230,4 +205,6 @@ def _vertex(graph, members, root, reads, storages, index, needs, readers, awaite
         cheap=cheap, donates=read if known.access is Access.ASSIGN else (), ops=tuple(members),
         fusible=merges_into_its_reader(graph, anchor, readers),
         join=known.joins and len(op.inputs) > 1 and anchor not in awaited,
-        conditional=any(graph.ops[i].conditional for i in members), device=op.device)
+        conditional=any(graph.ops[i].conditional for i in members), device=op.device,
+        holds=tuple(sorted({v for i in members for v in uses.holds.get(i, ())})),
+        updates=next((uses.updates[i] for i in members if i in uses.updates), -1))

@@ -61,6 +61,10 @@ class Vertex:
         for it may be released from it.
       conditional: it runs in one branch of a Switch only; nothing may wait for it.
       device: where it runs.
+      holds: variables (positions in `variable_bytes`) whose values it reads in their own memory,
+        before they are updated.
+      updates: the variable that it updates: in place, unless something still holds its value; -1
+        where it updates none.
     """
 
     name: str
@@ -79,6 +83,8 @@ class Vertex:
     join: bool = False
     conditional: bool = False
     device: str = ""
+    holds: tuple[int, ...] = ()
+    updates: int = -1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,8 @@ from tfckpt.plan.schedule import Fence, Resolved, Wait
 
 BREADTH_FIRST, POOL, POOL_LATE = "breadth_first", "pool", "pool_late"
 ORDERS = (BREADTH_FIRST, POOL, POOL_LATE)
+EXPENSIVE_SECONDS = 3.0e-6
+"""What an op takes that is given to the pool; TensorFlow draws the line at 8,000 cycles."""
 
 
 def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int],
@@ -36,12 +38,12 @@ def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int]
     Raises:
       PlanError: the edges have a cycle.
     """
-    readers, waiting = _edges(graph, resolved, released, waits, fences)
+    readers, waiting = edges(graph, resolved, released, waits, fences)
     steps = len(resolved.schedule)
     expensive = [False] * (steps + len(fences))
     if policy != BREADTH_FIRST:
         for position, (vertex, _) in enumerate(resolved.schedule):
-            expensive[position] = graph.vertices[vertex].time > 3.0e-6
+            expensive[position] = graph.vertices[vertex].time > EXPENSIVE_SECONDS
     order = _run(readers, waiting, expensive, reverse=policy == POOL_LATE)
     if len(order) != len(waiting):
         raise PlanError("plan: fences and data edges form a cycle")
@@ -68,8 +70,9 @@ def needed_before(graph: CostGraph, resolved: Resolved, released: Sequence[int],
     return sources
 
 
-def _edges(graph, resolved, released, waits, fences):
-    """Readers and counts of awaited nodes; fences are numbered after the steps."""
+def edges(graph: CostGraph, resolved: Resolved, released: Sequence[int], waits: Sequence[Wait],
+          fences: Sequence[Fence]) -> tuple[list[list[int]], list[int]]:
+    """Return readers and counts of awaited nodes; fences are numbered after the steps."""
     steps = len(resolved.schedule)
     sources = needed_before(graph, resolved, released, waits) + [set() for _ in fences]
     for number, fence in enumerate(fences):

@@ -38,7 +38,7 @@ def walk(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None) -> I
         freed = [i for i in bound if last[i] == when]
         taken = _NOTHING
         if vertex.reuses and freed:
-            taken = _taken_buffers(graph, vertex, storage, freed, made)
+            taken = taken_buffers(graph, vertex, storage, freed, made)
             if taken:
                 freed = [i for i in freed if i not in taken.values()]
         for i in made:
@@ -65,9 +65,9 @@ def _last_reads(graph: CostGraph, resolved: Resolved, steps: Sequence[int]) -> l
     return last
 
 
-def _taken_buffers(graph: CostGraph, vertex: Vertex, storage: Sequence[int],
+def taken_buffers(graph: CostGraph, vertex: Vertex, storage: Sequence[int],
                    dying: Sequence[int], made: Sequence[int]) -> Mapping[int, int]:
-    """Dying instances by the written one that takes the buffer over, first pair first."""
+    """Return dying instances by the written one that takes the buffer over, first pair first."""
     storages = graph.storages
     sources = {storage[i]: i for i in dying}
     targets = {storage[i]: i for i in made}

@@ -25,6 +25,7 @@ from tfckpt.plan.simulate import Timeline, simulate, simulate_order
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
 from tfckpt.plan.waits import place_waits
+from tfckpt.plan.workers import concurrent_peak
 from tfckpt.target import HERE, Target
 
 AUTO, OPTIMAL = "auto", "optimal"
@@ -187,14 +188,8 @@ def executed_peak(graph: CostGraph, target: Target, planned: bool) -> int:
     """
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
-    peaks = []
-    for policy in ORDERS:
-        order = executor_order(graph, resolved, plan.moves.released, (), (), policy)
-        smallest = target.smallest_counted
-        heaps = (simulate_order(graph, resolved, order).peak_bytes,) if smallest is None else (
-            allocated_peaks(graph, resolved, order, smallest))
-        peaks.append(heaps[len(heaps) // 2])
-    return max(peaks) if planned else sorted(peaks)[len(peaks) // 2]
+    peaks = concurrent_peak(graph, resolved, plan.moves.released, target)
+    return peaks[-1] if planned else peaks[len(peaks) // 2]
 
 
 def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int:
@@ -359,6 +354,9 @@ class StepPlanner:
                 smallest = self.target.smallest_counted
                 peaks = (timeline.peak_bytes,) if smallest is None else allocated_peaks(
                     graph, resolved, order, smallest)
+                if self.target.threads > 1:
+                    peaks += (concurrent_peak(graph, resolved, plan.moves.released, self.target,
+                                              waits, plan.fences)[-1],)
             check_plan(graph, plan)
-            self.finished[candidate] = _Finished(plan, timeline, peaks[-1], priced)
+            self.finished[candidate] = _Finished(plan, timeline, max(peaks), priced)
         return self.finished[candidate]

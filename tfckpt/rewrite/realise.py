@@ -6,14 +6,15 @@ from tfckpt.rewrite.passes import (
     copies,
     derivatives,
     late_products,
+    late_updates,
     operand_order,
     reference_variables,
     state_writes,
 )
 from tfckpt.rewrite.passes.manager import Context, Realised, run_passes
 
-PASSES = (derivatives.PASS, copies.PASS, late_products.PASS, operand_order.PASS,
-          state_writes.PASS, reference_variables.PASS)
+PASSES = (derivatives.PASS, late_updates.PASS, copies.PASS, late_products.PASS,
+          operand_order.PASS, state_writes.PASS, reference_variables.PASS)
 
 
 def realise(context: Context) -> Realised:

@@ -1,0 +1,196 @@
+"""Several threads of TensorFlow's executor at once, in simulated time.
+
+While one op runs for long, other threads go on, and hold what they make. Each thread has a queue of
+its own for ops that count as inexpensive, which nobody else takes from, and one of the pool: what
+it adds there it takes back newest first, and where it has nothing left it takes the oldest of
+another thread's. What starts a step is shared out. Ops take the time that they are priced with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfckpt.cost.costgraph import CostGraph, Vertex
+from tfckpt.errors import PlanError
+from tfckpt.plan.allocator import replayed_peaks
+from tfckpt.plan.executor import BREADTH_FIRST, EXPENSIVE_SECONDS, ORDERS, POOL_LATE, edges
+from tfckpt.plan.liveness import Moment, taken_buffers
+from tfckpt.plan.schedule import Fence, Resolved, Wait
+from tfckpt.target import Target
+
+Event = tuple[int, bool]
+"""A node, and whether it ends; else it starts."""
+
+
+class _Threads:
+    """What waits for each thread."""
+
+    def __init__(self, count: int, roots: Sequence[int]):
+        self.own: list[deque[int]] = [deque() for _ in range(count)]
+        self.pool: list[deque[int]] = [deque() for _ in range(count)]
+        for number, node in enumerate(roots):
+            self.pool[number % count].append(node)
+
+    def take(self, thread: int) -> int | None:
+        """Return the next node of a thread; None where there is none for it."""
+        if self.own[thread]:
+            return self.own[thread].popleft()
+        if self.pool[thread]:
+            return self.pool[thread].popleft()
+        count = len(self.pool)
+        for other in range(thread + 1, thread + count):
+            if self.pool[other % count]:
+                return self.pool[other % count].pop()
+        return None
+
+    def add(self, thread: int, ready: Sequence[int], expensive: Sequence[bool]) -> None:
+        """Add what a thread has made ready."""
+        self.own[thread].extend(node for node in ready if not expensive[node])
+        costly = [node for node in ready if expensive[node]]
+        if costly and not self.own[thread]:
+            self.own[thread].append(costly.pop())
+        self.pool[thread].extendleft(costly)
+
+
+def events(readers: Sequence[Sequence[int]], waiting: Sequence[int], expensive: Sequence[bool],
+           seconds: Sequence[float], count: int, reverse: bool = False) -> list[Event]:
+    """Return the starts and ends of all nodes, in the order in which they happen.
+
+    Args:
+      readers: of each node.
+      waiting: for how many others each node waits.
+      expensive: whether others may take it from the thread that made it ready.
+      seconds: how long it runs.
+      count: threads.
+      reverse: whether of several nodes that become ready at once the last is taken first.
+    """
+    left = list(waiting)
+    threads = _Threads(count, [node for node, awaited in enumerate(left) if not awaited])
+    running: list[tuple[float, int, int, int]] = []
+    found: list[Event] = []
+    idle, now = list(range(count)), 0.0
+    while True:
+        still = []
+        for thread in idle:
+            node = threads.take(thread)
+            if node is None:
+                still.append(thread)
+                continue
+            found.append((node, False))
+            heapq.heappush(running, (now + seconds[node], len(found), thread, node))
+        idle = still
+        if not running:
+            return found
+        now, _, thread, node = heapq.heappop(running)
+        found.append((node, True))
+        ready = []
+        for reader in readers[node]:
+            left[reader] -= 1
+            if not left[reader]:
+                ready.append(reader)
+        threads.add(thread, ready[::-1] if reverse else ready, expensive)
+        idle.insert(0, thread)
+
+
+def walk_events(graph: CostGraph, resolved: Resolved, happened: Sequence[Event]
+                ) -> Iterator[Moment]:
+    """Yield the moments of an execution in which steps overlap: of each step its start and its end.
+
+    What a step makes is there from its start, what it reads until its end. Its workspace is an
+    instance of its own (`sizes`), and not told by the vertex.
+    """
+    storage, workspace = resolved.storage, len(resolved.storage)
+    working = frozenset(p for p, (v, _) in enumerate(resolved.schedule)
+                        if graph.vertices[v].workspace)
+    left = [0] * workspace
+    for reads in resolved.reads:
+        for i in reads:
+            left[i] += 1
+    fetched = [graph.storages[s].fetched for s in storage]
+    gone: set[int] = set()
+    starting = [_without(v, workspace=0, holds=()) for v in graph.vertices]
+    ending = [_without(v, workspace=0, updates=-1) for v in graph.vertices]
+    for position, ends in happened:
+        index, works = resolved.schedule[position][0], position in working
+        vertex = (ending if ends else starting)[index]
+        bound, made = resolved.reads[position], resolved.writes[position]
+        if not ends:
+            dying = [i for i in bound if left[i] == 1 and not fetched[i] and i not in gone]
+            taken: Mapping[int, int] = {}
+            if vertex.reuses and dying:
+                taken = taken_buffers(graph, vertex, storage, dying, made)
+                gone.update(taken.values())
+            yield vertex, (*made, workspace + position) if works else made, taken, ()
+            continue
+        freed = [workspace + position] if works else []
+        for i in bound:
+            left[i] -= 1
+            if i not in gone and ((not left[i] and not fetched[i])
+                                  or storage[i] in vertex.donates):
+                gone.add(i)
+                freed.append(i)
+        freed += [i for i in made if not left[i] and not fetched[i] and i not in gone]
+        yield vertex, (), {}, freed
+
+
+def _without(vertex: Vertex, **none: Any) -> Vertex:
+    """Return a vertex without what is told otherwise, or only at its other end."""
+    same = all(getattr(vertex, name) == value for name, value in none.items())
+    return vertex if same else dataclasses.replace(vertex, **none)
+
+
+def sizes(graph: CostGraph, resolved: Resolved) -> list[int]:
+    """Return the bytes of each instance, and behind them those of each step's workspace."""
+    return [graph.storages[s].bytes for s in resolved.storage] + [
+        graph.vertices[v].workspace for v, _ in resolved.schedule]
+
+
+def requested_peak(moments: Sequence[Moment], size: Sequence[int]) -> int:
+    """Return the most bytes that are asked for at once."""
+    live = peak = 0
+    for vertex, made, taken, freed in moments:
+        live += sum(size[i] for i in made) - sum(size[i] for i in taken.values())
+        peak = max(peak, live + vertex.workspace)
+        live -= sum(size[i] for i in freed)
+    return peak
+
+
+def concurrent(graph: CostGraph, resolved: Resolved, released: Sequence[int], policy: str,
+               count: int, waits: Sequence[Wait] = (), fences: Sequence[Fence] = ()
+               ) -> list[Moment]:
+    """Return the moments of a schedule that runs on several threads.
+
+    Args:
+      released, waits, fences, policy: as for `tfckpt.plan.executor.executor_order`.
+
+    Raises:
+      PlanError: the edges have a cycle.
+    """
+    readers, waiting = edges(graph, resolved, released, waits, fences)
+    steps = len(resolved.schedule)
+    seconds = [graph.vertices[v].time for v, _ in resolved.schedule] + [0.0] * len(fences)
+    expensive = [policy != BREADTH_FIRST and time > EXPENSIVE_SECONDS for time in seconds]
+    happened = events(readers, waiting, expensive, seconds, count, policy == POOL_LATE)
+    if len(happened) != 2 * len(waiting):
+        raise PlanError("plan: fences and data edges form a cycle")
+    return list(walk_events(graph, resolved, [e for e in happened if e[0] < steps]))
+
+
+def concurrent_peak(graph: CostGraph, resolved: Resolved, released: Sequence[int], target: Target,
+                    waits: Sequence[Wait] = (), fences: Sequence[Fence] = ()) -> list[int]:
+    """Return the peak of a schedule on a target's threads in each of the orders, ascending.
+
+    As the allocator counts it, where the target has one: in the middle one of several heaps.
+    """
+    size, smallest = sizes(graph, resolved), target.smallest_counted
+    peaks = []
+    for policy in ORDERS:
+        moments = concurrent(graph, resolved, released, policy, target.threads, waits, fences)
+        heaps = (requested_peak(moments, size),) if smallest is None else (
+            replayed_peaks(graph, moments, size, resolved.storage, smallest))
+        peaks.append(heaps[len(heaps) // 2])
+    return sorted(peaks)
