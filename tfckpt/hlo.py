@@ -41,6 +41,8 @@ class XlaMemory:
       held: those live at the highest of these sums, largest first.
       in_memory: TensorFlow ops whose results XLA writes to memory, by name, ascending, each with
         the elements of the largest; others are computed within the loops of what reads them.
+      most_bytes: on the executor, the most that was simulated, with other memory before the step
+        and at other paces; 0 where nothing is uncertain.
     """
 
     temp_bytes: int
@@ -48,6 +50,12 @@ class XlaMemory:
     live_bytes: tuple[int, ...] = ()
     held: tuple[XlaBuffer, ...] = ()
     in_memory: tuple[tuple[str, int], ...] = ()
+    most_bytes: int = 0
+
+    @property
+    def bound(self) -> int:
+        """Return the bytes that are not passed, as far as is known."""
+        return max(self.temp_bytes, self.most_bytes)
 
 
 def memory_of(hlo: Any) -> XlaMemory:

@@ -172,6 +172,8 @@ class CompiledReport:
             return f"not asked: {self.reason or 'it tells nothing'}; peaks here are simulated"
         before, after = self.before.temp_bytes, self.after.temp_bytes
         what = "temporary" if self.by_xla else "simulated on what Grappler makes of it"
+        if self.after.most_bytes > after:
+            what += f", at most {format_bytes(self.after.most_bytes)}"
         return (f"{format_bytes(before)} -> {format_bytes(after)} {what} "
                 f"({after / max(before, 1):.2f} of plain, asked for {self.budget}; "
                 f"{self.trials} {'plan' if self.trials == 1 else 'plans'} tried in "

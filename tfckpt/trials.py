@@ -139,7 +139,7 @@ class Trials:
                 memory = self.answers[-1] = self._compiler.memory(edits)
             finally:
                 self.seconds += time.perf_counter() - started
-            done(f"{what} of {self.name} takes {format_bytes(memory.temp_bytes)}")
+            done(f"{what} of {self.name} takes {format_bytes(memory.bound)}")
         return memory
 
     def memory_of(self, proposal: Proposal) -> XlaMemory | None:
@@ -201,7 +201,7 @@ class Trials:
         """
         part = trial.proposal.part
         limit, best = self._limit(part), self._best(part)
-        taken, sized = trial.memory.temp_bytes, part.allowed is not None
+        taken, sized = trial.memory.bound, part.allowed is not None
         said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} are allowed"
         aim = self._corrected(trial, limit, left) if left and sized else None
         if left and not sized:
@@ -259,12 +259,12 @@ class Trials:
         None where no plan fits.
         """
         limit = self._limit(part)
-        fitting = [t for t in self.tried if t.memory.temp_bytes <= limit]
+        fitting = [t for t in self.tried if t.memory.bound <= limit]
         if not fitting:
             return None
         if part.allowed is None:
-            near = min(t.memory.temp_bytes for t in fitting) / SIMILAR
-            fitting = [t for t in fitting if t.memory.temp_bytes <= near]
+            near = min(t.memory.bound for t in fitting) / SIMILAR
+            fitting = [t for t in fitting if t.memory.bound <= near]
         return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal
 
     def _corrected(self, trial: Trial, limit: int, left: int) -> int:
@@ -275,10 +275,10 @@ class Trials:
         what is allowed by as much as this one is above, where only one more may be tried.
         """
         assert self.plain is not None
-        part, taken, planned = trial.proposal.part, trial.memory.temp_bytes, trial.planned
+        part, taken, planned = trial.proposal.part, trial.memory.bound, trial.planned
         aim = limit * (AIM if left > 1 else min(AIM, max(LAST_AIM, 2 - taken / limit)))
         known = [(part.plain.peak_bytes, self.plain.temp_bytes)] + [
-            (t.planned, t.memory.temp_bytes) for t in self.tried if t is not trial]
+            (t.planned, t.memory.bound) for t in self.tried if t is not trial]
         known = [(p, c) for p, c in known if (p - planned) * (c - taken) > 0]
         in_proportion = planned * aim / max(taken, 1)
         if not known:
@@ -294,7 +294,7 @@ class Trials:
         assert self.plain is not None
         looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
-            least = min((t.memory.temp_bytes for t in self.tried), default=self.plain.temp_bytes)
+            least = min((t.memory.bound for t in self.tried), default=self.plain.temp_bytes)
             raise part.budget.refusal(least, part.plain_bytes, part.held_bytes, part.device,
                                       f". {self._asked()}")
 

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from tests.support import liveness, reference_executor
 from tests.support.graphs import random_joint_graph, random_schedule, seeds
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
-from tfckpt.plan.allocator import allocated_peaks
+from tfckpt.plan.allocator import allocated_peaks, replayed_peaks
 from tfckpt.plan.executor import POOL, POOL_LATE, edges
+from tfckpt.plan.liveness import walk
+from tfckpt.plan.planner import executed_peaks
 from tfckpt.plan.schedule import resolve
 from tfckpt.plan.simulate import simulate_order
 from tfckpt.plan.workers import concurrent, events, requested_peak, sizes, walk_events
+from tfckpt.target import HERE
 
 pytestmark = pytest.mark.pure
 MIB = 1 << 20
@@ -141,3 +144,48 @@ def test_threads_of_the_pool_take_the_oldest_of_another_thread():
     assert happened == [(0, False), (0, True), (3, False), (1, False), (3, True), (2, False),
                         (2, True), (1, True)]
 
+
+
+def _two_branches(rows: int) -> CostGraph:
+    """Branches that two threads may run at once, each of a large and a small tensor."""
+    vertices, storages = [Vertex("root", FORWARD, 1e-3, writes=(0,))], [Storage("root", MIB, 0)]
+    for row in range(rows):
+        n = len(storages)
+        storages += [Storage(f"a{row}", 8 * MIB, len(vertices)),
+                     Storage(f"b{row}", MIB, len(vertices) + 1)]
+        vertices += [Vertex(f"a{row}", FORWARD, 1e-3 * (row + 1), reads=(0,), writes=(n,)),
+                     Vertex(f"b{row}", BACKWARD, 1e-3, reads=(n,), writes=(n + 1,))]
+    vertices.append(Vertex("end", BACKWARD, 1e-3, reads=tuple(range(2, len(storages), 2))))
+    return CostGraph(tuple(vertices), tuple(storages))
+
+
+def test_the_bound_covers_other_paces_and_is_the_same_each_time():
+    graph = _two_branches(6)
+    one, two = (executed_peaks(graph, HERE.with_threads(n)) for n in (1, 2))
+    assert one[0] < two[0] <= two[1]
+    assert executed_peaks(graph, HERE.with_threads(2)) == two
+    resolved = resolve(graph, tuple((v, 0) for v in range(len(graph.vertices))))
+    sizes_ = sizes(graph, resolved)
+    for pace in range(5):
+        moments = concurrent(graph, resolved, (), POOL, 2, pace=pace)
+        assert requested_peak(moments, sizes_) <= two[1]
+
+
+def test_variables_that_move_leave_memory_in_pieces():
+    """Steps in the long run need more than the second one, where a variable moves in each."""
+    rows = 12
+    vertices, storages = [], []
+    for row in range(rows):
+        storages.append(Storage(f"h{row}", (3 + row % 4) * MIB, row))
+        vertices.append(Vertex(f"h{row}", FORWARD, 1e-3, writes=(row,), holds=(row,)))
+    for row in range(rows):
+        vertices += [Vertex(f"update{row}", UPDATE, 1e-3, reads=(row,), updates=row),
+                     Vertex(f"dx{row}", BACKWARD, 1e-3, reads=(row,), holds=(row,))]
+    graph = CostGraph(tuple(vertices), tuple(storages), variable_bytes=tuple(
+        (1 + row % 3) * MIB for row in range(rows)))
+    resolved = resolve(graph, tuple((v, 0) for v in range(len(vertices))))
+    still = dataclasses.replace(graph, vertices=tuple(
+        dataclasses.replace(v, updates=-1) for v in vertices))
+    moving, fixed = (replayed_peaks(g, list(walk(g, resolved, None)), [
+        s.bytes for s in g.storages], resolved.storage, settled=True) for g in (graph, still))
+    assert max(moving) > max(fixed)

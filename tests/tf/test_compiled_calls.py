@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 import tfckpt
+from benchmarks.simulated_against_real import peak_of, requests_of
 from tfckpt.capture import compiled_calls
 from tfckpt.capture.tfgraph import capture
 
@@ -27,13 +28,12 @@ def _ops(function, *args):
 
 
 def _measured(function, *args):
-    """What a call takes by the allocator's own count, without its result."""
+    """What a call asks TensorFlow's allocator for, by its own profile, without the result."""
     function(*args)
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
+    requests, _ = requests_of(function, args)
+    asked, _ = peak_of(requests, lambda request: request.bytes)
     result = function(*args)
-    taken = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
-    return taken - result.shape.num_elements() * result.dtype.size
+    return asked - result.shape.num_elements() * result.dtype.size
 
 
 def test_what_xla_holds_inside_is_what_the_allocator_counts():

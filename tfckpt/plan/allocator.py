@@ -28,8 +28,9 @@ MAX_SLACK = 128 << 20
 _GAP = 1 << 44  # regions are never adjacent
 BEFORE = (0, 2_000_000, 5_000_000, 11_000_000, 17_000_000, 43_000_000)
 """Bytes of a block that was allocated before the step."""
-STEPS = 6
-"""More steps that are replayed where variables move, of all of which the middle peak counts."""
+SETTLED = 6
+"""Steps until memory is in about as many pieces as it will be where variables move; and how many
+are looked at then."""
 MANY_STEPS = 10_000
 """In longer schedules no single request moves the peak much: one heap is enough."""
 
@@ -149,21 +150,26 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
 
 
 def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
-                   storage: Sequence[int], smallest: int = CPU_SMALLEST) -> tuple[int, ...]:
+                   storage: Sequence[int], smallest: int = CPU_SMALLEST,
+                   before: Sequence[int] = BEFORE, settled: bool = False) -> tuple[int, ...]:
     """The same for the moments of an execution, in whatever way it came about.
 
     Args:
       size: bytes of each instance.
       storage: of each instance that is one of a storage; instances behind them are of none.
+      before: bytes of a block that was allocated before the step, for each of the heaps.
+      settled: where variables move, so that each step meets another heap, whether the middle one
+        of some later steps counts, and not the second step.
     """
     peaks = []
-    for block in BEFORE if len(moments) <= MANY_STEPS else BEFORE[:1]:
+    for block in before if len(moments) <= MANY_STEPS else before[:1]:
         replay = _Replay(graph, moments, size, storage, smallest, block)
         replay.step()  # the first step meets an empty heap
-        again = [replay.step()]
-        if replay.moved:  # each step meets another heap
-            again += [replay.step() for _ in range(STEPS)]
-        peaks.append(statistics.median_high(again))
+        peak = replay.step()
+        if settled and replay.moved:
+            later = [replay.step() for _ in range(2 * SETTLED)]
+            peak = statistics.median_high(later[SETTLED:])
+        peaks.append(peak)
     return tuple(sorted(peaks))
 
 
@@ -227,6 +233,7 @@ class _Replay:
         """Frees a buffer, or the one of the variable that takes it over."""
         old = self.variables.get(self.size[instance])
         if donated and old:
+            self.moved = True
             old.append(address)
             address = old.pop(0)
         self.heap.release(address)

@@ -25,7 +25,7 @@ from tfckpt.plan.simulate import Timeline, simulate, simulate_order
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
 from tfckpt.plan.waits import place_waits
-from tfckpt.plan.workers import concurrent_peak
+from tfckpt.plan.workers import concurrent_peak, long_run
 from tfckpt.target import HERE, Target
 
 AUTO, OPTIMAL = "auto", "optimal"
@@ -179,17 +179,16 @@ def baseline(graph: CostGraph, target: Target = HERE) -> Plain:
     return Plain(plan, timeline, peaks[len(peaks) // 2])
 
 
-def executed_peak(graph: CostGraph, target: Target, planned: bool) -> int:
-    """Return the peak of a graph that runs as it is: no moves, no fences but its own edges.
+def executed_peaks(graph: CostGraph, target: Target) -> tuple[int, int]:
+    """Return the peak of a graph that runs as it is: in the middle, and the most of it.
 
-    Args:
-      planned: whether a plan is in it, which is priced by the worst of the simulated executors;
-        the plain step by the middle one.
+    There are no moves and no fences but its own edges. It is run in several orders, at several
+    paces, behind what several processes may have allocated before.
     """
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
-    peaks = concurrent_peak(graph, resolved, plan.moves.released, target)
-    return peaks[-1] if planned else peaks[len(peaks) // 2]
+    peaks = long_run(graph, resolved, plan.moves.released, target)
+    return sorted(p[len(p) // 2] for p in peaks)[len(peaks) // 2], max(map(max, peaks))
 
 
 def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int:
@@ -356,7 +355,7 @@ class StepPlanner:
                     graph, resolved, order, smallest)
                 if self.target.threads > 1:
                     peaks += (concurrent_peak(graph, resolved, plan.moves.released, self.target,
-                                              waits, plan.fences)[-1],)
+                                              waits, plan.fences),)
             check_plan(graph, plan)
             self.finished[candidate] = _Finished(plan, timeline, max(peaks), priced)
         return self.finished[candidate]

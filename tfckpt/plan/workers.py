@@ -10,18 +10,30 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfckpt.cost.costgraph import CostGraph, Vertex
 from tfckpt.errors import PlanError
-from tfckpt.plan.allocator import replayed_peaks
-from tfckpt.plan.executor import BREADTH_FIRST, EXPENSIVE_SECONDS, ORDERS, POOL_LATE, edges
+from tfckpt.plan.allocator import BEFORE, replayed_peaks
+from tfckpt.plan.executor import (
+    BREADTH_FIRST,
+    EXPENSIVE_SECONDS,
+    ORDERS,
+    POOL,
+    POOL_LATE,
+    edges,
+)
 from tfckpt.plan.liveness import Moment, taken_buffers
 from tfckpt.plan.schedule import Fence, Resolved, Wait
 from tfckpt.target import Target
 
+UNEVEN = 2.0
+"""How many times longer or shorter than priced a step may take."""
+PACES = 6
+"""Runs with such times."""
 Event = tuple[int, bool]
 """A node, and whether it ends; else it starts."""
 
@@ -160,12 +172,14 @@ def requested_peak(moments: Sequence[Moment], size: Sequence[int]) -> int:
 
 
 def concurrent(graph: CostGraph, resolved: Resolved, released: Sequence[int], policy: str,
-               count: int, waits: Sequence[Wait] = (), fences: Sequence[Fence] = ()
-               ) -> list[Moment]:
+               count: int, waits: Sequence[Wait] = (), fences: Sequence[Fence] = (),
+               pace: int = 0) -> list[Moment]:
     """Return the moments of a schedule that runs on several threads.
 
     Args:
       released, waits, fences, policy: as for `tfckpt.plan.executor.executor_order`.
+      pace: 0 has every step take its time, any other number some up to `UNEVEN` times as long and
+        others as much less.
 
     Raises:
       PlanError: the edges have a cycle.
@@ -174,6 +188,9 @@ def concurrent(graph: CostGraph, resolved: Resolved, released: Sequence[int], po
     steps = len(resolved.schedule)
     seconds = [graph.vertices[v].time for v, _ in resolved.schedule] + [0.0] * len(fences)
     expensive = [policy != BREADTH_FIRST and time > EXPENSIVE_SECONDS for time in seconds]
+    if pace:
+        chance = random.Random(pace)
+        seconds = [time * UNEVEN ** chance.uniform(-1, 1) for time in seconds]
     happened = events(readers, waiting, expensive, seconds, count, policy == POOL_LATE)
     if len(happened) != 2 * len(waiting):
         raise PlanError("plan: fences and data edges form a cycle")
@@ -181,16 +198,39 @@ def concurrent(graph: CostGraph, resolved: Resolved, released: Sequence[int], po
 
 
 def concurrent_peak(graph: CostGraph, resolved: Resolved, released: Sequence[int], target: Target,
-                    waits: Sequence[Wait] = (), fences: Sequence[Fence] = ()) -> list[int]:
-    """Return the peak of a schedule on a target's threads in each of the orders, ascending.
+                    waits: Sequence[Wait], fences: Sequence[Fence]) -> int:
+    """Return the peak of a schedule on a target's threads in the worst of the orders.
 
     As the allocator counts it, where the target has one: in the middle one of several heaps.
     """
-    size, smallest = sizes(graph, resolved), target.smallest_counted
+    size = sizes(graph, resolved)
     peaks = []
     for policy in ORDERS:
         moments = concurrent(graph, resolved, released, policy, target.threads, waits, fences)
-        heaps = (requested_peak(moments, size),) if smallest is None else (
-            replayed_peaks(graph, moments, size, resolved.storage, smallest))
+        heaps = _heaps(graph, resolved, moments, size, target)
         peaks.append(heaps[len(heaps) // 2])
-    return sorted(peaks)
+    return max(peaks)
+
+
+def long_run(graph: CostGraph, resolved: Resolved, released: Sequence[int], target: Target
+             ) -> list[tuple[int, ...]]:
+    """Return the peaks that come about in the long run, in several heaps each, ascending.
+
+    In each of the orders; and on several threads at several uneven paces, in the second step.
+    """
+    size = sizes(graph, resolved)
+    found = [_heaps(graph, resolved, concurrent(
+        graph, resolved, released, policy, target.threads), size, target, settled=True)
+        for policy in ORDERS]
+    for pace in range(1, PACES + 1) if target.threads > 1 else ():
+        moments = concurrent(graph, resolved, released, POOL, target.threads, pace=pace)
+        found.append(_heaps(graph, resolved, moments, size, target, BEFORE[::2]))
+    return found
+
+
+def _heaps(graph: CostGraph, resolved: Resolved, moments: Sequence[Moment], size: Sequence[int],
+           target: Target, before: Sequence[int] = BEFORE, settled: bool = False
+           ) -> tuple[int, ...]:
+    smallest = target.smallest_counted
+    return (requested_peak(moments, size),) if smallest is None else replayed_peaks(
+        graph, moments, size, resolved.storage, smallest, before, settled=settled)

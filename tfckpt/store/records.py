@@ -176,13 +176,14 @@ def _plan_of(record: Mapping[str, Any]) -> Plan:
 def _memory(memory: XlaMemory, texts: Texts) -> dict[str, Any]:
     return {"temp": memory.temp_bytes, "results": memory.result_bytes, "live": memory.live_bytes,
             "held": [[b.bytes, texts.pieces(b.op), b.opcode] for b in memory.held],
-            "in_memory": texts.indices(memory.in_memory)}
+            "in_memory": texts.indices(memory.in_memory), "most": memory.most_bytes}
 
 
 def _memory_of(record: Mapping[str, Any], texts: Texts) -> XlaMemory:
     return XlaMemory(record["temp"], record["results"], tuple(record["live"]), tuple(
         XlaBuffer(size, texts.text(op), opcode) for size, op, opcode in record["held"]),
-        tuple(sorted((texts.name(i), number) for i, number in record["in_memory"])))
+        tuple(sorted((texts.name(i), number) for i, number in record["in_memory"])),
+        record["most"])
 
 
 def _number(memory: XlaMemory | None, answers: Sequence[XlaMemory | None]) -> int | None:

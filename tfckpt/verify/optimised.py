@@ -22,7 +22,7 @@ from tfckpt.errors import TfckptError
 from tfckpt.graph import Graph
 from tfckpt.hlo import XlaMemory
 from tfckpt.ops.names import ARG, RETVAL
-from tfckpt.plan.planner import executed_peak
+from tfckpt.plan.planner import executed_peaks
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 from tfckpt.target import Target
 from tfckpt.verify.asked import NotAsked
@@ -41,7 +41,7 @@ class Optimised:
         self.live, self.graph, self.target = live, graph, target
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
-        """Return the peak of the step as it would run, simulated.
+        """Return the peak of the step as it would run, simulated; of the plain step in the middle.
 
         Args:
           edits: what is changed of the step first.
@@ -53,7 +53,8 @@ class Optimised:
             cost = build_cost_graph(self.optimised(edits), self.target.rates)
         except (ValueError, TypeError, KeyError, TfckptError, tf.errors.OpError) as error:
             raise NotAsked((str(error).strip() or type(error).__name__).splitlines()[0]) from error
-        return XlaMemory(executed_peak(cost, self.target, planned=edits is not None))
+        middle, most = executed_peaks(cost, self.target)
+        return XlaMemory(middle, most_bytes=0 if edits is None else most)
 
     def optimised(self, edits: Edits | None = None) -> Graph:
         """Return the step as it would run.
