@@ -162,6 +162,7 @@ class Search:
             kept = without_loops(self.part.graph, self._reason)
             if kept is not None:
                 self.part = self.part.over(kept)
+                self._given = self.part
         except Exception as error:
             self._failed(error)
         else:

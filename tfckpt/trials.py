@@ -117,6 +117,7 @@ class Trials:
         self._refused = 0  # plans that XLA did not compile
         self._fewest = False  # whether a plan of the fewest bytes was asked for
         self._least = False  # whether the plan of the least peak is the next, and the last
+        self._likely = False  # whether what a plan takes in the middle counts, not at the most
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
                        "switched off (xla_trials=0)" if compiler else
@@ -201,7 +202,7 @@ class Trials:
         """
         part = trial.proposal.part
         limit, best = self._limit(part), self._best(part)
-        taken, sized = trial.memory.bound, part.allowed is not None
+        taken, sized = self._counted(trial.memory), part.allowed is not None
         said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} are allowed"
         aim = self._corrected(trial, limit, left) if left and sized else None
         if left and not sized:
@@ -244,8 +245,19 @@ class Trials:
             <= trial.planned * self.plain.temp_bytes)
 
     def _ended(self, part: Part, said: str) -> Rejected:
-        """Return what ends the search: the best so far is taken, or nothing is changed."""
-        return Rejected(said, instead=self._best(part) or unchanged(part, self._none_left(part)))
+        """Return what ends the search: the best so far is taken, or nothing is changed.
+
+        Where no plan is sure to fit, one is taken that is likely to.
+        """
+        best = self._best(part)
+        if best is None and not self._likely:
+            self._likely = True
+            best = self._best(part)
+        return Rejected(said, instead=best or unchanged(part, self._none_left(part)))
+
+    def _counted(self, memory: XlaMemory) -> int:
+        """Return the bytes of an answer that have to fit."""
+        return memory.temp_bytes if self._likely else memory.bound
 
     def _limit(self, part: Part) -> int:
         """Return the temporary bytes that a plan may take: fewer than the plain step, always."""
@@ -259,7 +271,7 @@ class Trials:
         None where no plan fits.
         """
         limit = self._limit(part)
-        fitting = [t for t in self.tried if t.memory.bound <= limit]
+        fitting = [t for t in self.tried if self._counted(t.memory) <= limit]
         if not fitting:
             return None
         if part.allowed is None:
@@ -294,7 +306,7 @@ class Trials:
         assert self.plain is not None
         looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
-            least = min((t.memory.bound for t in self.tried), default=self.plain.temp_bytes)
+            least = min((t.memory.temp_bytes for t in self.tried), default=self.plain.temp_bytes)
             raise part.budget.refusal(least, part.plain_bytes, part.held_bytes, part.device,
                                       f". {self._asked()}")
 

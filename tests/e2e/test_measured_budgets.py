@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support.gelu_steps import gelu_step
-from tfckpt.verify import executed, measure_peak
+from tfckpt.verify import executed, measure_peak, optimised
 
 LAYERS, WIDTH, ROWS = 8, 512, 2048
 
@@ -72,3 +72,24 @@ def test_a_missed_budget_is_said_once():
         for _ in range(4):
             step(x)
     assert step.report.measured_peak_bytes > step.report.allowed_bytes
+
+
+def test_a_plan_that_is_likely_to_fit_is_taken_where_none_is_sure_to(monkeypatch):
+    """Of every plan five times the bytes are said to be possible: none is sure to fit."""
+    simulated = optimised.executed_peaks
+
+    def unsure(cost, target):
+        middle, _ = simulated(cost, target)
+        return middle, 5 * middle
+
+    monkeypatch.setattr(optimised, "executed_peaks", unsure)
+    plain, x, _ = made()
+    step = tfckpt.checkpoint(plain, budget=.6)
+    step(x)
+    report = step.report
+    assert report.applied and report.expected_bytes[1] <= report.allowed_bytes
+    assert report.compiled.after.bound > report.allowed_bytes
+    assert f"at most {report.compiled.after.bound / 1e6:.1f} MB" in str(report)
+    plain, x, _ = made()
+    with pytest.raises(tfckpt.InfeasibleBudgetError):
+        tfckpt.checkpoint(plain, budget=.05)(x)

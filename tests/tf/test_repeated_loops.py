@@ -272,7 +272,7 @@ def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch,
     assert len(refused) == 3
     for loop, line in zip(("while", "while_1", "while_2"), refused, strict=True):
         assert line.startswith(f"{loop}: the loop is not recomputed: rewrite: for this test (pass: "
-                               "state writes; before it: derivatives, copies")
+                               "state writes; before it: derivatives, late updates, copies")
     monkeypatch.setenv("TFCKPT_CACHE", str(tmp_path))
     planned(graph)
     again = planned(graph)  # its loops are left alone as well

@@ -25,7 +25,7 @@ from tfckpt.plan.simulate import Timeline, simulate, simulate_order
 from tfckpt.plan.solvers import optimal
 from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
 from tfckpt.plan.waits import place_waits
-from tfckpt.plan.workers import concurrent_peak, long_run
+from tfckpt.plan.workers import concurrent_peak, several_peaks
 from tfckpt.target import HERE, Target
 
 AUTO, OPTIMAL = "auto", "optimal"
@@ -175,19 +175,24 @@ def baseline(graph: CostGraph, target: Target = HERE) -> Plain:
     plan = dataclasses.replace(plan, order=tuple(order))
     if target.smallest_counted is None:
         return Plain(plan, timeline, timeline.peak_bytes)
+    if target.threads > 1:
+        return Plain(plan, timeline, executed_peaks(graph, target, settled=False)[0])
     peaks = allocated_peaks(graph, resolved, order, target.smallest_counted)
     return Plain(plan, timeline, peaks[len(peaks) // 2])
 
 
-def executed_peaks(graph: CostGraph, target: Target) -> tuple[int, int]:
+def executed_peaks(graph: CostGraph, target: Target, settled: bool = True) -> tuple[int, int]:
     """Return the peak of a graph that runs as it is: in the middle, and the most of it.
 
     There are no moves and no fences but its own edges. It is run in several orders, at several
     paces, behind what several processes may have allocated before.
+
+    Args:
+      settled: whether what comes about in the long run counts.
     """
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
-    peaks = long_run(graph, resolved, plan.moves.released, target)
+    peaks = several_peaks(graph, resolved, plan.moves.released, target, settled)
     return sorted(p[len(p) // 2] for p in peaks)[len(peaks) // 2], max(map(max, peaks))
 
 

@@ -212,17 +212,19 @@ def concurrent_peak(graph: CostGraph, resolved: Resolved, released: Sequence[int
     return max(peaks)
 
 
-def long_run(graph: CostGraph, resolved: Resolved, released: Sequence[int], target: Target
-             ) -> list[tuple[int, ...]]:
-    """Return the peaks that come about in the long run, in several heaps each, ascending.
+def several_peaks(graph: CostGraph, resolved: Resolved, released: Sequence[int], target: Target,
+                  settled: bool) -> list[tuple[int, ...]]:
+    """Return the peaks that may come about, in several heaps each, ascending.
 
-    In each of the orders; and on several threads at several uneven paces, in the second step.
+    Args:
+      settled: whether they are those of the long run, where variables move
+        (`tfckpt.plan.allocator.replayed_peaks`); on several threads at uneven paces as well.
     """
     size = sizes(graph, resolved)
     found = [_heaps(graph, resolved, concurrent(
-        graph, resolved, released, policy, target.threads), size, target, settled=True)
+        graph, resolved, released, policy, target.threads), size, target, settled=settled)
         for policy in ORDERS]
-    for pace in range(1, PACES + 1) if target.threads > 1 else ():
+    for pace in range(1, PACES + 1) if settled and target.threads > 1 else ():
         moments = concurrent(graph, resolved, released, POOL, target.threads, pace=pace)
         found.append(_heaps(graph, resolved, moments, size, target, BEFORE[::2]))
     return found

@@ -86,14 +86,15 @@ def from_record(record: Mapping[str, Any], graph: Graph, parts: Sequence[Part], 
 
 
 def _part(proposal: Proposal, part: Part, texts: Texts) -> dict[str, Any]:
-    """Return what was decided for a part, which may have been planned with its loops as they are.
+    """Return what was decided for a part, which may have been planned over another graph.
 
     The plain plan is not kept: it is made with the part.
     """
     here, planned = proposal.part, proposal.decision.planned
-    refused = None if here.graph is part.graph else [
+    refused = None if here.graph.refused == part.graph.refused else [
         texts.pieces(line) for line in here.graph.refused]
     return {"reason": texts.pieces(proposal.reason), "otherwise": here.target.otherwise,
+            "updated_late": here.graph is not part.graph,
             "without_loops": refused,
             "decision": None if planned.plan is here.plain.plan else
             _decision(proposal.decision, texts)}
@@ -101,6 +102,8 @@ def _part(proposal: Proposal, part: Part, texts: Texts) -> dict[str, Any]:
 
 def _proposal(record: Mapping[str, Any], part: Part, texts: Texts) -> Proposal:
     reason = texts.text(record["reason"])
+    if record["updated_late"]:
+        part = part.updated_late()
     if record["without_loops"] is not None:
         graph = without_loops(part.graph, "")
         if graph is None:
