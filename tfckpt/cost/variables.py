@@ -10,6 +10,9 @@ from tfckpt.cost.storage import unknown_variables
 from tfckpt.graph import BACKWARD, UPDATE, Graph, TensorId
 from tfckpt.ops import Access, record
 
+LEAST_MOVED = 128 << 10
+"""Bytes of the smallest variable whose update waits."""
+
 
 def variable_bytes(graph: Graph) -> dict[TensorId, int]:
     """Return the bytes of each variable by its handle, once, however often it is used.
@@ -44,16 +47,19 @@ def updated_late(graph: Graph) -> Graph:
     TensorFlow updates a variable in its own memory unless something still holds its value: then it
     makes a copy, at another address, and the old one is free when the last reader ends. That takes
     as much as the gradient does while it waits, and leaves the memory in pieces that change with
-    every step. What Grappler may merge into its reader nothing waits for, nor for what runs in one
-    branch only.
+    every step. Nothing waits for what Grappler may merge into its reader or rearrange, which it
+    does otherwise where another op waits, nor for what runs in one branch only. Small variables do
+    not matter.
     """
-    readers = graph.consumers()
-    last = _readers_of_values(graph, readers)
-    ops = list(graph.ops)
+    readers, ops = graph.consumers(), list(graph.ops)
+    last, size = _readers_of_values(graph, readers), variable_bytes(graph)
     for i, handle in _updates(graph):
         op = ops[i]
+        if size.get(handle, 0) < LEAST_MOVED:
+            continue
         awaited = [r for r in last.get(handle, ()) if r < i and ops[r].region == BACKWARD
                    and ops[r].device == op.device and not ops[r].conditional
+                   and not record(ops[r].type).rearranged
                    and not merges_into_its_reader(graph, r, readers)]
         controls = tuple(dict.fromkeys((*op.controls, *awaited)))
         if controls != op.controls:
