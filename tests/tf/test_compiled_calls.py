@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 import tfckpt
-from benchmarks.simulated_against_real import peak_of, requests_of
+from benchmarks.requests import peak_of, requests_of
 from tfckpt.capture import compiled_calls
 from tfckpt.capture.tfgraph import capture
 
