@@ -7,7 +7,9 @@ Every cell has a process of its own, as a user's training has: a step is planned
 and is measured in ten more. `of allowed` is the median of the measured peaks above what a step
 starts with, as a share of what the budget allows (the fraction of the plain step's expected peak);
 `expected / measured` says how well that median was foreseen, of ours and of the plain step, which
-has a process of its own too. A refused budget says what could be met.
+has a process of its own too. `next` is what the next larger plan of the front would take of what
+is allowed, if it grew in proportion: above 1 there is nothing between, and the front is not dense
+there. A refused budget says what could be met.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ flags.DEFINE_string("cell", "", "Measure one network, budget (or 'plain') and nu
 flags.DEFINE_integer("steps", 10, "Measured steps.", lower_bound=1)
 
 COLUMNS = ("network", "threads", "budget", "plain MB", "allowed MB", "measured MB", "of allowed",
-           "expected / measured", "plain", "time", "plans", "planned in s")
+           "next", "expected / measured", "plain", "time", "plans", "planned in s")
 MB = 1e6
 WARMUP = 3
 
@@ -59,8 +61,25 @@ def measure(name: str, budget: str, threads: int) -> dict[str, Any]:
         before, after = report.expected_bytes
         found |= {"plain": before, "expected": after, "allowed": report.allowed_bytes,
                   "time": report.overhead, "seconds": report.plan_seconds,
+                  "next": _next_larger(report),
                   "plans": report.compiled.trials if report.compiled else 0}
     return found
+
+
+def _next_larger(report: Any) -> float | None:
+    """Return what the next larger plan of the front would take of what is allowed; None if unknown.
+
+    The applied plan takes the most that was simulated of it, and others as much more as they are
+    larger.
+    """
+    asked = report.compiled
+    if not report.applied or asked is None or asked.after is None or not report.allowed_bytes:
+        return None
+    taken = [p for p in report.front if abs(p[1] - report.overhead) < 1e-9]
+    larger = [p[0] for p in report.front if taken and p[0] > taken[0][0]]
+    if not larger:
+        return None
+    return min(larger) / taken[0][0] * asked.after.bound / report.allowed_bytes
 
 
 def main(_: list[str]) -> int:
@@ -95,10 +114,11 @@ def _cell(name: str, budget: str, threads: str) -> dict[str, Any] | None:
 def _row(name: str, budget: str, threads: str, plain: float, found: dict[str, Any]) -> str:
     start = [name, threads, budget, f"{plain / MB:.1f}"]
     if "refused" in found:
-        return line([*start, "", f"refused: at least {found['least'] / MB:.1f}", *[""] * 6])
+        return line([*start, "", f"refused: at least {found['least'] / MB:.1f}", *[""] * 7])
     allowed, median = found["allowed"], found["median"]
     return line([*start, "" if allowed is None else f"{allowed / MB:.1f}", f"{median / MB:.1f}",
                  "" if allowed is None else f"{median / allowed:.3f}",
+                 "" if found["next"] is None else f"{found['next']:.2f}",
                  f"{found['expected'] / median:.2f}", f"{found['plain'] / plain:.2f}",
                  f"{100 * found['time']:+.1f} %", str(found["plans"]),
                  f"{found['seconds']:.1f}"])
@@ -112,9 +132,15 @@ def _summary(met: list[dict[str, Any]], cells: int) -> None:
     print(f"\n{cells} cells, {cells - len(shares)} of them refused or without a bound; of the "
           f"others {sum(s <= 1 for s in shares)} are at or below what is allowed, "
           f"{sum(s <= 1.03 for s in shares)} within 3 % above; the worst takes {shares[-1]:.3f}, "
-          f"the median {statistics.median(shares):.3f}. Expected / measured is within 5 % in "
-          f"{sum(abs(f - 1) <= .05 for f in foreseen)}, within 10 % in "
+          f"the median {statistics.median(shares):.3f}{_dense(met)}. Expected / measured is "
+          f"within 5 % in {sum(abs(f - 1) <= .05 for f in foreseen)}, within 10 % in "
           f"{sum(abs(f - 1) <= .1 for f in foreseen)}.")
+
+
+def _dense(met: list[dict[str, Any]]) -> str:
+    shares = [c["median"] / c["allowed"] for c in met if c["next"] is not None and c["next"] <= 1]
+    return f", {statistics.median(shares):.3f} in {len(shares)} where the front is dense" if (
+        shares) else ""
 
 
 if __name__ == "__main__":

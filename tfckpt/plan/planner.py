@@ -8,6 +8,7 @@ waits that the rewriter will place, as an allocator would count it (`tfckpt.plan
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -39,6 +40,9 @@ ROOM = 0.045
 """The least peak is asked for: how much more, as a fraction of the plain one, a plan may take."""
 WORTH = 0.75
 """... and only where each percent of the plain peak buys 1 / 0.75 percent of the plain time."""
+EXPECTED = 0.75
+"""Of the peaks simulated on several threads, the share that is below the expected one: where
+measured medians lie in the mean (`benchmarks.executor_budgets`)."""
 MARGIN = 0.002
 """Of the plain peak and time: plans nearer to each other than this are equal."""
 
@@ -182,10 +186,11 @@ def baseline(graph: CostGraph, target: Target = HERE) -> Plain:
 
 
 def executed_peaks(graph: CostGraph, target: Target, settled: bool = True) -> tuple[int, int]:
-    """Return the peak of a graph that runs as it is: in the middle, and the most of it.
+    """Return the peak of a graph that runs as it is: what is expected, and the most of it.
 
     There are no moves and no fences but its own edges. It is run in several orders, at several
-    paces, behind what several processes may have allocated before.
+    paces, behind what several processes may have allocated before. Expected is the middle one; on
+    several threads the upper quartile, since real steps are less even than simulated ones.
 
     Args:
       settled: whether what comes about in the long run counts.
@@ -193,6 +198,9 @@ def executed_peaks(graph: CostGraph, target: Target, settled: bool = True) -> tu
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
     peaks = several_peaks(graph, resolved, plan.moves.released, target, settled)
+    if target.threads > 1:
+        every = sorted(itertools.chain.from_iterable(peaks))
+        return every[int(EXPECTED * len(every))], every[-1]
     return sorted(p[len(p) // 2] for p in peaks)[len(peaks) // 2], max(map(max, peaks))
 
 
