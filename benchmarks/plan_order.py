@@ -7,7 +7,8 @@ Each network has a process of its own. Its plain step and a plan for each budget
 that whatever else the machine does slows all of them. Of two plans whose measured times differ
 (their confidence intervals of 95 % do not overlap) the planned overhead says which is faster, or
 not: `tau` is Kendall's over these pairs, 1 where it always does. The last columns are planned and
-measured times of the slowest plan as multiples of the plain step's.
+measured times of the slowest plan as multiples of the plain step's. With `--profiled` plans are
+priced with what the profiler says of the plain step's ops (`tfckpt.op_seconds`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ flags.DEFINE_list("budgets", ["min", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9"],
                   "Fractions, or 'min'; those that cannot be met are left out.")
 flags.DEFINE_integer("threads", 2, "Operations run at once (inter-op threads).")
 flags.DEFINE_integer("rounds", 15, "Measured steps of each plan.", lower_bound=2)
+flags.DEFINE_bool("profiled", False, "Price plans with measured times of ops.")
 flags.DEFINE_string("network", "", "Measure one network in this process.")
 
 COLUMNS = ("network", "plans", "pairs", "different", "in order", "tau", "planned, slowest",
@@ -47,8 +49,9 @@ def measure(name: str) -> list[dict[str, Any]]:
     tf.config.threading.set_inter_op_parallelism_threads(FLAGS.threads)
     body, args = NETWORKS[name]()
     found: dict[float, Any] = {0.0: tf.function(body)}
+    seconds_of = tfckpt.op_seconds(tf.function(body), *args) if FLAGS.profiled else None
     for budget in FLAGS.budgets:
-        step = tfckpt.checkpoint(tf.function(body),
+        step = tfckpt.checkpoint(tf.function(body), op_seconds=seconds_of,
                                  budget=budget if budget == "min" else float(budget))
         try:
             step(*args)
@@ -96,7 +99,8 @@ def main(_: list[str]) -> int:
     for name in FLAGS.networks or NETWORKS:
         output = in_own_process(name, "benchmarks.plan_order", (
             f"--network={name}", f"--budgets={','.join(FLAGS.budgets)}",
-            f"--threads={FLAGS.threads}", f"--rounds={FLAGS.rounds}"))
+            f"--threads={FLAGS.threads}", f"--rounds={FLAGS.rounds}",
+            *(["--profiled"] if FLAGS.profiled else [])))
         if output is None:
             continue
         plans = json.loads(output.splitlines()[-1])

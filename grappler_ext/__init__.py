@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _in_force: tuple[Rewriter | None, bool] = (None, False)  # and whether it is XLA
 def enable(budget: object = "min", *, solver: str = "auto", objective: str = "time",
            batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False,
            strict: bool = False, xla: bool = True, xla_trials: int = 2,
+           op_seconds: Mapping[str, float] | None = None,
            time_limit: float = 300.0) -> None:
     """Rewrites every training function that TensorFlow instantiates from now on.
 
@@ -60,6 +61,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
         too, as the decorator would: those traced from now on, when a call traces them
         (`get_concrete_function` does not say that it traces for XLA).
       xla_trials: of those, as for `tfckpt.checkpoint`.
+      op_seconds: as for `tfckpt.checkpoint`; of the others.
       time_limit: seconds after which a function that is still being planned runs as it was.
 
     Raises:
@@ -70,7 +72,8 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     from tfckpt.options import make_options
 
     global _bridge
-    options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials)
+    options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials,
+                           op_seconds)
     made = Rewriter(options.limited_to(time_limit), strict)
     _bridge = _bridge or Bridge()
     _put_in_force(_bridge.rewriters.get(made.key, made), xla)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import threading
 
 import tensorflow as tf
@@ -100,7 +101,8 @@ class Rewriter:
 
     def __init__(self, options: Options, strict: bool):
         self.options, self.strict = options, strict
-        self.key = repr((options, strict))
+        times = hashlib.sha256(repr(sorted(options.op_seconds.items())).encode()).hexdigest()
+        self.key = repr((options, strict, times))
         self.reports: dict[str, Report] = {}
         self._failed: set[str] = set()
         self._lock = threading.Lock()

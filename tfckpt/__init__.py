@@ -23,18 +23,21 @@ if TYPE_CHECKING:
     from tfckpt.api import checkpoint, report_of
     from tfckpt.forward_ad import eager_fad, nested_forward_ad
     from tfckpt.report import Report
+    from tfckpt.tuning.profile import op_seconds
     from tfckpt.tuning.run import tune
 
 __version__ = "0.1.0"
 
 __all__ = ["CaptureError", "CostError", "InfeasibleBudgetError", "PlanError", "Report",
            "RewriteError", "TfckptError", "VerificationError", "checkpoint", "eager_fad", "keras",
-           "nested_forward_ad", "report_of", "tune", "verify"]
+           "nested_forward_ad", "op_seconds", "report_of", "tune", "verify"]
 
 _LAZY = {"eager_fad": ("tfckpt.forward_ad", "eager_fad"),
          "nested_forward_ad": ("tfckpt.forward_ad", "nested_forward_ad"),
          "checkpoint": ("tfckpt.api", "checkpoint"), "report_of": ("tfckpt.api", "report_of"),
-         "Report": ("tfckpt.report", "Report"), "tune": ("tfckpt.tuning.run", "tune"),
+         "Report": ("tfckpt.report", "Report"),
+         "op_seconds": ("tfckpt.tuning.profile", "op_seconds"),
+         "tune": ("tfckpt.tuning.run", "tune"),
          "keras": ("tfckpt.keras", None), "verify": ("tfckpt.verify", None)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import tensorflow as tf
@@ -27,19 +27,22 @@ _Result = TypeVar("_Result")
 @overload
 def checkpoint(fn: Callable[_Arguments, _Result], *, budget: object = ..., solver: str = ...,
                objective: str = ..., batch_size: int | None = ..., free_moves: bool = ...,
-               fad: str | bool = ..., xla_trials: int = ...
+               fad: str | bool = ..., xla_trials: int = ...,
+               op_seconds: Mapping[str, float] | None = ...
                ) -> CheckpointedStep[_Arguments, _Result]: ...
 
 
 @overload
 def checkpoint(*, budget: object = ..., solver: str = ..., objective: str = ...,
                batch_size: int | None = ..., free_moves: bool = ..., fad: str | bool = ...,
-               xla_trials: int = ...) -> _Decorator: ...
+               xla_trials: int = ..., op_seconds: Mapping[str, float] | None = ...
+               ) -> _Decorator: ...
 
 
 def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
-               fad: str | bool = False, xla_trials: int = XLA_TRIALS) -> Any:
+               fad: str | bool = False, xla_trials: int = XLA_TRIALS,
+               op_seconds: Mapping[str, float] | None = None) -> Any:
     """Rewrites a training step so that it needs less memory and computes the same.
 
     Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
@@ -67,6 +70,9 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         step's temporary ones. That takes a compilation each and one of the plain step; where none
         fits, one more of the plan of the least peak. With 0 nothing is asked, and budgets are of
         simulated bytes.
+      op_seconds: what `tfckpt.op_seconds` has measured of this step on this machine; plans are then
+        priced with these times where the executor runs the step, and else with those that are
+        expected of the device.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and
@@ -78,7 +84,8 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         asked for, and sizes are unknown), or PlanError where a mapping of budgets lacks a device
         of the step or has one that does not exist.
     """
-    options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials)
+    options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials,
+                           op_seconds)
     if fn is None:
         return lambda function: CheckpointedStep(_checked(function), options)
     return CheckpointedStep(_checked(fn), options)
@@ -191,11 +198,11 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
         self.options, self._records = other.options, other._records
         self._fn, self._compiled = other._fn, other._compiled
 
-    def leave(self, report: Report) -> None:
-        """Be the plain step from now on; `report` says why."""
+    def leave(self, report: Report, function: Any) -> None:
+        """Be a function that is not rewritten from now on; `report` says why."""
         self._records = Records()
         self._records.report = report
-        self._fn = self._compiled = self._plain
+        self._fn = self._compiled = function
 
     def records_of(self, instance: object) -> Records:
         """Return where the reports of one object go, whose method the step is."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Mapping
+from typing import Any
 
 from tfckpt.device_budgets import Budgets, parse_budgets
 from tfckpt.errors import PlanError
@@ -25,6 +27,7 @@ class Options:
       time_limit: seconds after which a step that is still being planned is left as it was; None
         for no limit.
       xla_trials: how many plans XLA is asked about at most.
+      op_seconds: seconds of ops by name, where they were measured.
     """
 
     budgets: Budgets = Budgets()
@@ -36,6 +39,7 @@ class Options:
     target: Target | None = None
     time_limit: float | None = None
     xla_trials: int = XLA_TRIALS
+    op_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
 
     def limited_to(self, seconds: object) -> Options:
         """Return the same options with a time limit.
@@ -55,6 +59,7 @@ NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad")
 def make_options(budget: object = "min", solver: str = AUTO, objective: str = "time",
                  batch_size: int | None = None, free_moves: bool = True,
                  fad: str | bool = False, xla_trials: int = XLA_TRIALS,
+                 op_seconds: Mapping[str, float] | None = None,
                  target: Target | None = None) -> Options:
     """Check options before anything is traced.
 
@@ -72,7 +77,19 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
     if isinstance(trials, bool) or not isinstance(trials, numbers.Integral) or trials < 0:
         raise PlanError(f"plan: xla_trials={xla_trials!r} must be an int, 0 to ask XLA nothing")
     return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, target,
-                   xla_trials=int(xla_trials))
+                   xla_trials=int(xla_trials), op_seconds=_seconds(op_seconds))
+
+
+def _seconds(given: Any) -> dict[str, float]:
+    """Return measured seconds as a dict of its own."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(
+            isinstance(name, str) and isinstance(taken, numbers.Real) and float(taken) >= 0
+            for name, taken in given.items()):
+        raise PlanError("plan: op_seconds must map names of ops to seconds, as tfckpt.op_seconds "
+                        "returns them")
+    return {name: float(taken) for name, taken in given.items()}
 
 
 def _positive(batch_size: object) -> int:

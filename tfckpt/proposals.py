@@ -18,6 +18,7 @@ from tfckpt import faults
 from tfckpt.capture.devices import device_parts, has_inner_collective
 from tfckpt.capture.repeated import without_loops
 from tfckpt.cost.costgraph import CostGraph
+from tfckpt.cost.measured import measured_rates
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptError
 from tfckpt.graph import Graph
 from tfckpt.ops import record
@@ -47,7 +48,7 @@ def parts_of(graph: Graph, options: Options, target_of: Callable[[str], Target])
     options.budgets.check(split)
     several = len(split) > 1
     parts = [priced(device if several else "", number if several else None,
-                    options.budgets.of(device), target_of(device), part)
+                    options.budgets.of(device), _measured(target_of(device), part, options), part)
              for number, (device, part) in enumerate(split.items())]
     for part in parts:
         if part.cost.unknown_variables and part.budget.device_bytes is not None:
@@ -56,6 +57,14 @@ def parts_of(graph: Graph, options: Options, target_of: Callable[[str], Target])
                 f"of {graph.name!r} have an unknown size; pass a fraction of the plain peak such "
                 'as budget=0.5, or budget="min"')
     return parts
+
+
+def _measured(target: Target, part: Graph, options: Options) -> Target:
+    """Return a target with the seconds of ops that were measured, where the executor runs them."""
+    if not options.op_seconds or not target.orders_by_control:
+        return target
+    return dataclasses.replace(
+        target, rates=measured_rates(part, options.op_seconds, target.rates))
 
 
 def may_await_updates(graph: Graph) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import time
 
 import keras
 import numpy as np
@@ -12,7 +14,11 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tests.support.gelu_steps import gelu_step
+from tfckpt.options import make_options
+from tfckpt.store import files
+from tfckpt.tuning import kept, measuring
 from tfckpt.tuning.result import Measured, choice
+from tfckpt.tuning.shares import next_share
 
 WIDTH, ROWS = 256, 4096
 
@@ -164,9 +170,7 @@ def test_a_plan_that_runs_out_of_memory_does_not_fit():
 def test_out_of_memory_is_an_answer(monkeypatch):
     """The plain step fails, as on a device that is too small for it."""
     step, x, _ = dense()
-    from tfckpt.tuning import run
-
-    once, calls = run._Tuning._once, []
+    once, calls = measuring.Bench._once, []
 
     def failing(self, function):
         calls.append(function)
@@ -174,7 +178,7 @@ def test_out_of_memory_is_an_answer(monkeypatch):
             raise tf.errors.ResourceExhaustedError(None, None, "for this test")
         return once(self, function)
 
-    monkeypatch.setattr(run._Tuning, "_once", failing)
+    monkeypatch.setattr(measuring.Bench, "_once", failing)
     tuned = tfckpt.checkpoint(tf.function(step), budget=.6)
     found = tfckpt.tune(tuned, x, steps=1)
     assert found.plain.failure == "out of memory" and found.chosen.peak_bytes
@@ -207,3 +211,130 @@ def test_fit_goes_on_as_if_nothing_had_run(budget):
         np.testing.assert_array_equal(value, other)
     report = tfckpt.keras.report(tuned)
     assert (report is not None and report.applied) == (budget < 1)
+
+
+def test_the_next_plan_for_what_the_last_has_taken():
+    def after(peak, expected=100, adds=False):
+        return next_share(1.0, Measured("plan", expected, peak), 100, adds)
+
+    assert after(97) == 0 and after(100) == 0  # near enough
+    assert after(110) == pytest.approx(.9) and after(90) == pytest.approx(1.1)
+    assert after(300) == .8 and after(10) == 1.25 and after(None) == .85  # never far at once
+    assert after(130, adds=True) == pytest.approx(.99 * .7)  # 30 are added to any plan
+    assert after(101, expected=99, adds=True) == .95
+
+
+def test_the_step_compiled_by_xla_is_tried_too():
+    step, x, variables = dense()
+    before = [v.numpy() for v in variables]
+    tuned = tfckpt.checkpoint(tf.function(step), budget=.6)
+    found = tfckpt.tune(tuned, x, steps=1, xla=True)
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    names = [row.name for row in found.plans]
+    assert "plain, XLA" in names and any(name.endswith("of plain, XLA") for name in names)
+    assert found.chosen.peak_bytes <= found.allowed_bytes
+    fitting = [r.seconds for r in (found.plain, *found.plans) if r.fits(found.allowed_bytes)]
+    assert found.chosen.seconds == min(fitting)
+    tuned(x)
+
+
+@pytest.mark.parametrize("fastest", ["plain, XLA", "0.6 of plain, XLA"])
+def test_what_xla_compiles_is_taken_where_it_is_the_fastest(monkeypatch, fastest):
+    """Its time is set to nothing, and with it what the plain step takes to a few bytes."""
+    note = measuring.Ran.note
+
+    def noted(self, failure):
+        note(self, failure)
+        if self.row.name == fastest:
+            self.row = dataclasses.replace(self.row, seconds=0., peak_bytes=1)
+
+    monkeypatch.setattr(measuring.Ran, "note", noted)
+    step, x, _ = dense()
+    tuned = tfckpt.checkpoint(tf.function(step), budget=.6)
+    found = tfckpt.tune(tuned, x, steps=1, xla=True)
+    assert found.chosen.name == fastest
+    assert tuned.experimental_get_compiler_ir(x)(stage="hlo")  # only where it is made for XLA
+    assert tuned.report.applied == (fastest != "plain, XLA")
+
+
+def test_what_xla_cannot_compile_is_left_out():
+    step, x, _ = dense(layers=3)
+
+    def with_text(x):
+        tf.strings.as_string(tf.reduce_sum(x))  # XLA has no kernel for it
+        tf.debugging.assert_none_equal(tf.strings.as_string(x[0, 0]), "")
+        return step(x)
+
+    tuned = tfckpt.checkpoint(tf.function(with_text), budget=.7)
+    found = tfckpt.tune(tuned, x, steps=1, xla=True)
+    failed = [row for row in found.plans if row.failure]
+    assert [row.name for row in failed] == ["plain, XLA"] and "not compiled" in str(found)
+
+
+def test_the_next_process_takes_what_was_chosen(monkeypatch, tmp_path):
+    """Here the same process, with another trace."""
+    monkeypatch.setenv("TFCKPT_CACHE", str(tmp_path))
+    found = []
+    for again in (False, True):
+        step, x, _ = dense()
+        if again:
+            monkeypatch.setattr(measuring.Bench, "_once", None)  # nothing runs
+        tuned = tfckpt.checkpoint(tf.function(step), budget=.6)
+        found.append(tfckpt.tune(tuned, x, steps=1))
+        assert tuned.report.applied
+        assert tuned.report.measured_peak_bytes == found[0].chosen.peak_bytes
+        tuned(x)
+    first, second = found
+    assert (second.plain, second.plans, second.chosen) == (first.plain, first.plans, first.chosen)
+    assert "and kept" in str(second) and "kept" not in str(first)
+    other = tfckpt.checkpoint(tf.function(dense()[0]), budget=.7)
+    with pytest.raises(TypeError):  # another budget was not tuned: it would run
+        tfckpt.tune(other, x, steps=1)
+
+
+def test_damaged_choices_are_dropped(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFCKPT_CACHE", str(tmp_path))
+    step, x, _ = dense()
+    place = kept.place_of("step", tf.function(step).get_concrete_function(x).graph,
+                          make_options(.6), False)
+    files.write(tmp_path, place.key, {"made": "2026-01-01"}, {"rows": [{}]})
+    assert place.read() is None and files.read(tmp_path, place.key) is None
+
+
+def test_seconds_of_ops():
+    """In the sum about what a step takes; the products are there, whatever they were fused with."""
+    step, x, variables = dense(layers=3)
+    before = [v.numpy() for v in variables]
+    function = tf.function(step)
+    taken = tfckpt.op_seconds(function, x)
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    began = time.perf_counter()
+    for _ in range(3):
+        function(x).numpy()
+    whole = (time.perf_counter() - began) / 3
+    assert .2 * whole < sum(taken.values()) < 8 * whole
+    assert any("matmul" in name.lower() for name in taken)
+    planned = tfckpt.checkpoint(function, budget=.6, op_seconds=taken)
+    planned(x)
+    slow = tfckpt.checkpoint(function, budget=.6, op_seconds={
+        name: 100 * s if "gradient" in name else s for name, s in taken.items()})
+    slow(x)
+    assert slow.report.overhead < planned.report.overhead  # recomputing is a smaller part of it
+
+
+def test_wrong_use_of_seconds_is_named():
+    step, x, _ = dense(layers=1)
+    with pytest.raises(tfckpt.PlanError, match="op_seconds takes a tf.function"):
+        tfckpt.op_seconds(step, x)
+    with pytest.raises(tfckpt.PlanError, match="op_seconds takes a tf.function"):
+        tfckpt.op_seconds(tf.function(step, jit_compile=True), x)
+    with pytest.raises(tfckpt.PlanError, match="op_seconds must map"):
+        tfckpt.checkpoint(tf.function(step), op_seconds={"op": "1"})
+    tf.profiler.experimental.start("")
+    try:
+        with pytest.raises(tfckpt.PlanError, match="another one is being taken"):
+            tfckpt.op_seconds(tf.function(step), x)
+    finally:
+        tf.profiler.experimental.stop(save=False)

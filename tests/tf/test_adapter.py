@@ -610,3 +610,50 @@ def test_compiled_graph_of_what_is_not_known(hook):
 
     asked_about.get_concrete_function(weights)
     assert said and "is not known outside of the graph" in said[0]
+
+
+def test_a_clone_that_xla_compiles():
+    @tf.function
+    def double(x):
+        return 2 * x
+
+    compiled = tf_adapter.clone_function(double, double.python_function, True)
+    assert tf_adapter.compiles_with_xla(compiled) and not tf_adapter.compiles_with_xla(double)
+    assert "HloModule" in compiled.experimental_get_compiler_ir(tf.ones(3))(stage="hlo")
+    back = tf_adapter.clone_function(compiled, double.python_function, False)
+    assert not tf_adapter.compiles_with_xla(back) and back(tf.ones(3)).numpy().tolist() == [2, 2, 2]
+
+
+def test_calls_are_watched_until_that_ends():
+    seen = []
+    double = tf.function(lambda x: 2 * x)
+
+    def watch(function, run):
+        seen.append(function)
+        return run()
+
+    tf_adapter.watch_calls(watch)
+    try:
+        assert double(tf.constant(3)).numpy() == 6 and double(x=tf.constant(4)).numpy() == 8
+    finally:
+        tf_adapter.watch_calls(None)
+    double(tf.constant(5))
+    assert seen == [double, double]
+
+
+def test_times_of_ops_in_a_profile(tmp_path):
+    @tf.function
+    def step(x):
+        return tf.tanh(tf.matmul(x, x, name="product"), name="activation")
+
+    x = tf.ones((256, 256))
+    step(x)
+    tf.profiler.experimental.start(str(tmp_path), options=tf.profiler.experimental.ProfilerOptions(
+        host_tracer_level=3))
+    for _ in range(4):
+        step(x).numpy()
+    tf.profiler.experimental.stop()
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    times = tf_adapter.op_times(path.read_bytes())
+    assert len(times["activation"]) == 4 and all(0 < s < 10 for s in times["activation"])
+    assert not any("EagerLocalExecute" in name for name in times)

@@ -20,7 +20,7 @@ OTHER = {"budget": 0.5, "solver": "chen", "objective": "memory", "batch_size": 7
 
 OF_THE_DRIVER = ("target", "time_limit")
 """Fields of the value that are no option of every front end."""
-OF_TRACES = {"xla_trials": 5}
+OF_TRACES = {"xla_trials": 5, "op_seconds": {"dense/MatMul": 1e-3}}
 """Options of those that trace: nobody asks XLA about a step in a file."""
 
 

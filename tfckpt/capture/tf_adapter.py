@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import re
 import weakref
@@ -72,9 +73,37 @@ def is_tf_function(fn: object) -> bool:
     return isinstance(fn, polymorphic_function.Function)
 
 
-def clone_function(fn, python_function: Callable):
-    """The same `tf.function` (signature, jit_compile, autograph ...) over another body."""
-    return fn._clone(python_function)
+def clone_function(fn, python_function: Callable, jit_compile: bool | None = None):
+    """The same `tf.function` (signature, autograph ...) over another body.
+
+    Args:
+      jit_compile: whether XLA compiles it; None where that is to be as it was.
+    """
+    made = fn._clone(python_function)
+    if jit_compile is not None:
+        made._jit_compile = jit_compile
+    return made
+
+
+_CALL = polymorphic_function.Function.__call__
+
+
+def watch_calls(watcher: Callable[[Any, Callable[[], Any]], Any] | None) -> None:
+    """Has `watcher` run every call of a `tf.function` of this process; None ends it.
+
+    Args:
+      watcher: takes the function and what runs its call, and returns what that returns. Calls by
+        which other functions are traced come too.
+    """
+    if watcher is None:
+        polymorphic_function.Function.__call__ = _CALL
+        return
+
+    @functools.wraps(_CALL)
+    def watched(self, *args, **kwargs):
+        return watcher(self, functools.partial(_CALL, self, *args, **kwargs))
+
+    polymorphic_function.Function.__call__ = watched
 
 
 def compiles_with_xla(fn) -> bool:
@@ -546,6 +575,32 @@ def record_executed_graphs(run: Callable[[], object]) -> list:
     largest = max(metadata.function_graphs, default=None,
                   key=lambda f: sum(len(p.node) for p in f.partition_graphs))
     return list(largest.partition_graphs) if largest is not None else []
+
+
+def op_times(data: bytes) -> dict[str, list[float]]:
+    """Return the seconds of every run of each op, by name, from a profile (XSpace) as bytes.
+
+    Where a GPU ran something these are the times of its kernels, else those of the host.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(data)
+    found: dict[str, list[float]] = {}
+    kernels: dict[str, list[float]] = {}
+    for plane in space.planes:
+        on_gpu = plane.name.startswith("/device:GPU")
+        names = {key: entry.name for key, entry in plane.stat_metadata.items()}
+        for event in (event for row in plane.lines for event in row.events):
+            called = plane.event_metadata[event.metadata_id].name
+            if on_gpu:
+                called = next((names.get(s.ref_value, "") or s.str_value for s in event.stats
+                               if names[s.metadata_id] == "tf_op"), "")
+            name, separator, kind = called.rpartition(":")
+            if separator and not kind.startswith(" "):  # else it is of the runtime
+                into = kernels if on_gpu else found
+                into.setdefault(name, []).append(event.duration_ps / 1e12)
+    return kernels or found
 
 
 def set_custom_optimizer(name: str | None, parameters: Mapping[str, str] | None = None) -> None:

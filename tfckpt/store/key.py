@@ -18,7 +18,7 @@ from tfckpt.graph import Graph, Loop, Op
 from tfckpt.options import Options
 from tfckpt.parts import Part
 
-NOT_OF_THE_PLAN = ("budgets", "batch_size", "target", "time_limit")
+NOT_OF_THE_PLAN = ("budgets", "batch_size", "target", "time_limit", "op_seconds")
 """Options that say nothing beside the parts and the shapes; of a search that the time limit has cut
 short nothing is kept."""
 

@@ -76,6 +76,7 @@ class Tuned:
       front: the planned front.
       seconds: how long all of it took.
       complete: whether all was tried that was to be tried within the time limit.
+      made: the day on which it was measured, where it was kept; "" where it was measured just now.
     """
 
     name: str
@@ -87,11 +88,13 @@ class Tuned:
     front: Front
     seconds: float
     complete: bool = True
+    made: str = ""
 
     def __str__(self) -> str:
         allowed = "" if self.allowed_bytes is None else (
             f", {format_bytes(self.allowed_bytes)} above what it starts with")
         rest = "" if self.complete else "; the time limit was over before all plans were tried"
+        rest += f"; measured on {self.made} and kept" if self.made else ""
         rows = [f"  {'->' if row is self.chosen else '  '} {row.line(self.plain)}"
                 for row in (self.plain, *self.plans)]
         return "\n".join([f"tfckpt tuned {self.name} in {self.seconds:.1f} s (asked for "

@@ -1,0 +1,46 @@
+"""Which plan to try next, for what those before have taken."""
+
+from __future__ import annotations
+
+from tfckpt.budget import Budget
+from tfckpt.device_budgets import OTHERS, Budgets
+from tfckpt.report import Report
+from tfckpt.tuning.result import Measured
+
+MOST = 5
+"""Plans that are run at most of a step on one runner."""
+NEAR = 0.96
+"""Of what is allowed, what a plan may leave unused before a faster one is looked for."""
+
+
+def next_share(share: float, last: Measured, allowed: int, adds: bool = False) -> float:
+    """Return what share of what is allowed the next plan may need; 0 where the last is near.
+
+    Args:
+      share: that the last plan was made for.
+      last: what it took.
+      allowed: bytes.
+      adds: whether what runs the step may hold as much more than is expected of it at any budget,
+        as XLA does with variables that it makes anew: the difference is taken off then.
+    """
+    if last.peak_bytes is None:
+        return 0.85 * share
+    if NEAR * allowed <= last.peak_bytes <= allowed:
+        return 0.0
+    more = last.peak_bytes - (last.expected_bytes or 0)
+    if adds and more > 0 and last.peak_bytes > allowed:
+        return min(0.95 * share, max(0.0, 0.99 * (allowed - more) / max(allowed, 1)))
+    return share * min(1.25, max(0.8, 0.99 * allowed / max(last.peak_bytes, 1)))
+
+
+def for_share(asked: Budget, report: Report, allowed: int, share: float) -> Budgets:
+    """Return the budget that is a share of what is allowed, as plans are simulated.
+
+    Args:
+      asked: the step's budget, which says whether bytes or a fraction are asked for.
+      report: of a plan of the step.
+    """
+    wanted = int(share * allowed)
+    budget = Budget(device_bytes=wanted + report.resident_bytes) if asked.sized else Budget(
+        fraction=min(1.0, wanted / max(report.expected_bytes[0], 1)))
+    return Budgets(((OTHERS, budget),))
