@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from grappler_ext.bridge import Bridge, Rewriter
     from grappler_ext.builtin import builtin_recomputation, recompute_hint
     from grappler_ext.estimates import Estimate, estimate
+    from grappler_ext.tuner import Tuner
     from tfckpt.devices import PRESETS, Device
     from tfckpt.report import Report
 
@@ -33,13 +34,13 @@ PASS = "TfckptOptimizer"
 
 _bridge: Bridge | None = None
 _rewriter: Rewriter | None = None  # the latest
-_in_force: tuple[Rewriter | None, bool] = (None, False)  # and whether it is XLA's as well
+_in_force: tuple[Tuner | None, bool] = (None, False)  # and whether it is XLA's as well
 
 
 def enable(budget: object = "min", *, solver: str = "auto", objective: str = "time",
            batch_size: int | None = None, free_moves: bool = True, fad: str | bool = False,
            strict: bool = False, xla: bool = True, xla_trials: int = 2,
-           op_seconds: Mapping[str, float] | None = None,
+           op_seconds: Mapping[str, float] | None = None, tune: bool = False,
            time_limit: float = 300.0) -> None:
     """Rewrites every training function that TensorFlow instantiates from now on.
 
@@ -62,6 +63,10 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
         (`get_concrete_function` does not say that it traces for XLA).
       xla_trials: of those, as for `tfckpt.checkpoint`.
       op_seconds: as for `tfckpt.checkpoint`; of the others.
+      tune: whether the first calls of each function that trains run with several plans, a few calls
+        each, and from then on with the fastest whose measured peak fits. All plans compute the
+        same: these calls train as any other. Of functions that XLA does not compile. The highest
+        count of the device's allocator is reset meanwhile.
       time_limit: seconds after which a function that is still being planned runs as it was.
 
     Raises:
@@ -69,6 +74,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
       grappler_ext.build.BuildError: the native pass cannot be built.
     """
     from grappler_ext.bridge import Bridge, Rewriter
+    from grappler_ext.tuner import Tuner
     from tfckpt.options import make_options
 
     global _bridge
@@ -76,7 +82,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
                            op_seconds)
     made = Rewriter(options.limited_to(time_limit), strict)
     _bridge = _bridge or Bridge()
-    _put_in_force(_bridge.rewriters.get(made.key, made), xla)
+    _put_in_force(Tuner(_bridge.rewriters.get(made.key, made), _use, tune), xla)
 
 
 def disable() -> None:
@@ -95,21 +101,32 @@ def enabled(budget: object = "min", **options) -> Iterator[None]:
         _put_in_force(*before)
 
 
-def _put_in_force(rewriter: Rewriter | None, xla: bool) -> None:
+def _put_in_force(tuner: Tuner | None, xla: bool) -> None:
     if _bridge is None:
         return
     from tfckpt.capture import tf_adapter
     from tfckpt.carriers.trace_hook import on_compiled_graphs
 
     global _rewriter, _in_force
-    _rewriter, _in_force = rewriter or _rewriter, (rewriter, xla)
-    _bridge.connect(rewriter)
-    if rewriter is None:
+    _in_force = tuner, xla
+    tf_adapter.watch_calls(tuner)
+    if tuner is None:
+        _bridge.connect(None)
         tf_adapter.set_custom_optimizer(None)
         on_compiled_graphs(None)
     else:
-        tf_adapter.set_custom_optimizer(PASS, rewriter.parameters)
-        on_compiled_graphs(rewriter.trace if xla else None)
+        _rewriter = tuner.rewriter
+        _use(_rewriter)
+        on_compiled_graphs(_rewriter.trace if xla else None)
+
+
+def _use(rewriter: Rewriter) -> None:
+    """Have the functions that are called from now on pass a rewriter."""
+    from tfckpt.capture import tf_adapter
+
+    assert _bridge is not None
+    _bridge.connect(rewriter)
+    tf_adapter.set_custom_optimizer(PASS, rewriter.parameters)
 
 
 def session_config(config=None):

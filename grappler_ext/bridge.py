@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import hashlib
 import threading
 
@@ -14,8 +15,9 @@ from grappler_ext.item import Item, Names, failing
 from tfckpt.capture.inline import readable
 from tfckpt.capture.shapes import uncaptured_inputs
 from tfckpt.carriers.trace_hook import Mark, Records, Traced
+from tfckpt.device_budgets import Budgets
 from tfckpt.driver import Outcome, run, switched_off
-from tfckpt.errors import TfckptError
+from tfckpt.errors import InfeasibleBudgetError, TfckptError
 from tfckpt.options import Options
 from tfckpt.report import Report
 
@@ -94,15 +96,18 @@ class Rewriter:
 
     Called by TensorFlow's threads; items are planned one at a time.
 
+    Args:
+      least: whether a function whose budget cannot be met is planned for the least peak.
+
     Attributes:
       key: the same for the same options.
       reports: by function name.
     """
 
-    def __init__(self, options: Options, strict: bool):
-        self.options, self.strict = options, strict
+    def __init__(self, options: Options, strict: bool, least: bool = False):
+        self.options, self.strict, self.least = options, strict, least
         times = hashlib.sha256(repr(sorted(options.op_seconds.items())).encode()).hexdigest()
-        self.key = repr((options, strict, times))
+        self.key = repr((options, strict, least, times))
         self.reports: dict[str, Report] = {}
         self._failed: set[str] = set()
         self._lock = threading.Lock()
@@ -130,7 +135,13 @@ class Rewriter:
 
     def _rewrite(self, definition, names: Names) -> tuple[int, bytes]:
         item = Item(definition, names)
-        outcome = Outcome() if switched_off() else run(item, self.options)
+        try:
+            outcome = Outcome() if switched_off() else run(item, self.options)
+        except InfeasibleBudgetError:
+            if not self.least:
+                raise
+            item = Item(definition, names)
+            outcome = run(item, dataclasses.replace(self.options, budgets=Budgets()))
         if outcome.report is not None:
             self.reports[outcome.report.name] = outcome.report
         if outcome.unwanted:
