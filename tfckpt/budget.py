@@ -18,6 +18,8 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 DEVICE = "device"
+OVER = 1.03
+"""Times what is allowed, from which a measured peak is worth a warning."""
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*$")
 _PERCENT = re.compile(r"^[0-9]+(?:\.[0-9]+)?\s*%$")
 _HELP = ('write bytes as an int, a size such as "6GiB" or "800MB", a fraction of the plain peak '

@@ -11,15 +11,13 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 
-from tfckpt.budget import format_bytes
+from tfckpt.budget import OVER, format_bytes
 from tfckpt.errors import VerificationError
 from tfckpt.report import Report
 from tfckpt.verify.memory import default_device, memory_info
 
 CALLS = 3
 """Calls of a trace that are looked at."""
-OVER = 1.03
-"""Times what is allowed, from which a measured peak is worth a warning."""
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from tfckpt.budget import format_bytes
+from tfckpt.budget import OVER, format_bytes
 from tfckpt.clock import check_time
 from tfckpt.edits import Edits
 from tfckpt.hlo import XlaMemory
@@ -117,7 +117,7 @@ class Trials:
         self._refused = 0  # plans that XLA did not compile
         self._fewest = False  # whether a plan of the fewest bytes was asked for
         self._least = False  # whether the plan of the least peak is the next, and the last
-        self._likely = False  # whether what a plan takes in the middle counts, not at the most
+        self._counting = 0  # which of `_counted` have to fit
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
                        "switched off (xla_trials=0)" if compiler else
@@ -250,14 +250,20 @@ class Trials:
         Where no plan is sure to fit, one is taken that is likely to.
         """
         best = self._best(part)
-        if best is None and not self._likely:
-            self._likely = True
+        while best is None and self._counting < 2:
+            self._counting += 1
             best = self._best(part)
         return Rejected(said, instead=best or unchanged(part, self._none_left(part)))
 
     def _counted(self, memory: XlaMemory) -> int:
-        """Return the bytes of an answer that have to fit."""
-        return memory.temp_bytes if self._likely else memory.bound
+        """Return the bytes of an answer that have to fit.
+
+        The most, or where nothing is sure to fit those that are expected, or in the end those that
+        a measured peak may lie above without a word.
+        """
+        if not memory.most_bytes:
+            return memory.temp_bytes
+        return (memory.bound, memory.temp_bytes, int(memory.temp_bytes / OVER))[self._counting]
 
     def _limit(self, part: Part) -> int:
         """Return the temporary bytes that a plan may take: fewer than the plain step, always."""

@@ -87,6 +87,7 @@ register_families(
     _WRITES("ResourceSparseApply"), _WRITES("ResourceScatter"), _WRITES("ResourceAccumulator"),
     _WRITES("LookupTableInsert", no_variables=True),
     _WRITES("LookupTableImport", no_variables=True),
+    _WRITES("LookupTableRemove", no_variables=True),
     _OTHER("AnonymousIterator"), _OTHER("LookupTable"), _OTHER("HashTable"),
     _OTHER("MutableHashTable"), _OTHER("FlushSummary"),
     _OTHER_ONCE("Iterator"), _OTHER_ONCE("Summary"), _OTHER_ONCE("WriteScalar"),

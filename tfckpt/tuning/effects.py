@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import PlanError
-from tfckpt.ops import Source, record
+from tfckpt.ops import OpRecord, Source, record
 
 
 def refuse_lasting(graph: Any, name: str) -> None:
@@ -34,7 +34,8 @@ def _lasting(graph: Any) -> Iterator[tf.Operation]:
     """Yield the ops whose effects stay."""
     for tensor in graph.inputs:  # arguments and captured tensors alike
         if tensor.dtype == tf.resource and tf_adapter.handle_shape(tensor) is None:
-            yield from tensor.consumers()  # a table, an iterator, a queue
+            # a table, an iterator, a queue
+            yield from (op for op in tensor.consumers() if not _looks_up(record(op.type)))
     for op in _every_op(graph):
         known = record(op.type)
         if known.runs_python or tf_adapter.is_stateful(op) and not (
@@ -42,6 +43,12 @@ def _lasting(graph: Any) -> Iterator[tf.Operation]:
                 or tf_adapter.called_functions(op)
                 or any(t.dtype == tf.resource for t in op.inputs)):
             yield op
+
+
+def _looks_up(known: OpRecord) -> bool:
+    """Return whether an op reads a resource that is no variable, and leaves it as it is."""
+    return known.no_variables and known.repeatable and not known.writes and (
+        known.source is not Source.ELEMENT)
 
 
 def _every_op(graph: Any, seen: set[str] | None = None) -> Iterator[tf.Operation]:
