@@ -48,8 +48,9 @@ class _Plan:
         """Note what a call has taken."""
         self.peaks.append(peak)
         self.seconds.append(seconds)
-        self.row = dataclasses.replace(self.row, peak_bytes=int(statistics.median(self.peaks)),
-                                       seconds=statistics.median(self.seconds))
+        self.row = dataclasses.replace(
+            self.row, peak_bytes=int(statistics.median(self.peaks)), most_bytes=max(self.peaks),
+            seconds=statistics.median(self.seconds))
 
 
 class _Function:

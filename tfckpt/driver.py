@@ -38,6 +38,7 @@ from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.say import waiting_for
 from tfckpt.store.entry import Entry, entry_of
 from tfckpt.store.optimised import Answers
+from tfckpt.store.pools import pools_of
 from tfckpt.store.records import Decided
 from tfckpt.target import Target
 from tfckpt.trials import GRAPPLER_WORDS, Compiler, Trials
@@ -231,7 +232,8 @@ def _searched(carrier: Carrier, step: Captured, context: Context, parts: Sequenc
               options: Options, refused: str, started: float) -> tuple[Outcome, Report, Decided]:
     """Decide what to do, and apply it."""
     trials = _trials(step, parts, options, refused)
-    found = searches(step.graph, [part.as_asked(trials.plain) for part in parts], options, refused)
+    found = searches(step.graph, [part.as_asked(trials.plain) for part in parts], options, refused,
+                     pools_of(step.name) if step.stored else None)
     return _accepted(carrier, step, _asked(context, trials.answers), found, trials, started)
 
 

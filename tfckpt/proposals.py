@@ -25,7 +25,7 @@ from tfckpt.ops import record
 from tfckpt.options import Options
 from tfckpt.parts import Part, Proposal, priced, unchanged
 from tfckpt.plan.forward_ad import Decision, decisions_of
-from tfckpt.plan.planner import AUTO, Planned, StepPlanner, plans_of
+from tfckpt.plan.planner import AUTO, Memory, Planned, StepPlanner, plans_of
 from tfckpt.rewrite.passes.reference_variables import has_references
 from tfckpt.target import Target
 
@@ -95,8 +95,8 @@ class Search:
     """
 
     def __init__(self, part: Part, options: Options, refused: str = "",
-                 leader: Search | None = None):
-        self.options, self._given = options, part
+                 leader: Search | None = None, memory: Memory | None = None):
+        self.options, self._given, self.memory = options, part, memory
         self.proposal: Proposal
         self.rejected: list[str] = []
         self.leader = leader
@@ -203,7 +203,7 @@ class Search:
 
     def _decisions(self, part: Part, limits: Limits) -> Iterator[Decision]:
         if part is not self._whole:
-            return decisions(part, self.options, limits, self._planners)
+            return decisions(part, self.options, limits, self._planners, self.memory)
         if self.leader is None:
             return self.decided(limits)
         return (dataclasses.replace(d, graph=part.graph, cost=part.cost)
@@ -212,7 +212,8 @@ class Search:
     def decided(self, limits: Limits) -> Iterator[Decision]:
         """Yield the part's decisions from the best on, remembering them for replicas."""
         source, known = self._known.setdefault(
-            limits, (decisions(self._whole, self.options, limits, self._planners), []))
+            limits, (decisions(self._whole, self.options, limits, self._planners, self.memory),
+                     []))
         for number in itertools.count():
             if number == len(known):
                 decision = next(source, None)
@@ -228,13 +229,14 @@ def _plain_fits(part: Part, share: float = 1.0) -> bool:
     return room is not None and part.plain.peak_bytes <= share * room
 
 
-def searches(graph: Graph, parts: Sequence[Part], options: Options, refused: str = ""
-             ) -> list[Search]:
+def searches(graph: Graph, parts: Sequence[Part], options: Options, refused: str = "",
+             memory: Memory | None = None) -> list[Search]:
     """Return the search of each device's part; replicas follow the first of their kind.
 
     Args:
       parts: what `parts_of` returned, with what XLA said of them.
       refused: why nothing is to be changed.
+      memory: of searches of the same step for other sizes and budgets.
 
     Raises:
       InfeasibleBudgetError: a device's part does not fit its budget.
@@ -247,7 +249,7 @@ def searches(graph: Graph, parts: Sequence[Part], options: Options, refused: str
             (s for s in found if s.leader is None and s.part.budget == part.budget
              and s.part.target == part.target
              and _nameless(s.part.cost) == _nameless(part.cost)), None)
-        found.append(Search(part, options, refused, leader))
+        found.append(Search(part, options, refused, leader, memory))
     return found
 
 
@@ -257,13 +259,15 @@ def _nameless(cost: CostGraph) -> tuple:
 
 
 def decisions(part: Part, options: Options, limits: Limits,
-              planners: dict[tuple, StepPlanner]) -> Iterator[Decision]:
+              planners: dict[tuple, StepPlanner], memory: Memory | None = None
+              ) -> Iterator[Decision]:
     """Yield the plans of a part, best first.
 
     Where XLA is asked what plans need, one is yielded though none is predicted to fit.
 
     Args:
       planners: what is known of the part's graphs for every budget.
+      memory: of searches of the same step for other sizes and budgets.
 
     Raises:
       InfeasibleBudgetError: in the unit of the budget that was asked for.
@@ -276,7 +280,7 @@ def decisions(part: Part, options: Options, limits: Limits,
         def plans(of: CostGraph) -> Iterator[Planned]:
             return plans_of(of, room, solver=options.solver, objective=options.objective,
                             free_moves=limits.free_moves, await_updates=limits.await_updates,
-                            target=part.target, plain=plain, known=planners)
+                            target=part.target, plain=plain, known=planners, memory=memory)
 
         def found(fad: object) -> Iterator[Decision]:
             return decisions_of(part.graph, cost, plans, fad=fad, budget=room,

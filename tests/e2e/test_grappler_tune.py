@@ -52,7 +52,7 @@ def test_calls_by_which_plans_are_measured_train_as_any_other(budget):
 
 
 def test_a_plan_that_takes_too_much_is_not_kept(monkeypatch):
-    """The first plans are measured as if they took half as much again."""
+    """All plans are measured as if they took a quarter more."""
     from grappler_ext import tuner
 
     real = tuner.memory_info
@@ -70,7 +70,8 @@ def test_a_plan_that_takes_too_much_is_not_kept(monkeypatch):
         warnings.simplefilter("error")
         function, x, _ = trained(budget=.7, tune=True)
     report = grappler_ext.reports()["step"]
-    assert 1.2 * peak_of_call(function, (x,), {}, "CPU:0") <= report.allowed_bytes
+    peak = statistics.median(peak_of_call(function, (x,), {}, "CPU:0") for _ in range(5))
+    assert 1.15 * peak <= report.allowed_bytes  # threads race: a call may take more
     assert report.measured_peak_bytes <= report.allowed_bytes
 
 
@@ -97,7 +98,7 @@ def test_an_unmodified_fit_is_tuned_where_the_batch_is_known(options):
 
 
 def test_a_missed_budget_is_said_once(monkeypatch):
-    """Without `tune` too; what the allocator counts is half as much again here."""
+    """Without `tune` too; what the allocator counts is doubled here."""
     real = observed.memory_info
     start = real("CPU:0")["peak"]
 

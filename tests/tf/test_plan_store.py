@@ -263,16 +263,21 @@ def test_texts_are_said_with_the_names_of_here(graph):
 # What comes back.
 
 
+def plans_in(where: pathlib.Path) -> list[files.Kept]:
+    """The plans of a store; what searches have found lies beside them."""
+    return [file for file in files.kept(where) if "kind" not in file.head]
+
+
 @pytest.mark.parametrize("options", [
     {}, {"budget": 0.6}, {"solver": "chen"}, {"fad": True}, {"fad": "auto"}])
 def test_a_step_is_planned_once(graph, where, monkeypatch, options):
     searches = searched(monkeypatch)
     first = planned(graph, **options)
     again = planned(graph, **options)
-    assert len(searches) == 1 and len(list(where.iterdir())) == 1
+    assert len(searches) == 1 and len(plans_in(where)) == 1
     assert first.report.applied and (first.plans, first.edits) == (again.plans, again.edits)
     assert not first.report.stored and again.report.stored == str(
-        next(iter(files.kept(where))).head["made"])[:10]
+        plans_in(where)[0].head["made"])[:10]
     assert "taken from the plan store (made 2" in str(again.report)
     for field in dataclasses.fields(first.report):
         if field.name not in ("plan_seconds", "stored"):
@@ -287,7 +292,7 @@ def test_another_step_option_or_size_is_planned(graph, where, monkeypatch):
     for run_one in (lambda: planned(graph), lambda: planned(graph, budget=0.7),
                     lambda: planned(capture(trace("layer", 2 * ROWS)))):
         run_one()
-    assert len(searches) == 3 == len(list(where.iterdir()))
+    assert len(searches) == 3 == len(plans_in(where))
 
 
 def test_a_step_under_other_names_gets_the_plan(graph, where, monkeypatch):
@@ -331,7 +336,7 @@ def test_plans_that_were_given_up_come_back(graph, where, monkeypatch):
 
 def tampered(where: pathlib.Path, change) -> None:
     """Have the one plan of a store say something else, such that the file is whole."""
-    (path,) = where.iterdir()
+    path = plans_in(where)[0].path
     head, plan = files.read(where, path.stem)
     change(plan)
     files.write(where, path.stem, {k: v for k, v in head.items()
@@ -386,7 +391,7 @@ def test_a_kept_plan_survives_the_time_limit(graph, where, monkeypatch):
             patch.setattr(driver, "JUDGES", (judge,))
             with pytest.raises(PlanError):
                 planned(graph)
-        assert bool(files.kept(where)) == over
+        assert bool(plans_in(where)) == over
 
 
 # What is not kept.
@@ -407,11 +412,12 @@ def test_a_step_that_fits_is_not_kept(graph, where):
 def test_a_budget_that_is_refused_is_not_kept(graph, where):
     with pytest.raises(InfeasibleBudgetError):
         planned(graph, budget=0.01)
-    assert not where.exists()
+    assert not plans_in(where)
 
 
 def test_what_the_clock_cut_short_is_not_kept(graph, where, monkeypatch):
-    monkeypatch.setattr("tfckpt.store.entry.time_is_over", lambda: True)
+    for module in ("entry", "pools"):
+        monkeypatch.setattr(f"tfckpt.store.{module}.time_is_over", lambda: True)
     assert planned(graph).report.applied
     assert not where.exists()
 
@@ -425,7 +431,7 @@ def test_what_a_fault_had_part_in_is_not_kept(graph, where, monkeypatch):
     failed: list = []
     monkeypatch.setattr(driver, "JUDGES", (*driver.JUDGES, judge))
     assert planned(graph).report.rejected and failed
-    assert not where.exists()
+    assert not plans_in(where)
 
 
 @pytest.mark.parametrize("broken", ["tfckpt.store.entry.key_of", "tfckpt.store.entry.to_record"])
@@ -435,7 +441,22 @@ def test_a_fault_of_the_store_costs_nothing_but_the_plan(graph, where, monkeypat
 
     monkeypatch.setattr(broken, fails)
     assert planned(graph).report.applied
-    assert not where.exists()
+    assert not plans_in(where)
+
+
+@pytest.mark.parametrize("broken", ["_key", "_entry", "_candidate"])
+def test_a_fault_of_a_kept_search_costs_nothing_but_the_search(graph, where, monkeypatch, broken):
+    expected = planned(graph, budget=.6)
+
+    def fails(*arguments):
+        raise ZeroDivisionError
+
+    for file in files.kept(where):
+        if "kind" not in file.head:
+            file.path.unlink()
+    monkeypatch.setattr(f"tfckpt.store.pools.{broken}", fails)
+    again = planned(graph, budget=.6)
+    assert again.report.applied and not again.report.stored and again.plans == expected.plans
 
 
 def test_a_dump_is_planned_again_without_the_store(graph, where, monkeypatch, traced, tmp_path):

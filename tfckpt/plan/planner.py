@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
@@ -103,6 +104,17 @@ class _Finished:
     priced: Priced
 
 
+class Memory(Protocol):
+    """What was found by searches of graphs of the same structure, whatever their sizes."""
+
+    def read(self, graph: CostGraph, searched: object, plain_bytes: int) -> list[Candidate]:
+        """Return the candidates that a search ended with; none where there was none."""
+
+    def write(self, graph: CostGraph, searched: object, plain_bytes: int,
+              candidates: Sequence[Candidate]) -> None:
+        """Keep the candidates that a search ended with."""
+
+
 def check_names(solver: str, objective: str) -> None:
     """Raises `PlanError`, naming the choices, for an unknown solver or objective."""
     if solver not in SOLVER_NAMES:
@@ -125,7 +137,8 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
 def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
              objective: str = "time", free_moves: bool = True, await_updates: bool = True,
              target: Target = HERE, plain: Plain | None = None,
-             known: dict[tuple, StepPlanner] | None = None) -> Iterator[Planned]:
+             known: dict[tuple, StepPlanner] | None = None, memory: Memory | None = None
+             ) -> Iterator[Planned]:
     """Yield different plans of a step, best first, each made when it is asked for.
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
@@ -143,6 +156,7 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
         compiler makes by itself.
       plain: what `baseline` returned for this graph, if it was called already.
       known: takes what is searched once for all budgets, and gives it to later calls with it.
+      memory: what a search of "auto" is kept in; one that is known there is priced, not searched.
 
     Raises:
       PlanError: unknown solver or objective; a graph too large for "optimal".
@@ -152,7 +166,8 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
     key = id(graph), solver, objective, free_moves, await_updates  # a planner keeps its graph
     planner = None if known is None else known.get(key)
     if planner is None:
-        planner = StepPlanner(graph, solver, objective, free_moves, await_updates, target, plain)
+        planner = StepPlanner(graph, solver, objective, free_moves, await_updates, target, plain,
+                              memory)
     if known is not None:
         known[key] = planner
     return planner.plans(budget)
@@ -231,8 +246,9 @@ class StepPlanner:
 
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
                  await_updates: bool, target: Target,
-                 plain: Plain | None = None):
+                 plain: Plain | None = None, memory: Memory | None = None):
         check_names(solver, objective)
+        self.memory = memory
         self.graph, self.solver, self.objective = graph, solver, objective
         self.free_moves, self.await_updates, self.target = free_moves, await_updates, target
         self.evaluator = Evaluator(graph)
@@ -262,12 +278,24 @@ class StepPlanner:
         if self.solver == OPTIMAL:
             return self._optima([p for p in patterns if not p.thrifty][-1], budget)
         if self.solver == AUTO:
-            self._pool = search.explore(self.evaluator, patterns, CHEAP, self.objective,
-                                        self.plain.timeline.peak_bytes)
+            self._pool = self._explored(patterns)
         else:
             named = () if self.solver == "store_all" else (SOLVERS[self.solver],)
             self._pool = search.starts(self.evaluator, patterns, named, self.objective)
         return self._pool
+
+    def _explored(self, patterns: list[Candidate]) -> list[Priced]:
+        """The pool of `auto`: what is remembered, priced for these sizes, or searched."""
+        plain, target = self.plain.timeline.peak_bytes, self.target
+        searched = self.objective, self.free_moves, target.orders_by_control, target.hold
+        known = self.memory.read(self.graph, searched, plain) if self.memory else []
+        if known:
+            return [self.evaluator.price(c) for c in (*patterns, *known)]
+        pool = search.explore(self.evaluator, patterns, CHEAP, self.objective, plain)
+        if self.memory:
+            self.memory.write(self.graph, searched, plain,
+                              [p.candidate for p in search.non_dominated(pool)])
+        return pool
 
     def _points(self, pool: list[Priced]) -> tuple[search.Point, ...]:
         return tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)

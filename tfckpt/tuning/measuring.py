@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,8 @@ from tfckpt.tuning.result import PLAIN, Measured
 from tfckpt.verify.memory import default_device, peak_of_call
 from tfckpt.verify.snapshot import Snapshot
 
+SETTLING = 8
+"""Further steps of what fits, as time allows."""
 CLOSE = 1.1
 """Times the fastest: what is measured again, in turns, before one is taken."""
 
@@ -48,6 +50,7 @@ class Ran:
         self.row = dataclasses.replace(
             self.row, failure=failure,
             peak_bytes=None if failure else int(statistics.median(self.peaks)),
+            most_bytes=None if failure or self.row.name == PLAIN else max(self.peaks),
             seconds=None if failure else statistics.median(self.seconds))
 
 
@@ -64,8 +67,14 @@ class Bench:
         self.snapshot = Snapshot()
         self._plain: Measured | None = None
 
-    def measured(self, ran: Ran) -> Ran:
-        """Run a function, put everything back, and note what it took."""
+    def measured(self, ran: Ran, wanted: Callable[[Measured], bool], limit: float) -> Ran:
+        """Run a function, put everything back, and note what it took.
+
+        Args:
+          wanted: whether what was measured is worth some steps more: memory is in more pieces after
+            a few, and peaks may rise.
+          limit: seconds that these may take.
+        """
         failure = ""
         if ran.report is not None:
             ran.report.observed_calls = OBSERVED  # tuning looks at them itself
@@ -73,6 +82,10 @@ class Bench:
             self._once(ran.function)
             for _ in range(self.steps):
                 self._run(ran)
+            ran.note("")
+            if wanted(ran.row):
+                for _ in range(min(SETTLING, int(limit / max(ran.row.seconds or 0.0, 1e-9)))):
+                    self._run(ran)
         except tf.errors.ResourceExhaustedError:
             failure = "out of memory"
         except tf.errors.OpError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfckpt.api import CheckpointedStep
@@ -41,7 +41,8 @@ def tune(step: CheckpointedStep, *args: Any, limit_seconds: float = 120.0, steps
       step: what `tfckpt.checkpoint` made of a `tf.function`; it need not have run.
       args, kwargs: of one call, as large as they will be.
       limit_seconds: after which no other plan is begun.
-      steps: measured steps of each plan, after one that is not measured.
+      steps: measured steps of each plan, after one that is not measured; of those that fit some
+        more follow as time allows.
       xla: whether the step compiled by XLA is tried too, or without XLA where it is compiled. XLA
         rounds otherwise than TensorFlow's kernels do: what is taken may differ in the last bits.
 
@@ -88,14 +89,19 @@ class _Tuning:
         self.draws = draws_numbers(concrete.graph)
         self.bench.snapshot.add(concrete, (self.bench.args, self.bench.kwargs))
         del concrete
-        plain = self.bench.measured(Ran(Measured(PLAIN), plain_function))
+        plain = self._measured(Ran(Measured(PLAIN), plain_function), lambda _: True)
         if not tf_adapter.compiles_with_xla(plain_function):
             options = dataclasses.replace(options, op_seconds=options.op_seconds or
                                           self.bench.profile(plain))
         for other in (False, True) if self.xla else (False,):
             for planned in self._plans(options, plain, other):
-                self.ran.append(self.bench.measured(planned))
+                self.ran.append(self._measured(
+                    planned, lambda row: row.fits(self._allowed(plain))))
         return self._settled(plain, place)
+
+    def _measured(self, ran: Ran, wanted: Callable[[Measured], bool]) -> Ran:
+        left = self.limit - (time.perf_counter() - self.started)
+        return self.bench.measured(ran, wanted, max(0.0, left) / MOST)
 
     def _again(self, other: bool) -> Any:
         """Return the same `tf.function` without its traces.

@@ -23,14 +23,15 @@ def next_share(share: float, last: Measured, allowed: int, adds: bool = False) -
       adds: whether what runs the step may hold as much more than is expected of it at any budget,
         as XLA does with variables that it makes anew: the difference is taken off then.
     """
-    if last.peak_bytes is None:
+    peak = last.counted_bytes
+    if peak is None:
         return 0.85 * share
-    if NEAR * allowed <= last.peak_bytes <= allowed:
+    if NEAR * allowed <= peak <= allowed:
         return 0.0
-    more = last.peak_bytes - (last.expected_bytes or 0)
-    if adds and more > 0 and last.peak_bytes > allowed:
+    more = peak - (last.expected_bytes or 0)
+    if adds and more > 0 and peak > allowed:
         return min(0.95 * share, max(0.0, 0.99 * (allowed - more) / max(allowed, 1)))
-    return share * min(1.25, max(0.8, 0.99 * allowed / max(last.peak_bytes, 1)))
+    return share * min(1.25, max(0.8, 0.99 * allowed / max(peak, 1)))
 
 
 def for_share(asked: Budget, report: Report, allowed: int, share: float) -> Budgets:
