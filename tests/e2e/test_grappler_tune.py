@@ -66,12 +66,10 @@ def test_a_plan_that_takes_too_much_is_not_kept(monkeypatch):
         return found
 
     monkeypatch.setattr(tuner, "memory_info", told)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        function, x, _ = trained(budget=.7, tune=True)
+    function, x, _ = trained(budget=.8, tune=True)
     report = grappler_ext.reports()["step"]
     peak = statistics.median(peak_of_call(function, (x,), {}, "CPU:0") for _ in range(5))
-    assert 1.15 * peak <= report.allowed_bytes  # threads race: a call may take more
+    assert 1.1 * peak <= report.allowed_bytes  # a quarter less threads that race
     assert report.measured_peak_bytes <= report.allowed_bytes
 
 
@@ -100,6 +98,7 @@ def test_an_unmodified_fit_is_tuned_where_the_batch_is_known(options):
 def test_a_missed_budget_is_said_once(monkeypatch):
     """Without `tune` too; what the allocator counts is doubled here."""
     real = observed.memory_info
+    tf.config.experimental.reset_memory_stats("CPU:0")  # other tests took more
     start = real("CPU:0")["peak"]
 
     def told(device, reset=False):

@@ -169,6 +169,12 @@ def test_a_plan_that_runs_out_of_memory_does_not_fit():
     assert choice([full, slow, fast], None) is slow and choice([full], 100) is None
 
 
+def test_the_largest_peak_has_to_fit_and_the_median_where_none_does():
+    fast, slow = Measured("0.7", 1, 55, 1.0, "", 65), Measured("0.5", 1, 50, 2.0, "", 58)
+    assert choice([fast, slow], 60) is slow and choice([fast, slow], 70) is fast
+    assert choice([fast, slow], 56) is fast and choice([fast, slow], 49) is None
+
+
 def test_out_of_memory_is_an_answer(monkeypatch):
     """The plain step fails, as on a device that is too small for it."""
     step, x, _ = dense()

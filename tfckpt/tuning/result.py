@@ -59,7 +59,9 @@ class Measured:
 
 
 def choice(rows: Sequence[Measured], allowed: int | None) -> Measured | None:
-    """Return the fastest whose measured peak fits; None where none does.
+    """Return the fastest whose measured peaks fit; None where none does.
+
+    Where no plan's largest peak fits, medians count.
 
     Args:
       allowed: bytes; None for the smallest peak: what is within `NEAR_LEAST` of it fits.
@@ -67,7 +69,8 @@ def choice(rows: Sequence[Measured], allowed: int | None) -> Measured | None:
     ran = [row for row in rows if row.fits(None)]
     if allowed is None and ran:
         allowed = int(NEAR_LEAST * min(row.counted_bytes or 0 for row in ran))
-    fitting = [row for row in ran if row.fits(allowed)]
+    fitting = [row for row in ran if row.fits(allowed)] or [
+        row for row in ran if allowed is not None and (row.peak_bytes or 0) <= allowed]
     return min(fitting, key=lambda row: (row.seconds or 0.0, row.peak_bytes or 0), default=None)
 
 
