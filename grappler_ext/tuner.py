@@ -145,6 +145,7 @@ class Tuner:
     def __init__(self, rewriter: Rewriter, use: Callable[[Rewriter], None], tune: bool):
         self.rewriter, self.use, self.tune = rewriter, use, tune
         self._functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._reports: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._busy = threading.Lock()  # a call inside of a call, or of another thread, runs as is
 
     def __call__(self, function: Any, run: Callable[[], Any]) -> Any:
@@ -161,21 +162,17 @@ class Tuner:
 
     def _looked_at(self, function: Any, run: Callable[[], Any]) -> Any:
         """Run a call, and compare what it takes with the budget of what it is rewritten to."""
+        if function in self._reports and self._reports[function] is None:
+            return run()  # it does not train
         before = dict(self.rewriter.reports)
-        found = getattr(function, _REPORT, None)
 
         def latest() -> Report | None:
-            return found if found is not None else _new(before, self.rewriter.reports)
+            found = self._reports.get(function) or _new(before, self.rewriter.reports)
+            return found if found is not None and _of_this_batch(found, self.rewriter) else None
 
-        def comparable() -> Report | None:
-            report = latest()
-            return report if report is not None and _of_this_batch(report, self.rewriter) else None
-
-        with observing(comparable):
+        with observing(latest):
             result = run()
-        report = latest()
-        if report is not None:
-            setattr(function, _REPORT, report)
+        self._reports[function] = latest()
         return result
 
     def _tuned(self, function: Any, known: _Function | None, run: Callable[[], Any]) -> Any:
@@ -217,9 +214,6 @@ class Tuner:
                 leaf.numpy()
         known.measured(memory_info(device)["peak"] - start, time.perf_counter() - began)
         return result
-
-
-_REPORT = "_tfckpt_native_report"
 
 
 def _of_this_batch(report: Report, rewriter: Rewriter) -> bool:
