@@ -11,6 +11,9 @@ import pathlib
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # the tests say what the CPU's kernels and its allocator do, on every machine
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# its default where the CPU has AVX-512 or AMX instructions for neural networks; off, TensorFlow
+# takes other kernels and an allocator without statistics
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # what another run has planned says nothing of this one; tests of the plan store switch it on
 os.environ["TFCKPT_CACHE"] = "off"
 

@@ -35,6 +35,7 @@ from tensorflow.python.framework import (
 )
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util, handle_data_util
+from tensorflow.python.util import _pywrap_util_port
 
 from tfckpt.ops import Access, registry
 from tfckpt.ops.names import ARG, CONST, ENSURE_SHAPE, RETVAL, VAR_IS_INITIALIZED
@@ -500,6 +501,11 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
 def default_device() -> str:
     """The device whose memory counts: the first GPU, or the CPU where there is none."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
+def uses_onednn() -> bool:
+    """Whether oneDNN's kernels run on the CPU, by the processor or by `TF_ENABLE_ONEDNN_OPTS`."""
+    return bool(_pywrap_util_port.IsMklEnabled())
 
 
 def memory_limit(device: str) -> int:

@@ -83,7 +83,9 @@ def _answer(arguments: list[str]) -> int:
         return plan_store.run(request)
     load_tensorflow()
     from tfckpt.cli import commands
+    from tfckpt.verify.memory import ask_for_statistics
 
+    ask_for_statistics()
     with warnings_off():
         return commands.run(request)
 

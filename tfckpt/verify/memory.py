@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import resource
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,19 @@ from tfckpt.errors import VerificationError
 from tfckpt.verify.snapshot import Snapshot
 
 _REMEDY = (
-    "TensorFlow keeps no allocator statistics for {device} in this process. On CPU they come with "
-    "the default oneDNN allocator; with TF_ENABLE_ONEDNN_OPTS=0 set TF_CPU_ALLOCATOR_USE_BFC=1, "
-    "before TensorFlow is imported")
+    "TensorFlow keeps no allocator statistics for {device} in this process. On a CPU they come with "
+    "oneDNN, which is off by default on many processors; set TF_CPU_ALLOCATOR_USE_BFC=1, which "
+    "keeps the kernels, or TF_ENABLE_ONEDNN_OPTS=1, before TensorFlow is imported")
+
+
+def ask_for_statistics() -> None:
+    """Have the CPU's allocator keep statistics in a process that is ours.
+
+    Says nothing to a process whose TensorFlow has used a device already. For commands: a library
+    must not change the allocator of who imports it.
+    """
+    if not tf_adapter.uses_onednn():
+        os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
 
 
 def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = None,
