@@ -12,6 +12,7 @@ import dataclasses
 import statistics
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from grappler_ext.bridge import Rewriter
 from tfckpt.budget import Budget, format_bytes
+from tfckpt.device_budgets import Budgets
 from tfckpt.errors import VerificationError
 from tfckpt.observed import CALLS as OBSERVED
 from tfckpt.observed import note, observing
@@ -64,19 +66,24 @@ class _Function:
         self.plans = [_Plan(rewriter, 1.0, Measured(str(rewriter.options.budgets.of(""))))]
         self.chosen = rewriter
         self.settled = False
+        self._made = 0
 
     def made(self, report: Report | None) -> None:
         """Note the report of the plan that has just been made, or that there is none."""
         plan = self.plans[-1]
-        sized = plan.rewriter.options.budgets.of("") != Budget()
+        self._made += 1
         report = report if report is not None and _of_this_batch(report, plan.rewriter) else None
-        known = {(p.report.planned_peak_bytes, p.report.recomputed_ops)
-                 for p in self.plans[:-1] if p.report is not None}
         if report is None or not report.applied or (
-                len(self.plans) == 1 and sized and report.allowed_bytes is None) or (
-                report.planned_peak_bytes, report.recomputed_ops) in known:
+                len(self.plans) == 1 and _is_sized(plan) and report.allowed_bytes is None):
             self.plans.pop()
             self._settle()
+            return
+        if any((p.report.planned_peak_bytes, p.report.recomputed_ops) ==
+               (report.planned_peak_bytes, report.recomputed_ops)
+               for p in self.plans[:-1] if p.report is not None):
+            self.plans.pop()
+            last = self.plans[-1]
+            self._follow(None if last.row.fits(self.allowed) else self._next(last, plan.share))
             return
         plan.report = report
         plan.row = dataclasses.replace(plan.row, expected_bytes=report.expected_bytes[1])
@@ -89,23 +96,36 @@ class _Function:
         if len(plan.peaks) < STEPS:
             return
         say(f"  {plan.row.line(plan.row)}")
-        following = self._next(plan)
+        self._follow(self._next(plan, plan.share))
+
+    def _follow(self, following: _Plan | None) -> None:
+        """Have a plan be tried next, or settle where there is none."""
         if following is None:
             self._settle()
         else:
             self.plans.append(following)
 
-    def _next(self, last: _Plan) -> _Plan | None:
-        """Return what is tried next; None where nothing is."""
+    def _next(self, last: _Plan, share: float) -> _Plan | None:
+        """Return what is tried next; None where nothing is.
+
+        Args:
+          last: the last that ran.
+          share: of what is allowed, that was tried last; it may have led to a plan that is known.
+        """
         first, allowed = self.plans[0], self.allowed
         options, strict = first.rewriter.options, first.rewriter.strict
         if allowed is None or first.report is None:
             options = dataclasses.replace(options, objective="memory")
             return _Plan(Rewriter(options, strict), 1.0, Measured("least peak")) if (
                 last is first and options != first.rewriter.options) else None
-        share = next_share(last.share, last.row, allowed)
-        if share == 0 or len(self.plans) == MOST:
+        share = next_share(share, last.row, allowed)
+        if share == 0 or self._made == MOST:
             return None
+        if self._made == MOST - 1:
+            if any(plan.row.fits(allowed) for plan in self.plans):
+                return None
+            options = dataclasses.replace(options, budgets=Budgets())
+            return _Plan(Rewriter(options, strict), 0.0, Measured("min"))
         options = dataclasses.replace(options, budgets=for_share(
             options.budgets.of(""), first.report, allowed, share))
         return _Plan(Rewriter(options, strict, least=True), share,
@@ -146,6 +166,7 @@ class Tuner:
         self.rewriter, self.use, self.tune = rewriter, use, tune
         self._functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._reports: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._warned = False
         self._busy = threading.Lock()  # a call inside of a call, or of another thread, runs as is
 
     def __call__(self, function: Any, run: Callable[[], Any]) -> Any:
@@ -204,8 +225,11 @@ class Tuner:
         device = default_device()
         try:
             start = memory_info(device, reset=True)["current"]
-        except VerificationError:
+        except VerificationError as error:
             known.settled = True
+            if not self._warned:
+                warnings.warn(f"tfckpt: tune=True tunes nothing. {error}", stacklevel=2)
+            self._warned = True
             return run()
         began = time.perf_counter()
         result = run()
@@ -214,6 +238,10 @@ class Tuner:
                 leaf.numpy()
         known.measured(memory_info(device)["peak"] - start, time.perf_counter() - began)
         return result
+
+
+def _is_sized(plan: _Plan) -> bool:
+    return plan.rewriter.options.budgets.of("") != Budget()
 
 
 def _of_this_batch(report: Report, rewriter: Rewriter) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import grappler_ext
+import tfckpt
 from tests.support import process
 from tests.support.gelu_steps import gelu_step
 from tfckpt import observed
@@ -71,6 +72,18 @@ def test_a_plan_that_takes_too_much_is_not_kept(monkeypatch):
     peak = statistics.median(peak_of_call(function, (x,), {}, "CPU:0") for _ in range(5))
     assert 1.1 * peak <= report.allowed_bytes  # a quarter less threads that race
     assert report.measured_peak_bytes <= report.allowed_bytes
+
+
+def test_without_statistics_it_is_said_that_nothing_is_tuned(monkeypatch):
+    from grappler_ext import tuner
+
+    def info(device, reset=False):
+        raise tfckpt.VerificationError(f"verify: none for {device}")
+
+    monkeypatch.setattr(tuner, "memory_info", info)
+    with pytest.warns(UserWarning, match="tune=True tunes nothing. verify: none for") as caught:
+        trained(budget=.8, tune=True)
+    assert len(caught) == 1 and grappler_ext.reports()["step"].applied
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 2048, "budget": .6}, {"budget": .6}], ids=str)
