@@ -27,9 +27,16 @@ from tfckpt.graph import Graph
 from tfckpt.hlo import XlaMemory
 from tfckpt.judges import JUDGES, Candidate, Rejected
 from tfckpt.options import Options
-from tfckpt.parts import Part, Proposal, unchanged
+from tfckpt.parts import DevicePart, Part, Proposal, unchanged
 from tfckpt.plan.schedule import Plan
-from tfckpt.proposals import NOTHING_TO_GAIN, PLAIN_FITS, Search, parts_of, searches
+from tfckpt.proposals import (
+    NOTHING_TO_GAIN,
+    PLAIN_FITS,
+    Search,
+    device_parts_of,
+    priced_parts,
+    searches,
+)
 from tfckpt.report import Report, report_of
 from tfckpt.report_values import CompiledReport
 from tfckpt.rewrite.passes.manager import Context
@@ -188,13 +195,14 @@ def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refu
     definition = dump.definition_of(step.name, step.live) if dump.folder() else b""
     context = Context(step.graph, plain=_plain(step), target=target_of(""))
     with collector_paused():
-        parts = parts_of(step.graph, options, target_of)
-        entry = None if refused else _entry(step, parts, options)
+        wanted = device_parts_of(step.graph, options, target_of)
+        entry = None if refused else _entry(step, wanted, options)
         found = None if entry is None else _kept(carrier, step, context, entry, started)
+        parts = () if found else priced_parts(step.graph, wanted)
     if found is None:
         found = _searched(carrier, step, context, parts, options, refused, started)
         if entry is not None:
-            entry.write(found[2])
+            entry.write(found[2], parts)
     outcome, report, decided = found
     if definition:
         _dump(step, definition, dataclasses.replace(options, target=context.target), outcome,
@@ -202,7 +210,7 @@ def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refu
     return outcome, report
 
 
-def _entry(step: Captured, parts: Sequence[Part], options: Options) -> Entry | None:
+def _entry(step: Captured, parts: Sequence[DevicePart], options: Options) -> Entry | None:
     """Return the place of the step's plan in the plan store, if it may have one."""
     asks = step.compiled and step.compiler is not None and options.xla_trials
     return entry_of(step.name, step.graph, parts, options,
@@ -373,7 +381,7 @@ def _without_gradient(step: Captured, options: Options, target_of, started: floa
             logging.warning("tfckpt: %s computes no gradient; it is left as it is", step.name)
         return Outcome()
     try:
-        part, *_ = parts_of(step.graph, options, target_of)
+        part, *_ = priced_parts(step.graph, device_parts_of(step.graph, options, target_of))
     except CostError:  # of a step that is not looked into anyway
         return Outcome()
     proposal = unchanged(part, _INSIDE.format(inside))

@@ -17,20 +17,15 @@ from tfckpt.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """The part of a step that one device runs, priced.
+class DevicePart:
+    """The part of a step that one device runs.
 
     Attributes:
       device: as ops spell it; "" where the step names none.
       number: of the part among those of several devices; None where there is one.
       budget: of the device.
       target: what runs the part.
-      graph, cost: the part and its price.
-      plain: the plain part as planned.
-      asked: what the plain part takes as XLA compiles it, or as Grappler leaves it to the executor,
-        where they were asked.
-      corrected: planned bytes that a plan may need, where compiled plans have told better than
-        the budget.
+      graph: the part.
     """
 
     device: str
@@ -38,6 +33,21 @@ class Part:
     budget: Budget
     target: Target
     graph: Graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Part(DevicePart):
+    """The part of a step that one device runs, priced.
+
+    Attributes:
+      cost: its price.
+      plain: the plain part as planned.
+      asked: what the plain part takes as XLA compiles it, or as Grappler leaves it to the executor,
+        where they were asked.
+      corrected: planned bytes that a plan may need, where compiled plans have told better than
+        the budget.
+    """
+
     cost: CostGraph
     plain: Plain
     asked: XlaMemory | None = None
@@ -78,7 +88,7 @@ class Part:
             return self
         target = self.target.told(asked.in_memory)
         found = dataclasses.replace(self, target=target) if target.orders_by_control else priced(
-            self.device, self.number, self.budget, target, self.graph)
+            DevicePart(self.device, self.number, self.budget, target, self.graph))
         return dataclasses.replace(found, asked=asked)
 
     def updated_late(self) -> Part:
@@ -92,7 +102,7 @@ class Part:
     def over(self, graph: Graph) -> Part:
         """Return the part with another graph, priced anew."""
         return dataclasses.replace(
-            priced(self.device, self.number, self.budget, self.target, graph),
+            priced(DevicePart(self.device, self.number, self.budget, self.target, graph)),
             asked=self.asked, corrected=self.corrected)
 
 
@@ -116,15 +126,31 @@ class Proposal:
         return PlannedPart(self.decision, part.device, part.label, part.target)
 
 
-def priced(device: str, number: int | None, budget: Budget, target: Target, graph: Graph) -> Part:
+@dataclasses.dataclass(frozen=True)
+class PlainPeak:
+    """What takes long to know of a plain part: its peak, and whether an allocator counts it."""
+
+    peak_bytes: int
+    allocator: bool
+
+
+def priced(part: DevicePart, known: PlainPeak | None = None) -> Part:
     """Price a part.
+
+    Args:
+      known: of the same part, where it was priced before.
 
     Raises:
       CostError: the bytes of a tensor are unknown.
     """
-    cost = build_cost_graph(graph, target.rates, target.fusion)
-    target, plain = price_plain(cost, target)
-    return Part(device, number, budget, target, graph, cost, plain)
+    cost = build_cost_graph(part.graph, part.target.rates, part.target.fusion)
+    if known is None:
+        target, plain = price_plain(cost, part.target)
+    else:
+        target = part.target if known.allocator else dataclasses.replace(
+            part.target, allocator=False)
+        plain = baseline(cost, target, known.peak_bytes)
+    return Part(part.device, part.number, part.budget, target, part.graph, cost, plain)
 
 
 def price_plain(cost: CostGraph, target: Target) -> tuple[Target, Plain]:

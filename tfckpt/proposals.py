@@ -23,7 +23,7 @@ from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptErr
 from tfckpt.graph import Graph
 from tfckpt.ops import record
 from tfckpt.options import Options
-from tfckpt.parts import Part, Proposal, priced, unchanged
+from tfckpt.parts import DevicePart, Part, Proposal, priced, unchanged
 from tfckpt.plan.forward_ad import Decision, decisions_of
 from tfckpt.plan.planner import AUTO, Memory, Planned, StepPlanner, plans_of
 from tfckpt.rewrite.passes.reference_variables import has_references
@@ -37,19 +37,29 @@ EXCHANGES = ("replicas exchange something before the update (synchronised statis
              "that waited for another replica could wait for ever")
 
 
-def parts_of(graph: Graph, options: Options, target_of: Callable[[str], Target]) -> list[Part]:
-    """Return the part of each device, priced.
+def device_parts_of(graph: Graph, options: Options, target_of: Callable[[str], Target]
+                    ) -> list[DevicePart]:
+    """Return the part of each device.
 
     Raises:
-      CostError: the bytes of a tensor are unknown, or those of a variable that a size counts.
       PlanError: a device has no budget, or one that is not there has.
     """
     split = device_parts(graph, target_of(""))
     options.budgets.check(split)
     several = len(split) > 1
-    parts = [priced(device if several else "", number if several else None,
-                    options.budgets.of(device), _measured(target_of(device), part, options), part)
-             for number, (device, part) in enumerate(split.items())]
+    return [DevicePart(device if several else "", number if several else None,
+                       options.budgets.of(device), _measured(target_of(device), part, options),
+                       part)
+            for number, (device, part) in enumerate(split.items())]
+
+
+def priced_parts(graph: Graph, wanted: Sequence[DevicePart]) -> list[Part]:
+    """Return the part of each device, priced.
+
+    Raises:
+      CostError: the bytes of a tensor are unknown, or those of a variable that a size counts.
+    """
+    parts = [priced(part) for part in wanted]
     for part in parts:
         if part.cost.unknown_variables and part.budget.device_bytes is not None:
             raise CostError(

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support.gelu_steps import gelu_step
-from tfckpt.plan import search
+from tfckpt.plan import planner, search
 from tfckpt.store import files
 
 ROWS, WIDTH = 2048, 256
@@ -75,6 +75,15 @@ def test_another_budget_gets_the_plan_that_a_search_would_find(store, searches, 
     assert (kept.planned_peak_bytes, kept.overhead, kept.recomputed_ops, kept.solver) == (
         searched.planned_peak_bytes, searched.overhead, searched.recomputed_ops, searched.solver)
     assert kept.expected_bytes == searched.expected_bytes
+
+
+def test_a_kept_plan_is_taken_without_simulating_the_plain_step(store, monkeypatch):
+    first, _ = trained()
+    monkeypatch.setattr(planner, "executed_peaks", None)
+    report, found = trained()
+    assert report.stored and report.applied and found == plain()
+    assert (report.baseline_peak_bytes, report.planned_peak_bytes) == (
+        first.baseline_peak_bytes, first.planned_peak_bytes)
 
 
 def test_what_is_far_or_another_step_or_damaged_is_searched(store, searches):

@@ -20,7 +20,7 @@ from tfckpt.edits import Edits
 from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.graph import BACKWARD, Graph, Loop
 from tfckpt.options import make_options
-from tfckpt.proposals import PLAIN_FITS, parts_of
+from tfckpt.proposals import PLAIN_FITS, device_parts_of
 from tfckpt.rewrite.passes.operand_order import keep_operand_order, read_of
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.store import files, key, surroundings
@@ -144,7 +144,7 @@ def test_what_leaves_the_step_is_part_of_the_hash(graph):
 
 def keys(graph: Graph, target=None, others=None, **options) -> str:
     chosen = make_options(**options)
-    parts = parts_of(graph, chosen, place(target, False, False))
+    parts = device_parts_of(graph, chosen, place(target, False, False))
     return key_of(graph, parts, chosen, surroundings.surroundings() if others is None else others)
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loop_shapes import tell_shapes_behind_loops
+from tfckpt.capture.open_shapes import open_part
 from tfckpt.errors import CostError
 from tfckpt.ops import Source, record
 from tfckpt.ops.names import PLACEHOLDER, VAR_HANDLE
@@ -141,6 +142,8 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
                    library=None) -> tuple[tf.Graph | None, str]:
     """A scratch graph with the shapes to plan for, and in words what open ones are taken to be.
 
+    It need not hold ops whose shapes the graph knows.
+
     Args:
       graph: FuncGraph or imported graph.
       batch_size: what was said of the batch; it counts where the call tells nothing.
@@ -168,12 +171,14 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
         elif may_assume:
             batch = STAND_IN
             words.append(f"a batch of {STAND_IN}: nothing says what it is")
-    return concrete_shapes(graph, batch, inputs, library, sizes, parts), ", ".join(words)
+    return (concrete_shapes(graph, batch, inputs, library, sizes, parts, open_part(graph)),
+            ", ".join(words))
 
 
 def concrete_shapes(graph: tf.Graph, batch_size: int | None,
                     inputs: Mapping[str, Sequence[int]], library=None,
-                    sizes: CallSizes | None = None, parts: Collection[str] = ()) -> tf.Graph:
+                    sizes: CallSizes | None = None, parts: Collection[str] = (),
+                    part: tf.compat.v1.GraphDef | None = None) -> tf.Graph:
     """A scratch graph with the same op names and as many shapes known as can be.
 
     Args:
@@ -183,12 +188,13 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
       library: the functions that the graph calls, where it does not hold them itself.
       sizes: of the call, for the elements of a dataset that the graph reads.
       parts: placeholders whose leading dimension is no batch.
+      part: of the graph, where that is enough; it calls no functions.
 
     Raises:
       CostError: no batch of that size can pass through the graph.
     """
-    definition = _definition(graph)
-    if library is not None:
+    definition = _definition(graph) if part is None else part
+    if library is not None and part is None:
         definition.library.CopyFrom(library)
     placeholders = {op.name: op for op in graph.get_operations() if op.type == PLACEHOLDER}
     for node in definition.node:

@@ -38,8 +38,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     Args:
       graph: the graph; a FuncGraph's outputs are its fetches.
       fetches: tensors that leave the step; default `graph.outputs`.
-      shapes: a graph with the same op names whose shapes are fully known, where `graph` itself
-        has unknown dimensions (see `concrete_shapes`).
+      shapes: a graph with the same op names that knows the shapes that `graph` leaves open (see
+        `planned_shapes`).
       name: of a graph that has none of its own.
       inlining: what was done to the graph's nested calls before.
       compiled: whether XLA will compile the graph.
@@ -58,8 +58,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     index = {op: i for i, op in enumerate(operations)}
     inputs = [[(index[t.op], t.value_index) for t in op.inputs] for op in operations]
     controls = [[index[c] for c in op.control_inputs] for op in operations]
-    known = (lambda op: op) if shapes is None else (
-        lambda op: shapes.get_operation_by_name(op.name))
+    known = _known_in(shapes)
     target = Target().compiled(compiled)
     lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
@@ -95,6 +94,14 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                    (inlining.refused if inlining is not None else ()) + refused + unknown)
     check_graph(result)
     return result
+
+
+def _known_in(shapes: tf.Graph | None) -> Callable[[tf.Operation], tf.Operation]:
+    """Return what gives an op as another graph knows it; itself where that does not hold it."""
+    if shapes is None:
+        return lambda op: op
+    others = {op.name: op for op in shapes.get_operations()}
+    return lambda op: others.get(op.name, op)
 
 
 def _held_by_calls(operations: Sequence[tf.Operation],

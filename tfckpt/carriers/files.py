@@ -20,7 +20,7 @@ from tfckpt.carriers.here import place
 from tfckpt.driver import OFF, Captured, run, switched_off
 from tfckpt.edits import Edits
 from tfckpt.options import Options
-from tfckpt.parts import Part, priced
+from tfckpt.parts import DevicePart, Part, priced
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_graphdef import (
     edit_function_def,
@@ -84,7 +84,8 @@ def priced_plain(step: Step, target: Target | None = None) -> Part:
     Raises:
       CostError: a tensor's bytes are unknown.
     """
-    return priced("", None, Budget(), place(target, step.compiled, False)(""), step.graph)
+    return priced(DevicePart("", None, Budget(), place(target, step.compiled, False)(""),
+                             step.graph))
 
 
 def rewrite(document: Document, results: Sequence[Result]) -> Document:

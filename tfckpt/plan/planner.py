@@ -173,11 +173,14 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
     return planner.plans(budget)
 
 
-def baseline(graph: CostGraph, target: Target = HERE) -> Plain:
+def baseline(graph: CostGraph, target: Target = HERE, peak: int | None = None) -> Plain:
     """Return the plain step under the middle one of the simulated executors.
 
     Nothing of ours orders the plain step, so it is not priced by its worst order: a fraction of
     that would be a larger part of what the step really needs.
+
+    Args:
+      peak: as the allocator counts it, where it is known.
     """
     if not target.orders_by_control:
         moves = moves_of_xla(graph)
@@ -192,8 +195,8 @@ def baseline(graph: CostGraph, target: Target = HERE) -> Plain:
         found.append((simulate_order(graph, resolved, order), order))
     timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
     plan = dataclasses.replace(plan, order=tuple(order))
-    if target.smallest_counted is None:
-        return Plain(plan, timeline, timeline.peak_bytes)
+    if target.smallest_counted is None or peak is not None:
+        return Plain(plan, timeline, timeline.peak_bytes if peak is None else peak)
     if target.threads > 1:
         return Plain(plan, timeline, executed_peaks(graph, target, settled=False)[0])
     peaks = allocated_peaks(graph, resolved, order, target.smallest_counted)

@@ -20,7 +20,7 @@ from tfckpt import faults
 from tfckpt.clock import time_is_over
 from tfckpt.graph import Graph
 from tfckpt.options import Options
-from tfckpt.parts import Part
+from tfckpt.parts import DevicePart, Part
 from tfckpt.proposals import PLAIN_FITS
 from tfckpt.store import files
 from tfckpt.store.definition import definition_digest
@@ -34,13 +34,13 @@ class Entry:
 
     Args:
       name: of the step, for people.
-      graph, parts: the step, and the parts of its devices as they were priced.
+      graph, wanted: the step, and the parts of its devices.
     """
 
     def __init__(self, where: pathlib.Path, key: str, name: str, graph: Graph,
-                 parts: Sequence[Part]):
+                 wanted: Sequence[DevicePart]):
         self.where, self.key, self.name = where, key, name
-        self.graph, self.parts = graph, parts
+        self.graph, self.wanted = graph, wanted
 
     def read(self) -> Decided | None:
         """Return what was decided for the step before; None where nothing is kept.
@@ -52,7 +52,7 @@ class Entry:
         if found is None:
             return None
         head, record = found
-        return from_record(record, self.graph, self.parts, str(head["made"]).partition("T")[0])
+        return from_record(record, self.graph, self.wanted, str(head["made"]).partition("T")[0])
 
     def drop(self, why: Exception) -> None:
         """Forget what is kept, unless it is only that the time limit is over."""
@@ -62,12 +62,16 @@ class Entry:
                      type(why).__name__, why)
         files.remove(self.where, self.key)
 
-    def write(self, decided: Decided) -> None:
-        """Keep what was decided."""
+    def write(self, decided: Decided, parts: Sequence[Part]) -> None:
+        """Keep what was decided.
+
+        Args:
+          parts: as they were priced.
+        """
         try:
             if _lasts(decided):
                 files.write(self.where, self.key, self._head(decided),
-                            to_record(decided, self.graph, self.parts))
+                            to_record(decided, self.graph, parts))
         except Exception as error:
             faults.said(error, f"the plan of {self.name} is not kept")
 
@@ -75,7 +79,7 @@ class Entry:
         """Return what `tfckpt cache list` says."""
         planned = [p.decision.planned for p in decided.proposals]
         fullest = max(range(len(planned)), key=lambda i: planned[i].peak_bytes)
-        part, changes = self.parts[fullest], any(p.changes for p in decided.proposals)
+        part, changes = self.wanted[fullest], any(p.changes for p in decided.proposals)
         return {
             "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "step": self.name, "ops": len(self.graph.ops), "budget": str(part.budget),
@@ -85,8 +89,8 @@ class Entry:
             "tfckpt": tfckpt.__version__, "tensorflow": tf.__version__}
 
 
-def entry_of(name: str, graph: Graph, parts: Sequence[Part], options: Options, live: Any = None
-             ) -> Entry | None:
+def entry_of(name: str, graph: Graph, parts: Sequence[DevicePart], options: Options,
+             live: Any = None) -> Entry | None:
     """Return the place of a step in the store; None where there is no store.
 
     Args:

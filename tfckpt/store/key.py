@@ -16,14 +16,14 @@ from typing import Any
 
 from tfckpt.graph import Graph, Loop, Op
 from tfckpt.options import Options
-from tfckpt.parts import Part
+from tfckpt.parts import DevicePart
 
 NOT_OF_THE_PLAN = ("budgets", "batch_size", "target", "time_limit", "op_seconds")
 """Options that say nothing beside the parts and the shapes; of a search that the time limit has cut
 short nothing is kept."""
 
 
-def key_of(graph: Graph, parts: Sequence[Part], options: Options,
+def key_of(graph: Graph, parts: Sequence[DevicePart], options: Options,
            others: Mapping[str, object]) -> str:
     """Return the key of a step's plan, in hexadecimal.
 
@@ -69,7 +69,7 @@ def _loop(loop: Loop, index: Mapping[str, int]) -> tuple:
             tuple(sorted(loop.takes.items())), tuple(index[name] for name in loop.later_writes))
 
 
-def _part(part: Part, index: Mapping[str, int]) -> list:
+def _part(part: DevicePart, index: Mapping[str, int]) -> list:
     """Return what is asked for on a device. Its graph is a part of the step's by its device."""
     target = plain(dataclasses.replace(part.target, rates=dataclasses.replace(
         part.target.rates, known={})))

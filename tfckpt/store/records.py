@@ -14,7 +14,7 @@ from tfckpt.capture.repeated import without_loops
 from tfckpt.errors import PlanError
 from tfckpt.graph import Graph
 from tfckpt.hlo import XlaBuffer, XlaMemory
-from tfckpt.parts import Part, Proposal, unchanged
+from tfckpt.parts import DevicePart, Part, PlainPeak, Proposal, priced, unchanged
 from tfckpt.plan.check import check_plan
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion, with_derivatives
 from tfckpt.plan.planner import Planned
@@ -63,9 +63,9 @@ def to_record(decided: Decided, graph: Graph, parts: Sequence[Part]) -> dict[str
             "seconds": said.seconds, "by_xla": said.by_xla}}
 
 
-def from_record(record: Mapping[str, Any], graph: Graph, parts: Sequence[Part], made: str
+def from_record(record: Mapping[str, Any], graph: Graph, wanted: Sequence[DevicePart], made: str
                 ) -> Decided:
-    """Return what a record says, of a step and its parts as they are now.
+    """Return what a record says, of a step and the parts of its devices as they are now.
 
     Raises:
       Exception: it says nothing that fits.
@@ -77,8 +77,9 @@ def from_record(record: Mapping[str, Any], graph: Graph, parts: Sequence[Part], 
         _answer(said["before"], answers), _answer(said["after"], answers), said["budget"],
         said["trials"], texts.text(said["reason"]), said["seconds"], said["by_xla"])
     plain = answers[0] if answers else None
-    proposals = tuple(_proposal(entry, part.as_asked(plain), texts)
-                      for entry, part in zip(record["parts"], parts, strict=True))
+    proposals = tuple(_proposal(entry, priced(part, PlainPeak(*entry["plain"])).as_asked(plain),
+                                texts)
+                      for entry, part in zip(record["parts"], wanted, strict=True))
     return Decided(proposals, texts.all(record["rejected"]), compiled, answers, made)
 
 
@@ -88,12 +89,13 @@ def from_record(record: Mapping[str, Any], graph: Graph, parts: Sequence[Part], 
 def _part(proposal: Proposal, part: Part, texts: Texts) -> dict[str, Any]:
     """Return what was decided for a part, which may have been planned over another graph.
 
-    The plain plan is not kept: it is made with the part.
+    The plain plan is not kept, but what takes long to know of it.
     """
     here, planned = proposal.part, proposal.decision.planned
     refused = None if here.graph.refused == part.graph.refused else [
         texts.pieces(line) for line in here.graph.refused]
-    return {"reason": texts.pieces(proposal.reason), "otherwise": here.target.otherwise,
+    return {"plain": dataclasses.astuple(PlainPeak(part.plain.peak_bytes, part.target.allocator)),
+            "reason": texts.pieces(proposal.reason), "otherwise": here.target.otherwise,
             "updated_late": here.graph is not part.graph,
             "without_loops": refused,
             "decision": None if planned.plan is here.plain.plan else

@@ -15,9 +15,9 @@ from tfckpt.errors import VerificationError
 from tfckpt.verify.snapshot import Snapshot
 
 _REMEDY = (
-    "TensorFlow keeps no allocator statistics for {device} in this process. On a CPU they come with "
-    "oneDNN, which is off by default on many processors; set TF_CPU_ALLOCATOR_USE_BFC=1, which "
-    "keeps the kernels, or TF_ENABLE_ONEDNN_OPTS=1, before TensorFlow is imported")
+    "TensorFlow keeps no allocator statistics for {device} in this process. On a CPU they come "
+    "with oneDNN, which is off by default on many processors; set TF_CPU_ALLOCATOR_USE_BFC=1, "
+    "which keeps the kernels, or TF_ENABLE_ONEDNN_OPTS=1, before TensorFlow is imported")
 
 
 def ask_for_statistics() -> None:
