@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -376,6 +380,44 @@ def test_record_executed_graphs_of_the_run_alone():
     assert types(small).count("Cos") == 1 and "Cumsum" not in types(small)
     assert types(large).count("Cumsum") == 20
     assert tf_adapter.record_executed_graphs(lambda: None) == []
+
+
+def test_what_a_function_would_run_is_told_and_nothing_runs():
+    variable = tf.Variable(2.0)
+
+    @tf.function
+    def step(x, times):
+        for _ in range(times):
+            x = tf.cumsum(x)
+        variable.assign_add(1.0)
+        return x, variable.read_value()
+
+    fed = tf.ones(3)
+    concrete = step.get_concrete_function(fed, times=4)
+    for _ in range(3):  # also one that was instantiated
+        graph, = tf_adapter.instantiated(concrete, (fed,), {"times": 4})
+        types = [node.op for node in graph.node]
+        assert types.count("Cumsum") == 4 and types.count("_Retval") == 2
+        assert types.count("AssignAddVariableOp") == 1 and variable.numpy() == 2.0
+    assert step(fed, times=4)[1].numpy() == 3.0
+
+
+def test_which_op_types_are_stateful():
+    assert tf_adapter.is_stateful_type("RandomUniform") and tf_adapter.is_stateful_type("Assert")
+    assert not tf_adapter.is_stateful_type("AddV2") and not tf_adapter.is_stateful_type("_NoSuch")
+
+
+@pytest.mark.parametrize("flag", ["0", "1"])
+def test_whether_onednn_is_on(flag):
+    code = ("from tfckpt.verify.memory import ask_for_statistics, memory_info\n"
+            "from tfckpt.capture import tf_adapter\nimport os\nask_for_statistics()\n"
+            "print(tf_adapter.uses_onednn(), os.environ.get('TF_CPU_ALLOCATOR_USE_BFC'),"
+            " memory_info('CPU:0')['current'])")
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPU_ALLOCATOR_USE_BFC"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300,
+        env={**environment, "TF_ENABLE_ONEDNN_OPTS": flag}).stdout
+    assert said.splitlines()[-1] == ("False 1 0" if flag == "0" else "True None 0")
 
 
 def test_op_callbacks_run_after_the_tape_has_recorded():

@@ -21,10 +21,11 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.client import pywrap_tf_session as c_api
+from tensorflow.python.eager import cancellation, record
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import (
     atomic_function,
+    concrete_function,
     polymorphic_function,
 )
 from tensorflow.python.framework import (
@@ -452,6 +453,12 @@ def is_stateful(op: tf.Operation) -> bool:
     return bool(op._is_stateful)
 
 
+def is_stateful_type(op_type: str) -> bool:
+    """What the registration of an op type says about state; False of one that is not known."""
+    known = op_def_registry.get(op_type)
+    return known is not None and known.is_stateful
+
+
 def handle_shape(resource: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:
     """Shape and dtype of the variable behind a resource tensor, where TensorFlow knows them."""
     if hasattr(resource, "numpy"):  # an eager handle, as a concrete function captures it
@@ -581,6 +588,46 @@ def record_executed_graphs(run: Callable[[], object]) -> list:
     largest = max(metadata.function_graphs, default=None,
                   key=lambda f: sum(len(p.node) for p in f.partition_graphs))
     return list(largest.partition_graphs) if largest is not None else []
+
+
+def instantiated(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list:
+    """Return the GraphDefs that a concrete function would run, of each device; nothing runs.
+
+    TensorFlow instantiates, inlines, places and optimises it for a call that is cancelled then.
+
+    Raises:
+      tf.errors.OpError: TensorFlow refuses the call.
+    """
+    manager = cancellation.CancellationManager()
+    manager.start_cancel()
+    call = manager.get_cancelable_function(_made_anew(function))
+
+    def cancelled() -> None:
+        try:
+            call(*args, **kwargs)
+        except tf.errors.CancelledError:
+            pass
+        _made_anew(_small_function())(tf.constant(0.0))  # until then nothing is recorded
+
+    # other functions that are recorded meanwhile may be told as parts of this one
+    largest: dict[str, Any] = {}
+    for found in record_executed_graphs(cancelled):
+        device = next((node.device for node in found.node if node.device), "")
+        if device not in largest or len(largest[device].node) < len(found.node):
+            largest[device] = found
+    return list(largest.values())
+
+
+def _made_anew(function: Any) -> Any:
+    """Return a concrete function with the same graph that TensorFlow has not instantiated."""
+    return concrete_function.ConcreteFunction.from_func_graph(
+        function.graph, function.function_type, {})
+
+
+@functools.cache
+def _small_function() -> Any:
+    function = tf.function(lambda x: x + 1.0, autograph=False)
+    return function.get_concrete_function(tf.TensorSpec([], tf.float32))
 
 
 def op_times(data: bytes) -> dict[str, list[float]]:

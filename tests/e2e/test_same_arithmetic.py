@@ -1,0 +1,97 @@
+"""`verify.same_arithmetic` against the numbers that steps really train with."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process
+from tests.support.gelu_steps import gelu_step
+from tests.support.random_steps import trial
+from tests.support.random_steps.assembly import draw_spec
+from tests.zoo import entry as zoo
+from tfckpt.verify import same_arithmetic
+from tfckpt.verify.same import COMPILED, UNCHANGED
+
+
+def compared(seed):
+    """Return the certificate of a random step, and whether it trains as the plain one."""
+    made, wanted = trial._plain(draw_spec(seed))
+    steps = []
+
+    def train(options):
+        def decorated(_, function):
+            steps.append(tfckpt.checkpoint(function, **options))
+            return steps[-1]
+        return trial._trained(made.spec, decorated)[1]
+    found, refusal = trial._within_budget(made.spec, train, dict(made.spec.options))
+    assert not refusal
+    return (same_arithmetic(steps[-1], *made.batches[0]),
+            not zoo.differences(found, wanted, made.spec.compiled))
+
+
+@pytest.mark.parametrize("seed", [1, 10, 14, 22, 29, 53, 61, 65])
+def test_steps_that_train_alike_are_certified(seed):
+    certificate, alike = compared(seed)
+    assert alike and certificate.same, certificate
+
+
+@pytest.mark.parametrize("seed", [120, 312, 367])
+def test_steps_that_do_not_are_named(seed):
+    """Where all numbers agree once, remove the seed: what made them differ is mended."""
+    certificate, alike = compared(seed)
+    assert not alike and certificate.same is False and certificate.differences
+
+
+def decorated(layers=4, width=64, rows=512, compiled=False, **options):
+    step, x, variables = gelu_step(layers, width, rows)
+    process.fresh()
+    options.setdefault("budget", "min")
+    return tfckpt.checkpoint(tf.function(step, jit_compile=compiled), **options), x, variables
+
+
+def test_nothing_runs():
+    step, x, variables = decorated()
+    before = [v.numpy().tobytes() for v in variables]
+    certificate = same_arithmetic(step, x)
+    assert certificate.same and str(certificate) == "the same arithmetic"
+    assert [v.numpy().tobytes() for v in variables] == before
+    assert len(step.reports) == 1
+
+
+def test_an_optimizer_that_rearranges_one_of_the_two_is_noticed():
+    """Grappler's arithmetic optimizer, for the plain step alone, stands for another TensorFlow."""
+    from tfckpt.capture import tf_adapter
+    from tfckpt.verify import same
+
+    step, x, _ = decorated()
+    ours = step.get_concrete_function(x)
+    plain = step.plain.get_concrete_function(x)
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    try:
+        with_less = same._computation(plain, (x,), {}, called := {})
+    finally:
+        tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
+    found = same.certificate_of(*same.terms_of(
+        [with_less, same._computation(ours, (x,), {}, called)]))
+    assert found.same is False and found.differences
+    assert "computed otherwise, from" in str(found) and "-tfckpt" not in str(found)
+    assert tf_adapter.is_tf_function(step.plain)
+
+
+def test_what_is_not_rewritten_is_the_same():
+    step, x, _ = decorated(budget="4GiB")
+    certificate = same_arithmetic(step, x)
+    assert certificate.same and certificate.reason == UNCHANGED and UNCHANGED in str(certificate)
+
+
+def test_what_xla_compiles_is_not_known():
+    step, x, _ = decorated(compiled=True)
+    certificate = same_arithmetic(step, x)
+    assert certificate.same is None and certificate.reason == COMPILED and "XLA" in str(certificate)
+
+
+def test_what_is_no_decorated_step_is_refused():
+    with pytest.raises(tfckpt.VerificationError, match="takes what tfckpt.checkpoint made"):
+        same_arithmetic(tf.function(lambda x: x), tf.constant(1.0))

@@ -1,0 +1,162 @@
+"""Terms of executed graphs: what they tell apart, and what they do not."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from tfckpt.edits import COPY
+from tfckpt.verify.terms import Computation, first_differences, terms_of
+
+ARGUMENTS = ("x", "y", "z", "variable")
+
+
+def op(name, kind, *inputs, **attrs):
+    """Return a NodeDef; attributes are ints, floats or dtypes."""
+    node = tf.compat.v1.NodeDef(name=name, op=kind, input=inputs)
+    for key, value in attrs.items():
+        if isinstance(value, tf.DType):
+            node.attr[key].type = value.as_datatype_enum
+        elif isinstance(value, float):
+            node.attr[key].f = value
+        else:
+            node.attr[key].i = value
+    return node
+
+
+def given(*names):
+    return [op(name, "_Arg", index=ARGUMENTS.index(name),
+               T=tf.resource if name == "variable" else tf.float32) for name in names]
+
+
+def result(tensor):
+    return op("out", "_Retval", tensor, index=0)
+
+
+def constant(name, value):
+    node = op(name, "Const")
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+    return node
+
+
+def found(*graphs):
+    return terms_of([Computation(nodes, ARGUMENTS, lambda name: None) for nodes in graphs])
+
+
+def same(*graphs) -> bool:
+    first, second = found(*graphs)
+    return first.roots == second.roots
+
+
+def binary(kind, *order, **attrs):
+    return [*given("x", "y"), op("r", kind, *order, **attrs), result("r")]
+
+
+@pytest.mark.parametrize("kind, swaps", [
+    ("AddV2", True), ("Mul", True), ("SquaredDifference", True), ("Sub", False),
+    ("MatMul", False), ("Maximum", False)])
+def test_two_operands_change_places_only_where_no_bit_does(kind, swaps):
+    assert same(binary(kind, "x", "y"), binary(kind, "y", "x")) == swaps
+
+
+def test_names_private_attributes_and_what_passes_on_do_not_count():
+    one = [*given("x", "y"), op("r", "Mul", "x", "y"), result("r")]
+    other = [*given("y", "x"), op("i", "Identity", "x"), op("k", "IdentityN", "y", "i"),
+             op("away", "Mul", "k:1", "k", _private=3), op("out2", "_Retval", "away", index=0)]
+    assert same(one, other)
+    assert not same(one, binary("Mul", "x", "y", transposed=1))
+
+
+@pytest.mark.parametrize("order, equal", [
+    (("x", "y", "z"), True), (("y", "x", "z"), True), (("x", "z", "y"), False)])
+def test_a_sum_may_only_exchange_its_first_two_terms(order, equal):
+    graph = [[*given("x", "y", "z"), op("r", "AddN", *terms, N=3), result("r")]
+             for terms in (("x", "y", "z"), order)]
+    assert same(*graph) == equal
+
+
+def test_another_order_of_products_is_found_where_it_begins():
+    plain = [*given("x", "y", "z"), op("a", "Mul", "x", "y"), op("b", "Mul", "a", "z"),
+             op("c", "Exp", "b"), result("c")]
+    other = [*given("x", "y", "z"), op("a", "Mul", "y", "z"), op("b", "Mul", "a", "x"),
+             op("c", "Exp", "b"), result("c")]
+    before, after = found(plain, other)
+    assert before.roots != after.roots and first_differences(before, after) == ("a",)
+
+
+def test_constants_count_by_value_and_type():
+    def with_constant(value):
+        return [constant("k", value), *given("x"), op("r", "Mul", "x", "k"), result("r")]
+    assert same(with_constant([1.5, 2.0]), with_constant([1.5, 2.0]))
+    for value in ([1.5, 2.5], [[1.5, 2.0]], [1, 2]):
+        assert not same(with_constant([1.5, 2.0]), with_constant(value))
+
+
+def variable(reads_after: bool, writes: int = 1):
+    """A step that writes a variable, and returns what it read before, or behind it."""
+    wrote = [op(f"w{i}", "AssignSubVariableOp", "variable", "x", *([f"^w{i - 1}"] if i else []))
+             for i in range(writes)]
+    read = op("r", "ReadVariableOp", "variable", *(["^w0"] if reads_after else []))
+    if not reads_after:
+        wrote[0].input.append("^r")
+    return [*given("variable", "x"), *wrote, read, result("r")]
+
+
+def test_a_read_is_told_by_the_writes_that_come_before():
+    assert same(variable(True), variable(True)) and same(variable(False), variable(False))
+    assert not same(variable(True), variable(False))
+    unordered = variable(False)
+    unordered[2].input.remove("^r")
+    assert not same(unordered, variable(False)) and not same(unordered, variable(True))
+
+
+def test_each_write_counts():
+    first, second = found(variable(True), variable(True, writes=2))
+    assert set(first.roots) == {"result 0", "write 1 of variable"}
+    assert set(second.roots) == {"result 0", "write 1 of variable", "write 2 of variable"}
+
+
+def test_a_copy_of_what_draws_numbers_draws_others():
+    def drawing(**attrs):
+        return [constant("s", [4]), op("r", "RandomUniform", "s", seed=1, **attrs), result("r")]
+    assert same(drawing(), drawing()) and not same(drawing(), drawing(seed2=1))
+    assert not same(drawing(), drawing(**{COPY: 1}))
+
+
+def test_what_is_shown_counts():
+    shown = [*given("x"), op("p", "PrintV2", "x"), result("x")]
+    assert not same(shown, [*given("x"), result("x")])
+
+
+def loop(body, bound="y"):
+    """A loop that applies an op to x while it is less than a bound, as TensorFlow lowers it."""
+    return [*given("x", "y"), op("enter", "Enter", "x", frame=1), op("m", "Merge", "enter", "next"),
+            op("more", "Less", "m", bound), op("c", "LoopCond", "more"),
+            op("s", "Switch", "m", "c"), op("b", body, "s:1"), op("next", "NextIteration", "b"),
+            op("exit", "Exit", "s"), result("exit")]
+
+
+def test_loops_are_told_apart_by_their_bodies():
+    assert same(loop("Exp"), loop("Exp"))
+    assert not same(loop("Exp"), loop("Tanh")) and not same(loop("Exp"), loop("Exp", "x"))
+
+
+def test_what_one_device_sends_to_another_is_the_same_tensor():
+    def moved(node):
+        node.attr["tensor_name"].s = b"edge"
+        return node
+    away = [*given("x"), moved(op("s", "_Send", "x")), moved(op("r", "_Recv")),
+            op("e", "Exp", "r"), result("e")]
+    assert same(away, [*given("x"), op("e", "Exp", "x"), result("e")])
+
+
+def test_sums_on_arrival_are_named():
+    def summed(*order):
+        return [*given("x", "y", "z"), op("t", "TemporaryVariable"), op("zero", "ZerosLike", "x"),
+                op("begin", "Assign", "t", "zero"),
+                *(op(f"add_{name}", "AssignAdd", "begin", name) for name in order),
+                op("sum", "DestroyTemporaryVariable", "begin", *(f"^add_{n}" for n in order)),
+                result("sum")]
+    first, second = found(summed("x", "y", "z"), summed("z", "y", "x"))
+    assert first.roots == second.roots and first.arrivals == ("sum",)
+    assert not same(summed("x", "y", "z"), summed("x", "y", "y"))

@@ -1,0 +1,114 @@
+"""Whether a rewritten step computes what the plain one does, in the same arithmetic.
+
+Both are asked of TensorFlow as they will run: instantiated, inlined, placed and optimised, and not
+run. Their terms are compared (`tfckpt.verify.terms`): what TensorFlow's optimizers rearrange in one
+and not in the other is found, whatever the rule by which they do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tfckpt.capture import tf_adapter
+from tfckpt.errors import VerificationError
+from tfckpt.verify.terms import Computation, Terms, first_differences, terms_of
+
+_COPY = re.compile(r"-tfckpt\d+(?=$|/)")
+_SHOWN = 6
+UNCHANGED = "the step runs as it is"
+COMPILED = "XLA compiles the step, and its arithmetic is not looked into"
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What can be said of the numbers of a rewritten step.
+
+    Attributes:
+      same: True where every result, every write to a variable and every other effect is computed by
+        the same kernels from the same operands in the same order; False where one is not; None
+        where it cannot be known.
+      differences: the first ops that compute otherwise, by name.
+      roots: what comes out otherwise, such as "result 0".
+      reason: why `same` is True of a step that is not rewritten, or is None.
+    """
+
+    same: bool | None
+    differences: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.same:
+            return f"the same arithmetic{f': {self.reason}' if self.reason else ''}"
+        if self.same is None:
+            return f"not known whether the arithmetic is the same: {self.reason}"
+        more = len(self.differences) - _SHOWN
+        names = ", ".join(self.differences[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        return f"{len(self.roots)} results and writes are computed otherwise, from {names} on"
+
+
+def same_arithmetic(step: Callable, *args: Any, **kwargs: Any) -> Certificate:
+    """Compare what a decorated step runs with what it would run without tfckpt. Nothing runs.
+
+    The plain step is traced for it, and both are optimised once more.
+
+    Args:
+      step: what `tfckpt.checkpoint` made of a `tf.function`, with its variables made.
+      args, kwargs: of one call.
+
+    Raises:
+      VerificationError: it is no such step.
+    """
+    plain: Any = getattr(step, "plain", None)
+    if plain is None or not tf_adapter.is_tf_function(plain):
+        raise VerificationError(
+            "verify: same_arithmetic takes what tfckpt.checkpoint made of a tf.function")
+    ours = step.get_concrete_function(*args, **kwargs)  # type: ignore[attr-defined]
+    report = getattr(step, "report", None)
+    if report is None or not report.applied:
+        return Certificate(True, reason=UNCHANGED)
+    if tf_adapter.compiles_with_xla(plain):
+        return Certificate(None, reason=COMPILED)
+    again: Any = tf_adapter.clone_function(plain, plain.python_function)
+    traced = again.get_concrete_function(*args, **kwargs)
+    called: dict[int, str] = {}
+    before, after = terms_of([_computation(function, args, kwargs, called)
+                              for function in (traced, ours)])
+    return certificate_of(before, after)
+
+
+def certificate_of(before: Terms, after: Terms) -> Certificate:
+    """Compare the terms of a plain step with those of a rewritten one."""
+    roots = tuple(sorted(root for root in {**before.roots, **after.roots}
+                         if before.roots.get(root) != after.roots.get(root)))
+    if roots:
+        names = dict.fromkeys(_COPY.sub("", name) for name in first_differences(before, after))
+        return Certificate(False, tuple(names), roots)
+    if after.arrivals or before.arrivals:
+        return Certificate(None, tuple(sorted({*before.arrivals, *after.arrivals})),
+                           reason="sums add their terms in the order in which these arrive")
+    return Certificate(True)
+
+
+def _computation(function: Any, args: tuple, kwargs: dict, called: dict[int, str]) -> Computation:
+    """Return what a function would run.
+
+    Args:
+      called: what each captured tensor is called, by identity; filled in.
+    """
+    graphs = tf_adapter.instantiated(function, args, kwargs)
+    variables = {id(v.handle): v.name for v in function.graph.variables}
+    for tensor in function.captured_inputs:
+        if id(tensor) not in called:
+            name = variables.get(id(tensor), "what is captured")
+            again = sum(other.partition(" (")[0] == name for other in called.values())
+            called[id(tensor)] = f"{name} ({again + 1})" if again else name
+    given = len(function.graph.inputs) - len(function.captured_inputs)
+    return Computation([node for graph in graphs for node in graph.node],
+                       [*(f"argument {i}" for i in range(given)),
+                        *(called[id(tensor)] for tensor in function.captured_inputs)],
+                       functools.partial(tf_adapter.find_function, function.graph))

@@ -1,0 +1,328 @@
+"""What executed graphs compute, as terms: equal terms are equal in every bit.
+
+The term of a result is its kernel, with what is fused into it, the attributes that the kernel
+reads, and the terms of its operands in order. Of what a step does these terms are compared: its
+results, what it writes to variables, and its other effects. A read of a variable names the writes
+that are done by then. Graphs with loops are compared as partition refinement does (Hopcroft and
+Karp): terms are refined until no more can be told apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.edits import COPY
+from tfckpt.ops import Access, Source, record
+
+Tensor = tuple[str, int]
+
+_SAME_ENDS = frozenset((
+    "AddV2", "Mul", "SquaredDifference", "Equal", "NotEqual", "LogicalAnd", "LogicalOr"))
+"""Of two operands, whose order changes no bit."""
+_OTHERWISE_CALLED = {"Add": "AddV2", "_HostRecv": "_Recv", "_HostSend": "_Send"}
+_NO_ARITHMETIC = frozenset((
+    "frame_name", "parallel_iterations", "is_filter_const", "is_weight_const", "var_name",
+    "shared_name", "container", "token"))
+"""Attributes that decide nothing of what is computed, or that each trace has another of."""
+_BACK = frozenset(("NextIteration", "RefNextIteration"))
+_RECEIVE, _SEND = "_Recv", "_Send"
+_ARGUMENT, _RESULT, _CONSTANT, _SUM = "_Arg", "_Retval", "Const", "AddN"
+_ARRIVAL, _ADDS = "DestroyTemporaryVariable", "AssignAdd"
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Graphs that are executed together.
+
+    Attributes:
+      nodes: NodeDefs, those of all devices.
+      arguments: for each argument, in order, what it is: equal for the same one in another step.
+      function: gives the FunctionDef that is called by a name; None where it is not known.
+    """
+
+    nodes: Sequence[Any]
+    arguments: Sequence[str]
+    function: Callable[[str], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The terms of a computation.
+
+    Attributes:
+      roots: of what it does, by what that is: "result 0", "write 1 of kernel:0", "Print".
+      ends: the op that does each of these, by name.
+      nodes: of each op by name; those that pass on what they read are left out.
+      reads: for each op the ops whose results it reads.
+      arrivals: sums whose terms are added in the order in which they arrive, by name.
+    """
+
+    roots: Mapping[str, str]
+    ends: Mapping[str, str]
+    nodes: Mapping[str, str]
+    reads: Mapping[str, tuple[str, ...]]
+    arrivals: tuple[str, ...]
+
+
+def terms_of(computations: Sequence[Computation]) -> list[Terms]:
+    """Return the terms of computations that can be compared with each other."""
+    graphs = [_Graph(computation) for computation in computations]
+    told_apart = 0
+    while True:
+        for graph in graphs:
+            graph.refine()
+        classes = len({term for graph in graphs for term in graph.terms.values()})
+        if classes <= told_apart or not any(graph.has_loops for graph in graphs):
+            return [graph.found() for graph in graphs]
+        told_apart = classes
+
+
+def first_differences(first: Terms, second: Terms) -> tuple[str, ...]:
+    """Return the ops of the second that compute what the first does not, from what it does.
+
+    Of those on which something depends that the second does otherwise. In a loop each may depend
+    on another; all are returned then.
+    """
+    known = set(first.nodes.values())
+    found: set[str] = set()
+    left = [name for root, name in sorted(second.ends.items(), reverse=True)
+            if first.roots.get(root) != second.roots[root]]
+    seen = set(left)
+    while left:
+        name = left.pop()
+        others = [source for source in second.reads[name] if second.nodes[source] not in known]
+        if not others and second.nodes[name] not in known:
+            found.add(name)
+        left += [source for source in others if source not in seen]
+        seen.update(others)
+    return tuple(name for name in second.nodes if name in (found or seen))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    name: str
+    type: str
+    inputs: tuple[Tensor, ...]
+    controls: tuple[str, ...]
+
+
+class _Graph:
+    """One computation whose terms are being refined."""
+
+    def __init__(self, computation: Computation):
+        self.computation = computation
+        self.definitions = {node.name: node for node in computation.nodes}
+        self.nodes = {node.name: _node(node) for node in computation.nodes}
+        self._connect_devices()
+        self.has_loops = any(node.type in _BACK for node in self.nodes.values())
+        self.order = self._sorted()
+        self.labels = {name: self._label(self.definitions[name]) for name in self.order}
+        self.states = self._states()
+        self.terms: dict[str, str] = {}
+
+    def refine(self) -> None:
+        """Compute every op's term from those of what it reads."""
+        before, self.terms = self.terms, {}
+        for name in self.order:
+            node = self.nodes[name]
+            read = [self.tensor(t, before) for t in node.inputs]
+            self.terms[name] = _hash((self.labels[name], self.states.get(name, ()),
+                                      self._operands(node, read)))
+
+    def found(self) -> Terms:
+        """Return what was found."""
+        kept = [name for name in self.order if not _passes(self.nodes[name])]
+        ends = dict(self._roots())
+        return Terms(
+            {key: self.terms[name] for key, name in ends.items()}, ends,
+            {name: self.terms[name] for name in kept},
+            {name: tuple(self._source(t)[0] for t in self.nodes[name].inputs) for name in kept},
+            tuple(name for name in kept if self.nodes[name].type == _ARRIVAL))
+
+    def tensor(self, tensor: Tensor, before: Mapping[str, str]) -> str:
+        """Return the term of a result, seen through what only passes it on."""
+        name, slot = self._source(tensor)
+        return f"{self.terms.get(name) or before.get(name, '')}:{slot}"
+
+    def _source(self, tensor: Tensor) -> Tensor:
+        name, slot = tensor
+        while _passes(self.nodes[name]):
+            name, slot = self.nodes[name].inputs[slot]
+        return name, slot
+
+    def _operands(self, node: _Node, read: list[str]) -> Sequence[str]:
+        if node.type == _ARRIVAL:
+            return sorted(self.tensor(self.nodes[c].inputs[1], {}) for c in node.controls
+                          if self.nodes[c].type == _ADDS)
+        if node.type in _SAME_ENDS:
+            return sorted(read)
+        return sorted(read[:2]) + read[2:] if node.type == _SUM else read
+
+    def _roots(self) -> Iterable[tuple[str, str]]:
+        """Yield what the computation does, and the op that does it.
+
+        Nothing is called by its name: TensorFlow names what it inlines otherwise than tfckpt does.
+        """
+        found: dict[str, list[str]] = {}
+        for name in self.order:
+            node, definition = self.nodes[name], self.definitions[name]
+            if node.type == _RESULT:
+                yield f"result {definition.attr['index'].i}", name
+            elif name in self.states and not _reads(node.type):
+                handle, before, _ = self.states[name]
+                found.setdefault(f"write {before + 1} of {handle}", []).append(name)
+            elif _has_effect(node.type):
+                found.setdefault(node.type, []).append(name)
+        for key, names in found.items():
+            for i, name in enumerate(sorted(names, key=self.terms.__getitem__)):
+                yield key if len(names) == 1 else f"{key}, {i + 1}", name
+
+    # What does not change from one round to the next.
+
+    def _connect_devices(self) -> None:
+        """Have what one device receives read what another sends."""
+        sent = {self.definitions[n.name].attr["tensor_name"].s: n for n in self.nodes.values()
+                if n.type == _SEND}
+        for name, node in self.nodes.items():
+            source = sent.get(self.definitions[name].attr["tensor_name"].s) if (
+                node.type == _RECEIVE) else None
+            if source is not None:
+                self.nodes[name] = dataclasses.replace(
+                    node, inputs=source.inputs, controls=(*node.controls, source.name))
+
+    def _sorted(self) -> list[str]:
+        """Return the ops, each behind what it reads and waits for but for the ends of loops."""
+        order: list[str] = []
+        seen: set[str] = set()
+        for start in self.nodes:
+            stack = [(start, False)]
+            while stack:
+                name, done = stack.pop()
+                if done:
+                    order.append(name)
+                    continue
+                if name in seen or name not in self.nodes:
+                    continue
+                seen.add(name)
+                stack.append((name, True))
+                node = self.nodes[name]
+                before = (*(source for source, _ in node.inputs), *node.controls)
+                stack += [(source, False) for source in reversed(before)
+                          if source in self.nodes and self.nodes[source].type not in _BACK]
+        return order
+
+    def _label(self, definition: Any) -> str:
+        """Return what an op is by itself."""
+        kind = _called(definition.op)
+        if kind == _ARGUMENT:
+            number = definition.attr["index"].i
+            return _hash((kind, self.computation.arguments[number]))
+        if kind == _CONSTANT:
+            value = tf.make_ndarray(definition.attr["value"].tensor)
+            return _hash((kind, str(value.dtype), value.shape, value.tobytes()
+                          if value.dtype != object else repr(value.tolist())))
+        attrs = [(name, self._attr(definition.attr[name])) for name in sorted(definition.attr)
+                 if not name.startswith("_") and name not in _NO_ARITHMETIC]
+        again = COPY in definition.attr and _has_effect(kind)  # it draws other numbers
+        return _hash((kind, attrs, again))
+
+    def _attr(self, value: Any) -> object:
+        if value.HasField("func"):
+            return self._function(value.func.name)
+        if value.list.func:
+            return [self._function(entry.name) for entry in value.list.func]
+        return value.SerializeToString(deterministic=True)
+
+    def _function(self, name: str) -> str:
+        """Return what a function computes, op by op; its name where it is not known."""
+        function = self.computation.function(name)
+        if function is None:
+            return name
+        nodes = [(node.name, node.op, list(node.input),
+                  [(key, self._attr(node.attr[key])) for key in sorted(node.attr)
+                   if not key.startswith("_") and key not in _NO_ARITHMETIC])
+                 for node in sorted(function.node_def, key=lambda node: node.name)]
+        return _hash((nodes, sorted(function.ret.items()), sorted(function.control_ret.items())))
+
+    def _states(self) -> dict[str, tuple[str, int, int]]:
+        """Return the resource that each op reads or writes that does, and how many writes of it
+        come before, and how many before or after.
+        """
+        touched: dict[str, list[str]] = {}
+        for name in self.order:
+            handle = self._handle(name)
+            if handle is not None:
+                touched.setdefault(handle, []).append(name)
+        bits = {name: 1 << i for i, name in enumerate(
+            name for names in touched.values() for name in names)}
+        behind: dict[str, int] = {}
+        for name in self.order:
+            node = self.nodes[name]
+            behind[name] = 0
+            for source in (*(source for source, _ in node.inputs), *node.controls):
+                behind[name] |= behind.get(source, 0) | bits.get(source, 0)
+        return {name: self._state(name, handle, names, bits, behind)
+                for handle, names in touched.items() for name in names}
+
+    def _state(self, name: str, handle: str, names: Sequence[str], bits: Mapping[str, int],
+               behind: Mapping[str, int]) -> tuple[str, int, int]:
+        writes = [other for other in names if other != name and not _reads(self.nodes[other].type)]
+        before = sum(bool(behind[name] & bits[w]) for w in writes)
+        after = sum(bool(behind[w] & bits[name]) for w in writes)
+        return handle, before, len(writes) - before - after
+
+    def _handle(self, name: str) -> str | None:
+        """Return the resource that an op reads or writes; None where it does neither."""
+        node = self.nodes[name]
+        if not node.inputs or not (record(node.type).access or tf_adapter.is_stateful_type(
+                node.type)):
+            return None
+        source, slot = node.inputs[0]
+        while self.nodes[source].inputs and record(self.nodes[source].type).source is None:
+            source, slot = self.nodes[source].inputs[0]
+        definition = self.definitions[source]
+        if record(definition.op).source is Source.ARGUMENT or definition.op == _ARGUMENT:
+            return (self.computation.arguments[definition.attr["index"].i]
+                    if definition.attr["T"].type == tf.resource.as_datatype_enum else None)
+        return source if definition.op.endswith("HandleOp") else None
+
+
+def _node(definition: Any) -> _Node:
+    inputs, controls = [], []
+    for text in definition.input:
+        if text.startswith("^"):
+            controls.append(text[1:])
+        else:
+            name, _, slot = text.partition(":")
+            inputs.append((name, int(slot or 0)))
+    return _Node(definition.name, _called(definition.op), tuple(inputs), tuple(controls))
+
+
+def _called(kind: str) -> str:
+    return _OTHERWISE_CALLED.get(kind, kind)
+
+
+def _passes(node: _Node) -> bool:
+    return bool(node.inputs) and (
+        record(node.type).passes_on or node.type in (_SEND, _RECEIVE))
+
+
+def _reads(kind: str) -> bool:
+    return record(kind).access in (Access.VALUE, Access.READ)
+
+
+def _has_effect(kind: str) -> bool:
+    """Return whether an op of a type does more than compute: it draws numbers, or shows something.
+    """
+    return (kind not in (_ARGUMENT, _RESULT, _ARRIVAL, "TemporaryVariable", _SEND, _RECEIVE)
+            and record(kind).access is None and tf_adapter.is_stateful_type(kind))
+
+
+def _hash(value: object) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
