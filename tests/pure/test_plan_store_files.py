@@ -47,7 +47,7 @@ def test_a_plan_comes_back_as_it_was(tmp_path):
 @pytest.mark.parametrize("damage", [
     lambda data: b"", lambda data: data[:-1], lambda data: data[:40], lambda data: b"\0" * 100,
     lambda data: data.replace(b"3]", b"7]"),
-    lambda data: data.replace(b'"format": 2', b'"format": 0'),
+    lambda data: data.replace(b'"format": %d' % files.FORMAT, b'"format": 0'),
     lambda data: b"[]\n" + data, lambda data: b"{}\n{}", lambda data: b"[" * 10**5 + b"\n",
     lambda data: data.partition(b"\n")[0] + b"\nno JSON"])
 def test_a_damaged_file_is_a_miss_and_goes(tmp_path, damage):

@@ -341,7 +341,7 @@ def test_shapes_are_filled_in(batch, inputs):
 
 @pytest.mark.parametrize("rows", [None, 6])
 def test_only_what_is_open_is_read_again(rows):
-    """A step with sizes that are computed, one of them from values: its capture is that with all shapes inferred again."""
+    """Sizes are computed, one of them from values; the capture is that with all shapes inferred."""
     weight = tf.Variable(tf.ones((16, 16)))
 
     def step(x):

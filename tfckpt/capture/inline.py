@@ -34,7 +34,6 @@ _OURS = re.compile(r"(^|/)tfckpt/|-tfckpt[0-9_]")
 """Names that only `tfckpt.rewrite` gives."""
 
 _GENERATED = re.compile(r"^__(?:inference|forward|backward)_(.*?)(?:_\d+)*$")
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def _is_call(op: tf.Operation) -> bool:
@@ -146,7 +145,7 @@ class Inlining:
         body = self._body(name)
         backward = _is_backward(self._find(name)) or is_gradient_scope(call.name)
         placed = Placed(self.graph, body, list(call.inputs), list(call.control_inputs),
-                        _scope(name, backward), call.device)
+                        _scope(call.name, backward), call.device)
         results = [placed.tensor(result) for result in body.results]
         ends = [placed.op(name) for name in body.control_outputs]
         for output, tensor in zip(call.outputs, results, strict=True):
@@ -196,12 +195,16 @@ def _in_place_of(call: tf.Operation, ends: Sequence[tf.Operation],
     return list({op.name: op for op in [*kept, *ends]}.values())
 
 
-def _scope(function: str, backward: bool) -> str:
-    """The name scope of a body: a gradient scope exactly where it is of the backward (rule 4)."""
-    scope = _NOT_IN_NAMES.sub("", readable(function)).lstrip("_-") or "function"
-    if backward:
-        return f"gradient_tape/{scope}"
-    return f"{scope}_function" if is_gradient_scope(f"{scope}/") else scope
+def _scope(call: str, backward: bool) -> str:
+    """The name scope of a body: a gradient scope exactly where it is of the backward (rule 4).
+
+    It begins as where TensorFlow inlines the call: equal ops are merged under the name that comes
+    first in the alphabet, and with it operands change their order.
+    """
+    named_so = is_gradient_scope(f"{call}/")
+    if backward == named_so:
+        return call
+    return f"{call}/gradient_tape" if backward else f"{call}_function"
 
 
 def _is_backward(function: Any) -> bool:

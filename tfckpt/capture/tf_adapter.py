@@ -403,8 +403,11 @@ def import_nodes(graph: tf.Graph, definition: tf.compat.v1.GraphDef,
 
 
 def free_scope(graph: tf.Graph, scope: str) -> str:
-    """A name scope that no op is in yet, with a slash at its end."""
-    return f"{graph.unique_name(scope)}/"
+    """A name scope that no op is in yet, with a slash at its end; an op may have its name."""
+    inside = f"{scope.lower()}/"
+    if any(name.startswith(inside) for name in graph._names_in_use):
+        scope = graph.unique_name(scope)
+    return f"{scope}/"
 
 
 def every_operation(graph: tf.Graph) -> list[tf.Operation]:
