@@ -131,6 +131,8 @@ class Report:
             *([("planned for", self.planned_for)] if self.planned_for else []),
             ("plain peak", format_bytes(self.baseline_peak_bytes)),
             ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
+            *([("slack", f"{format_bytes(self.slack_bytes)} of it: chunks larger than asked for, "
+                         "gaps between them, threads")] if self.slack_bytes else []),
             *([(self.compiled.label, str(self.compiled))] if self.compiled else []),
             ("measured peak", "not measured" if self.measured_peak_bytes is None
              else format_bytes(self.measured_peak_bytes)),
@@ -163,6 +165,11 @@ class Report:
         saved = sum(r.saved_bytes or 0 for r in taken)
         return (f"{len(taken)} of {len(regions)} regions keep their derivative"
                 + (f", {format_bytes(saved)} less" if taken else ""))
+
+    @property
+    def slack_bytes(self) -> int:
+        """What the planned peak is above the bytes that tensors ask for in the planned order."""
+        return max(0, self.planned_peak_bytes - self.timeline_after.peak_bytes)
 
     @property
     def summary(self) -> str:
