@@ -10,6 +10,7 @@ from tfckpt.ops import families, names, record, registered
 
 NAMED = {
     "tfckpt/cli/commands.py": "A and B head the columns of a table",
+    "tfckpt/verify/terms.py": "what changes no bit of a kernel's result, of ops that nobody plans",
     "tfckpt/rewrite/names.py": "_XlaCompile is an attribute as well",
 }
 """Modules that hold the name of an op type, and why; never more than six."""

@@ -404,9 +404,10 @@ def import_nodes(graph: tf.Graph, definition: tf.compat.v1.GraphDef,
 
 def free_scope(graph: tf.Graph, scope: str) -> str:
     """A name scope that no op is in yet, with a slash at its end; an op may have its name."""
-    inside = f"{scope.lower()}/"
-    if any(name.startswith(inside) for name in graph._names_in_use):
-        scope = graph.unique_name(scope)
+    names, wanted = graph._names_in_use, scope
+    while any(name.startswith(f"{scope.lower()}/") for name in names):
+        scope = graph.unique_name(wanted)
+    names[f"{scope.lower()}/"] = 1  # what is imported into it is not known there
     return f"{scope}/"
 
 
