@@ -227,10 +227,13 @@ class _Graph:
             value = tf.make_ndarray(definition.attr["value"].tensor)
             return _hash((kind, str(value.dtype), value.shape, value.tobytes()
                           if value.dtype != object else repr(value.tolist())))
-        attrs = [(name, self._attr(definition.attr[name])) for name in sorted(definition.attr)
-                 if not name.startswith("_") and name not in _NO_ARITHMETIC]
         again = COPY in definition.attr and _has_effect(kind)  # it draws other numbers
-        return _hash((kind, attrs, again))
+        return _hash((kind, self._attrs(definition), again))
+
+    def _attrs(self, definition: Any) -> list[tuple[str, object]]:
+        """Return the attributes that say what is computed."""
+        return [(name, self._attr(definition.attr[name])) for name in sorted(definition.attr)
+                if not name.startswith("_") and name not in _NO_ARITHMETIC]
 
     def _attr(self, value: Any) -> object:
         if value.HasField("func"):
@@ -244,9 +247,7 @@ class _Graph:
         function = self.computation.function(name)
         if function is None:
             return name
-        nodes = [(node.name, node.op, list(node.input),
-                  [(key, self._attr(node.attr[key])) for key in sorted(node.attr)
-                   if not key.startswith("_") and key not in _NO_ARITHMETIC])
+        nodes = [(node.name, node.op, list(node.input), self._attrs(node))
                  for node in sorted(function.node_def, key=lambda node: node.name)]
         return _hash((nodes, sorted(function.ret.items()), sorted(function.control_ret.items())))
 
