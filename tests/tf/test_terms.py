@@ -160,3 +160,20 @@ def test_sums_on_arrival_are_named():
     first, second = found(summed("x", "y", "z"), summed("z", "y", "x"))
     assert first.roots == second.roots and first.arrivals == ("sum",)
     assert not same(summed("x", "y", "z"), summed("x", "y", "y"))
+
+
+def test_functions_are_told_apart_by_their_bodies_also_where_they_call_themselves():
+    from tensorflow.core.framework.function_pb2 import FunctionDef
+
+    def calling(name, kind):
+        body = FunctionDef()
+        for node in (op("a", kind, "x"), op("again", "PartitionedCall", "a:y:0")):
+            body.node_def.add().CopyFrom(node)
+        body.node_def[1].attr["f"].func.name = name
+        call = op("r", "PartitionedCall", "x")
+        call.attr["f"].func.name = name
+        return Computation([*given("x"), call, result("r")], ARGUMENTS, {name: body}.get)
+
+    one, other, different = terms_of([calling("f_1", "Exp"), calling("f_2", "Exp"),
+                                      calling("f_3", "Tanh")])
+    assert one.roots == other.roots != different.roots

@@ -119,6 +119,7 @@ class _Graph:
         self.computation = computation
         self.definitions = {node.name: node for node in computation.nodes}
         self.nodes = {node.name: _node(node) for node in computation.nodes}
+        self.functions: dict[str, str] = {}
         self._connect_devices()
         self.has_loops = any(node.type in _BACK for node in self.nodes.values())
         self.order = self._sorted()
@@ -244,9 +245,15 @@ class _Graph:
 
     def _function(self, name: str) -> str:
         """Return what a function computes, op by op; its name where it is not known."""
+        if name in self.functions:
+            return self.functions[name]
         function = self.computation.function(name)
-        if function is None:
-            return name
+        self.functions[name] = name if function is None else "itself"  # where it calls itself
+        if function is not None:
+            self.functions[name] = self._body(function)
+        return self.functions[name]
+
+    def _body(self, function: Any) -> str:
         nodes = [(node.name, node.op, list(node.input), self._attrs(node))
                  for node in sorted(function.node_def, key=lambda node: node.name)]
         return _hash((nodes, sorted(function.ret.items()), sorted(function.control_ret.items())))
