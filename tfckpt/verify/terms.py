@@ -10,6 +10,7 @@ Karp): terms are refined until no more can be told apart.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -232,9 +233,11 @@ class _Graph:
         return _hash((kind, self._attrs(definition), again))
 
     def _attrs(self, definition: Any) -> list[tuple[str, object]]:
-        """Return the attributes that say what is computed."""
+        """Return the attributes that say what is computed, but for those that nobody gave."""
+        usual = _defaults(definition.op)
         return [(name, self._attr(definition.attr[name])) for name in sorted(definition.attr)
-                if not name.startswith("_") and name not in _NO_ARITHMETIC]
+                if not name.startswith("_") and name not in _NO_ARITHMETIC
+                and definition.attr[name] != usual.get(name)]
 
     def _attr(self, value: Any) -> object:
         if value.HasField("func"):
@@ -299,6 +302,14 @@ class _Graph:
             return (self.computation.arguments[definition.attr["index"].i]
                     if definition.attr["T"].type == tf.resource.as_datatype_enum else None)
         return source if definition.op.endswith("HandleOp") else None
+
+
+@functools.cache
+def _defaults(kind: str) -> dict[str, Any]:
+    """Return what the attributes of an op type are that a definition may leave out."""
+    known = tf_adapter.op_definition(kind)
+    return {} if known is None else {
+        attr.name: attr.default_value for attr in known.attr if attr.HasField("default_value")}
 
 
 def _node(definition: Any) -> _Node:
