@@ -42,7 +42,7 @@ class _AtHand:
 def reasons(carrier: type) -> dict[str, str]:
     """Return for each stage and pass why a carrier leaves it out; "" where it does not."""
     context = Context(Graph("", (), (), ()), plain=_AtHand(),
-                      target=Target(optimised=bool(carrier.optimised)))  # type: ignore[attr-defined]
+                      target=Target(optimised=carrier.optimised is True))  # type: ignore[attr-defined]
     return {**{stage: carrier.leaves_out.get(stage, "")  # type: ignore[attr-defined]
                for stage in (*STAGES, *LAST)}, **refusals(context)}
 

@@ -7,6 +7,7 @@ live graph cannot delete ops: what nothing reads any more is pruned by TensorFlo
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfckpt.branches import conditions, has_branches
@@ -17,6 +18,15 @@ COPY = "_tfckpt_copy"
 """Attribute of copies: TensorFlow merges equal ops, and a copy is not equal to its original."""
 PROTECTED = "_grappler_do_not_remove"
 """Attribute of what Grappler would replace by control edges on its readers."""
+
+OPTIMIZED = "optimized"
+"""The scope of what Grappler makes of a step while it is traced."""
+_OPTIMIZED = re.compile(rf"^{OPTIMIZED}(_\d+)?/")
+
+
+def traced(name: str) -> str:
+    """Return what an op is called in the trace, where Grappler's ops took the place of those."""
+    return _OPTIMIZED.sub("", name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tfckpt.budget import format_bytes
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.edits import Edits
+from tfckpt.edits import Edits, traced
 from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.graph import BACKWARD, FORWARD, Graph
 from tfckpt.hlo import XlaBuffer, XlaMemory
@@ -32,6 +32,7 @@ from tfckpt.trace import Ran, ran
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
 _COPY = re.compile(r"-tfckpt\d+$")
+_GRAPPLER = re.compile(r"(?:^|(?<=/))(?:ArithmeticOptimizer|ConstantFolding)/")
 _SHOWN = 12
 _RECOMPUTED = "recomputed"
 REFUSALS = 8
@@ -356,7 +357,7 @@ def _fates(cost: CostGraph, schedule) -> tuple[Fate, ...]:
                 kept[s] = kept.get(s, False) or not resolved.copy[instance]
     entries = [(cost.storages[s], cost.vertices[cost.storages[s].producer].name, original)
                for s, original in sorted(kept.items())]
-    return tuple(sorted((Fate(_layer(op), op, storage.bytes, _fate(op, original))
+    return tuple(sorted((Fate(_layer(op), traced(op), storage.bytes, _fate(op, original))
                          for storage, op, original in entries),
                         key=lambda f: (-f.bytes, f.op)))
 
@@ -372,7 +373,7 @@ def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:
     found = [_why(cost, live) for live in timeline.live_at_peak]
     working = cost.vertices[timeline.working] if timeline.working >= 0 else None
     if working is not None and working.workspace:
-        found.append(Held(working.workspace, working.name, _layer(working.name),
+        found.append(Held(working.workspace, traced(working.name), _layer(working.name),
                           "workspace while it runs"))
     return tuple(sorted(found, key=lambda held: -held.bytes))
 
@@ -391,10 +392,10 @@ def _why(cost: CostGraph, live) -> Held:
         why = "gradient"
     else:
         why = "update"
-    return Held(live.bytes, producer.name, _layer(producer.name), why)
+    return Held(live.bytes, traced(producer.name), _layer(producer.name), why)
 
 
 def _layer(name: str) -> str:
     """The layer an op belongs to: its scope without gradient scopes and op names."""
-    parts = _SCOPES.sub("", name).split("/")
+    parts = _SCOPES.sub("", _GRAPPLER.sub("", traced(name))).split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]

@@ -125,11 +125,11 @@ def test_at_an_edit_of_every_plan(monkeypatch, nested, every):
     for number in range(1, most, every):
         attempts = []
 
-        def failing(graph, edits, changes, number=number, attempts=attempts):
+        def failing(graph, edits, changes, number=number, attempts=attempts, **options):
             with monkeypatch.context() as patch:
                 attempts.append(Faults({min(number, len(edits.added) + len(edits.rewires))}))
                 attempts[-1].inject(patch, LIVE)
-                apply(graph, edits, changes)
+                apply(graph, edits, changes, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(trace_hook, "apply", failing)

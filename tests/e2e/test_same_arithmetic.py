@@ -44,6 +44,13 @@ def test_steps_that_do_not_are_named(seed):
     assert not alike and certificate.same is False and certificate.differences
 
 
+@pytest.mark.parametrize("seed", [120, 312, 367])
+def test_steps_made_of_what_grappler_makes_of_them_are_certified(seed, monkeypatch):
+    monkeypatch.setenv("TFCKPT_OPTIMIZED", "on")
+    certificate, alike = compared(seed)
+    assert alike and certificate.same, certificate
+
+
 def decorated(layers=4, width=64, rows=512, compiled=False, **options):
     step, x, variables = gelu_step(layers, width, rows)
     process.fresh()

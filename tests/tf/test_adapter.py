@@ -552,6 +552,67 @@ def test_optimized():
     assert {op.type for op in graph.get_operations()} >= {"Cos", "Placeholder"}
 
 
+@pytest.mark.parametrize("size", [8, None])
+def test_grappler_knows_what_a_trace_knows_of_its_arguments(size):
+    """A zero tensor is folded where the batch is known, and only there; `None` is not 1."""
+    @tf.function
+    def step(x):
+        return x * tf.shape(x, out_type=tf.int32)[0], tf.shape(x)
+
+    graph = step.get_concrete_function(tf.TensorSpec((size,), tf.int32)).graph
+    nodes = tf_adapter.optimized(graph).node
+    assert any(node.op == "Shape" for node in nodes) == (size is None)
+    (argument,) = (node for node in nodes if node.op == "_Arg")
+    assert tf.TensorShape(argument.attr["_output_shapes"].list.shape[0]).as_list() == [size]
+
+
+def test_a_graph_as_the_body_of_a_function():
+    """Also where one tensor is returned twice."""
+    variable = tf.Variable(1.0)
+
+    @tf.function
+    def step(x):
+        variable.assign_add(1.0)
+        return tf.identity(x), x
+
+    graph = step.get_concrete_function(VECTOR).graph
+    graph.outputs = [graph.outputs[0], graph.outputs[0]]
+    definition = tf_adapter.shown_definition(graph)
+    running = tf_adapter.as_body(graph, definition)
+    arguments = {node.name: node.attr["index"].i for node in definition.node if node.op == "_Arg"}
+    assert arguments == {t.op.name: i for i, t in enumerate(graph.inputs)}
+    results = [node for node in definition.node if node.op == "_Retval"]
+    assert [node.attr["index"].i for node in results] == [0, 1]
+    assert len({node.name for node in results}) == 2
+    assert {*running} == {op.name for op in graph.control_outputs} | {n.name for n in results}
+
+
+def test_the_definition_of_what_a_graph_shows():
+    graph = traced(lambda x: tf.sin(tf.cos(x)), VECTOR)
+    names = [op.name for op in graph.get_operations()]
+    graph.outputs = list(graph.inputs)
+    tf_adapter.show_operations(graph, names[::-1], [op.name for op in graph.get_operations()
+                                                    if op.type == "Identity"])
+    shown = [node.name for node in tf_adapter.shown_definition(graph).node]
+    assert shown == [op.name for op in graph.get_operations()] and 0 < len(shown) < len(names)
+
+
+def test_what_is_called_before_gradients_of_a_function_are_made(hook):
+    """Once, and only where a tape outside of it asks."""
+    called = []
+    hook(lambda graph: tf_adapter.before_gradients(graph, lambda: called.append(graph.name)))
+    watched = tf.function(lambda x: tf.sin(x) * x)
+    x = tf.constant(2.0)
+    watched(x)
+    assert not called
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = watched(x)
+        np.testing.assert_allclose(tape.gradient(y, x), np.cos(2) * 2 + np.sin(2), rtol=1e-6)
+    assert len(called) == 1 + sum("backward" in name for name in called)
+
+
 class _MakesItself(tf.Module):
     """A step that makes its variable in its first trace."""
 

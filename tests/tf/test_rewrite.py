@@ -99,12 +99,12 @@ def test_a_failure_midway_leaves_the_graph_as_it_was(monkeypatch, wanted, functi
     """What was added is no part of it, and the next plan is used."""
     faults, seen = Faults({nth}), []
 
-    def applied(graph, edits, changes):
+    def applied(graph, edits, changes, **options):
         before = snapshot(graph)
         with monkeypatch.context() as patch:
             faults.inject(patch, () if seen else [(tf_adapter, function)])
             try:
-                apply(graph, edits, changes)
+                apply(graph, edits, changes, **options)
             except RewriteError as error:
                 seen.append(str(error))
                 assert snapshot(graph) == before

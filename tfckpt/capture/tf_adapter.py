@@ -39,7 +39,7 @@ from tensorflow.python.ops import control_flow_util, handle_data_util
 from tensorflow.python.util import _pywrap_util_port
 
 from tfckpt.ops import Access, registry
-from tfckpt.ops.names import ARG, CONST, ENSURE_SHAPE, RETVAL, VAR_IS_INITIALIZED
+from tfckpt.ops.names import ARG, CONST, ENSURE_SHAPE, FED, RETVAL, VAR_IS_INITIALIZED
 
 try:
     from tensorflow.python.eager.polymorphic_function.transform import FUNC_GRAPH_TRANSFORMS
@@ -68,6 +68,41 @@ def install_trace_hook(callback: Callable[[FuncGraph], None]) -> None:
     """
     if callback not in FUNC_GRAPH_TRANSFORMS:
         FUNC_GRAPH_TRANSFORMS.append(callback)
+
+
+def before_gradients(graph: FuncGraph, callback: Callable[[], None]) -> None:
+    """Has `callback` called once before gradients of a traced function are made from its graph.
+
+    They are where a tape that is outside of the function watches a call.
+    """
+    _watch_gradients()
+    setattr(graph, _BEFORE_GRADIENTS, callback)
+
+
+@functools.cache
+def _watch_gradients() -> None:
+    for kind, method in ((concrete_function._DelayedRewriteGradientFunctions,
+                          "_construct_forward_backward"),
+                         (concrete_function._FirstOrderTapeGradientFunctions,
+                          "_forward_and_backward_functions"),
+                         (concrete_function._HigherOrderTapeGradientFunctions,
+                          "_forward_and_backward_functions")):
+        setattr(kind, method, _watched(getattr(kind, method)))
+
+
+def _watched(make: Callable) -> Callable:
+    @functools.wraps(make)
+    def called(self, *args, **kwargs):
+        callback = getattr(self._func_graph, _BEFORE_GRADIENTS, None)
+        if callback is not None:
+            setattr(self._func_graph, _BEFORE_GRADIENTS, None)
+            callback()
+        return make(self, *args, **kwargs)
+
+    return called
+
+
+_BEFORE_GRADIENTS = "_tfckpt_before_gradients"
 
 
 def is_tf_function(fn: object) -> bool:
@@ -439,6 +474,16 @@ def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Collection[st
     setattr(graph, _SHOWN, (tuple(order), gone))
 
 
+def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
+    """Return the definition of the ops that a graph shows, in their order, and its library."""
+    definition = graph.as_graph_def()
+    nodes = {node.name: node for node in definition.node}
+    kept = [nodes[op.name] for op in graph.get_operations()]
+    del definition.node[:]
+    definition.node.extend(kept)
+    return definition
+
+
 _SHOWN = "_tfckpt_shown"
 
 
@@ -729,20 +774,13 @@ def optimized(graph: tf.Graph, wanted: Sequence[str] = (),
     from tensorflow.python.grappler import cluster, tf_optimizer
 
     definition = graph.as_graph_def() if definition is None else definition
-    inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
+    running = as_body(graph, definition)
+    inputs = getattr(graph, "inputs", ())
     number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
     for node in definition.node:
-        if node.name in number:  # as in the graph that TensorFlow makes of a function
-            _as_argument(node, number[node.name], inputs[number[node.name]])
         node.device = node.device or _HOST
-    running = [op.name for op in control_outputs(graph)]
-    for i, tensor in enumerate(outputs):
-        name = re.sub("[^a-z0-9_]", "_", tensor.op.name.lower())
-        node = definition.node.add(name=f"{name}_RetVal", op=RETVAL, input=[tensor.name],
-                                   device=_HOST)
-        node.attr["T"].type = tensor.dtype.as_datatype_enum
-        node.attr["index"].i = i
-        running.append(node.name)
+        if node.op == ARG and inputs[number[node.name]].dtype not in (tf.resource, tf.variant):
+            _as_fed(node, inputs[number[node.name]])
     meta = tf.compat.v1.MetaGraphDef(graph_def=definition)
     meta.collection_def["train_op"].node_list.value.extend(running or wanted)
     config = eager_context.context().config
@@ -751,7 +789,42 @@ def optimized(graph: tf.Graph, wanted: Sequence[str] = (),
         name=_HOST, properties=device_properties_pb2.DeviceProperties(
             type="CPU", frequency=1000, num_cores=1, bandwidth=1 << 20))
     with cluster.Provision(devices=[device], disable_detailed_stats=True) as machine:
-        return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
+        found = tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
+    for node in found.node:
+        if node.name in number and node.op in (FED, ARG):
+            _as_argument(node, number[node.name], inputs[number[node.name]])
+    return found
+
+
+def _as_fed(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
+    """Make an op of a known shape of one that stands for a function's input.
+
+    What is known of an argument's shape TensorFlow forgets before it asks Grappler.
+    """
+    node.op = FED
+    node.ClearField("attr")
+    node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+
+
+def as_body(graph: tf.Graph, definition: tf.compat.v1.GraphDef) -> list[str]:
+    """Write a graph's definition as that of a function's body, and return what runs, by name.
+
+    Inputs become `_Arg` nodes, and a `_Retval` node is added for each output.
+    """
+    inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
+    number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
+    for node in definition.node:
+        if node.name in number:
+            _as_argument(node, number[node.name], inputs[number[node.name]])
+    running = [op.name for op in control_outputs(graph)]
+    for i, tensor in enumerate(outputs):
+        name = re.sub("[^a-z0-9_]", "_", tensor.op.name.lower())
+        node = definition.node.add(name=f"{name}_RetVal_{i}", op=RETVAL, input=[tensor.name])
+        node.attr["T"].type = tensor.dtype.as_datatype_enum
+        node.attr["index"].i = i
+        running.append(node.name)
+    return running
 
 
 def _as_argument(node: tf.compat.v1.NodeDef, number: int, tensor: tf.Tensor) -> None:

@@ -19,7 +19,9 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inline import Inlining, is_rewritten
-from tfckpt.capture.live_changes import LiveChanges
+from tfckpt.capture.live_changes import LiveChanges, Point
+from tfckpt.capture.optimised_body import Body, optimise_in_place, wanted
+from tfckpt.capture.order import in_program_order
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
@@ -126,23 +128,33 @@ class Traced:
 
     kind: ClassVar[str] = "trace hook"
     leaves_out: ClassVar[Mapping[str, str]] = {}
-    optimised: ClassVar[bool] = False
 
     def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor]):
         self.func_graph, self.mark, self.inputs = func_graph, mark, inputs
         self.changes = LiveChanges(func_graph)
+        self._body: Body | None = None
+
+    @property
+    def optimised(self) -> bool:
+        """Return whether the step is what Grappler made of it."""
+        return self._body is not None
 
     def capture(self, options: Options) -> Captured:
         """Return the step, nested functions inlined."""
         inlining = self._inline()
         graph, sizes = self.func_graph, _sizes()
+        compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
+        self._body = None if compiled else self._optimise()
         shapes, planned_for = planned_shapes(
             graph, options.batch_size, may_assume=not options.budgets.sized, sizes=sizes,
             placeholders=self.inputs)
         told = sizes if sizes.inputs(self.inputs) else CallSizes()
         self.mark.records.note(told, shapes is not None)
-        compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
-        found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled)
+        body = self._body
+        found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled,
+                        forward=body.forward if body else (), later=body.later if body else ())
+        if body is not None:
+            found = in_program_order(found)
         return Captured(self.mark.name, found, graph, compiled, planned_for,
                         asked_for(graph, found, options.target) if compiled else None,
                         functools.partial(Optimised, graph, found),
@@ -151,9 +163,13 @@ class Traced:
     def _inline(self) -> Inlining | None:
         return Inlining(self.func_graph, changes=self.changes)
 
+    def _optimise(self) -> Body | None:
+        """Have Grappler's answer take the place of the step's ops."""
+        return optimise_in_place(self.func_graph, self.changes) if wanted() else None
+
     def apply(self, edits: Edits) -> None:
         """Edit the graph in place, all or nothing."""
-        apply(self.func_graph, edits, self.changes)
+        apply(self.func_graph, edits, self.changes, protected=self.optimised)
 
     def rewrite(self) -> Outcome:
         """Run the driver on the step; where nothing is changed the graph is as it was traced.
@@ -197,7 +213,17 @@ class Traced:
         if outcome.unwanted:
             warnings.warn(f"tfckpt: {self.mark.name} trains unchanged: {outcome.unwanted}",
                           stacklevel=2)
+        if outcome.edits is not None and self._body is not None:
+            tf_adapter.before_gradients(self.func_graph,
+                                        functools.partial(self._as_traced, start))
         return outcome
+
+    def _as_traced(self, start: Point) -> None:
+        """Take everything back: a tape outside of the step wants gradients of its ops."""
+        self.changes.revert(start)
+        warnings.warn(f"tfckpt: a tape around {self.mark.name} asks for its gradient: calls that a "
+                      "tape watches run as traced, without tfckpt; other calls do not change",
+                      stacklevel=2)
 
     def rewrite_in(self, graph: Any) -> None:
         """Rewrite the step, and note the report with the graph that the step ends up in."""
@@ -230,6 +256,9 @@ class TracedApart(Traced):
         self._realise = realise
 
     def _inline(self) -> None:
+        return None
+
+    def _optimise(self) -> None:
         return None
 
     def apply(self, edits: Edits) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tfckpt.edits import traced
 from tfckpt.graph import Graph, Op
 from tfckpt.ops import Shape, record
 from tfckpt.target import SMALL_CPU, Rates
@@ -26,8 +27,8 @@ def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     A loop whose iterations are known takes as often what its body does; a workspace is written and
     read.
     """
-    if op.name in rates.known:
-        return rates.known[op.name]
+    if traced(op.name) in rates.known:
+        return rates.known[traced(op.name)]
     if op.loop is not None:
         body = op.loop.body
         once = sum(seconds(body, inner, rates) for inner in body.ops
@@ -45,7 +46,7 @@ def fused_seconds(graph: Graph, ops: Sequence[int], moved: int, rates: Rates = S
     Args:
       moved: bytes that the loop reads and writes.
     """
-    if any(graph.ops[i].loop is not None or graph.ops[i].name in rates.known
+    if any(graph.ops[i].loop is not None or traced(graph.ops[i].name) in rates.known
            or is_expensive(graph.ops[i]) for i in ops):
         return sum(seconds(graph, graph.ops[i], rates) for i in ops)
     return rates.overhead_seconds + moved / rates.bytes_per_second

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.live_changes import LiveChanges
-from tfckpt.edits import Clone, Create, Edits
+from tfckpt.edits import PROTECTED, Clone, Create, Edits
 from tfckpt.errors import RewriteError
+from tfckpt.ops import Source, record
 from tfckpt.rewrite.attrs import attr_values, copy_attrs
 
 
-def apply(graph: tf.Graph, edits: Edits, changes: LiveChanges | None = None) -> None:
+def apply(graph: tf.Graph, edits: Edits, changes: LiveChanges | None = None,
+          protected: bool = False) -> None:
     """Realises the edits in `graph`.
 
     TensorFlow appends a number to names that are taken, by ops of edits that failed before.
 
     Args:
       changes: of the graph, what was done to it before.
+      protected: whether Grappler is to leave new ops as they are, and not to see unread ones.
 
     Raises:
       RewriteError: an edit could not be applied; the graph is as it was.
@@ -25,21 +32,40 @@ def apply(graph: tf.Graph, edits: Edits, changes: LiveChanges | None = None) -> 
     changes = changes or LiveChanges(graph)
     start = changes.point()
     try:
-        _apply(graph, edits, changes)
+        _apply(graph, edits, changes, protected)
+        if protected:
+            changes.show(*_without_unread(graph))
     except Exception as error:
         changes.revert(start)
         raise RewriteError(f"rewrite: {type(error).__name__}: {error}; "
                            "the graph computes what it did before") from error
 
 
-def _apply(graph: tf.Graph, edits: Edits, changes: LiveChanges) -> None:
+def _apply(graph: tf.Graph, edits: Edits, changes: LiveChanges, protected: bool) -> None:
     ops = {op.name: op for op in tf_adapter.every_operation(graph)}
     for new in edits.added:
+        if protected:
+            new = dataclasses.replace(new, attrs={**new.attrs, PROTECTED: True})
         ops[new.name] = _add(graph, ops, new)
     for rewire in edits.rewires:
         changes.update_input(ops[rewire.op], rewire.index, _tensor(ops, rewire.tensor))
     for control in edits.controls:
         changes.add_control_input(ops[control.op], ops[control.control])
+
+
+def _without_unread(graph: Any) -> tuple[Sequence[str], list[str]]:
+    """Return how ops are shown, and those that compute what nobody reads: they would run."""
+    shown = graph.get_operations()
+    needed: set[str] = set()
+    left = [*(t.op for t in graph.outputs), *graph.control_outputs,
+            *(op for op in shown if tf_adapter.is_stateful(op) or not op.outputs)]
+    while left:
+        op = left.pop()
+        if op.name not in needed:
+            needed.add(op.name)
+            left += [*(t.op for t in op.inputs), *op.control_inputs]
+    return tf_adapter.how_shown(graph)[0], [op.name for op in shown if op.name not in needed and (
+        record(op.type).source is not Source.ARGUMENT)]
 
 
 def _tensor(ops: dict[str, tf.Operation], name: str) -> tf.Tensor:

@@ -34,7 +34,7 @@ class Optimised:
     Args:
       live: the step's graph, complete and not edited.
       graph: the same as captured, for the shapes that the trace leaves open.
-      target: what runs it.
+      target: what runs it; it says whether Grappler has made the step already.
     """
 
     def __init__(self, live: tf.Graph, graph: Graph, target: Target):
@@ -67,7 +67,11 @@ class Optimised:
             definition = apply_to_graph_def(definition, edits)
         else:
             definition = tf.compat.v1.GraphDef.FromString(definition.SerializeToString())
-        found = tf_adapter.optimized(self.live, (), definition)
+        if self.target.optimised:
+            tf_adapter.as_body(self.live, definition)
+            found = definition
+        else:
+            found = tf_adapter.optimized(self.live, (), definition)
         self._tell_arguments(found)
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
@@ -78,7 +82,7 @@ class Optimised:
     @functools.cached_property
     def _definition(self) -> tf.compat.v1.GraphDef:
         """The step as it is, written once for all questions."""
-        return self.live.as_graph_def()
+        return tf_adapter.shown_definition(self.live)
 
     def _tell_arguments(self, definition: tf.compat.v1.GraphDef) -> None:
         """Write into a graph what is known of its arguments, which Grappler leaves out."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfckpt.capture import tf_adapter
+from tfckpt.edits import traced
 from tfckpt.errors import VerificationError
 from tfckpt.verify.terms import Computation, Terms, first_differences, terms_of
 
@@ -86,7 +87,8 @@ def certificate_of(before: Terms, after: Terms) -> Certificate:
     roots = tuple(sorted(root for root in {**before.roots, **after.roots}
                          if before.roots.get(root) != after.roots.get(root)))
     if roots:
-        names = dict.fromkeys(_COPY.sub("", name) for name in first_differences(before, after))
+        names = dict.fromkeys(traced(_COPY.sub("", name))
+                              for name in first_differences(before, after))
         return Certificate(False, tuple(names), roots)
     if after.arrivals or before.arrivals:
         return Certificate(None, tuple(sorted({*before.arrivals, *after.arrivals})),

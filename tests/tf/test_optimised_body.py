@@ -1,0 +1,286 @@
+"""A trace whose ops gave way to those that Grappler makes of them: what runs is the same."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process
+from tests.support.gelu_steps import gelu_step
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.live_changes import LiveChanges
+from tfckpt.capture.optimised_body import Body, optimise_in_place
+from tfckpt.edits import PROTECTED
+from tfckpt.verify import same
+
+pytestmark = pytest.mark.usefixtures("switched_on")
+OPEN = tf.TensorSpec((None, 32), tf.float32)
+
+
+@pytest.fixture
+def switched_on(monkeypatch):
+    """Has decorated steps take Grappler's answer."""
+    monkeypatch.setenv("TFCKPT_OPTIMIZED", "on")
+
+
+@pytest.fixture
+def hook():
+    """Installs hooks, and takes them away again."""
+    from tensorflow.python.eager.polymorphic_function import transform
+    before = list(transform.FUNC_GRAPH_TRANSFORMS)
+    yield tf_adapter.install_trace_hook
+    transform.FUNC_GRAPH_TRANSFORMS[:] = before
+
+
+def optimised(hook, body, *specs, then=lambda graph, changes: None):
+    """Trace a function, and once more with Grappler's answer in its place.
+
+    Returns:
+      Both as concrete functions, and what the second was told.
+    """
+    plain = tf.function(body).get_concrete_function(*specs)
+    found = []
+
+    def callback(graph):
+        if graph.name == "ours":
+            changes = LiveChanges(graph)
+            found.append(optimise_in_place(graph, changes))
+            then(graph, changes)
+
+    hook(callback)
+
+    def ours(x):
+        return body(x)
+    return plain, tf.function(ours).get_concrete_function(*specs), found[0]
+
+
+def certificate(plain, ours, *args):
+    called: dict[int, str] = {}
+    return same.certificate_of(*same.terms_of(
+        [same._computation(function, args, {}, called) for function in (plain, ours)]))
+
+
+def weights(count=3, width=32):
+    return [tf.Variable(tf.random.stateless_normal((width, width), (3, i)) * .2)
+            for i in range(count)]
+
+
+def training(variables, forward):
+    """Return a step of gradient descent."""
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(forward(x)))
+        for v, g in zip(variables, tape.gradient(loss, variables), strict=True):
+            v.assign_sub(.001 * g)
+        return loss
+    return step
+
+
+def dense(ws, activation=tf.nn.relu):
+    def forward(x):
+        for w in ws:
+            x = activation(tf.nn.bias_add(x @ w, w[0]))
+        return x
+    return forward
+
+
+def sums(ws):
+    """Sums of three and more whose terms are not in the order of their names."""
+    def forward(x):
+        h = x @ ws[0]
+        return tf.add_n([tf.sin(h), h, tf.cos(h), tf.exp(h) * h, x]) @ ws[1] + ws[2] * ws[2]
+    return forward
+
+
+def normalised(ws):
+    layer = keras.layers.LayerNormalization()
+    layer.build((None, 32))
+
+    def forward(x):
+        for w in ws:
+            x = tf.nn.gelu(layer(x @ w))
+        return x * 3.0 * tf.exp(x)
+    return forward
+
+
+@pytest.mark.parametrize("make", [dense, sums, normalised])
+@pytest.mark.parametrize("size", [64, None])
+def test_what_runs_computes_the_same_in_the_same_order(hook, make, size):
+    ws = weights(3) if make is not sums else [*weights(2), tf.Variable(tf.ones((size or 1, 1)))]
+    step, x = training(ws, make(ws)), tf.random.stateless_normal((64, 32), (1, 2))
+    plain, ours, body = optimised(hook, step, tf.TensorSpec((size, 32), tf.float32))
+    assert isinstance(body, Body)
+    found = certificate(plain, ours, x)
+    assert found.same, found
+    before = [w.numpy() for w in ws]
+    losses, after = [], []
+    for function in (plain, ours):
+        for w, value in zip(ws, before, strict=True):
+            w.assign(value)
+        losses.append([function(x).numpy() for _ in range(3)])
+        after.append([w.numpy() for w in ws])
+    assert losses[0] == losses[1]
+    assert all(map(np.array_equal, *after))
+
+
+def test_every_op_is_left_alone_and_knows_its_shape(hook):
+    ws = weights()
+    _, ours, body = optimised(hook, training(ws, dense(ws)), tf.TensorSpec((64, 32), tf.float32))
+    made = [op for op in ours.graph.get_operations() if op.name.startswith(body.scope)]
+    assert {op.type for op in ours.graph.get_operations() if op not in made} == {"Placeholder"}
+    assert all(op.get_attr(PROTECTED) for op in made)
+    assert all(t.shape.is_fully_defined() for op in made for t in op.outputs)
+    assert any(op.type == "_FusedMatMul" for op in made)
+    assert {name for name in body.forward if "gradient_tape" in name} == set()
+    assert body.forward and body.later
+
+
+def test_it_can_be_taken_back(hook):
+    def take_back(graph, changes):
+        shown.append([op.name for op in graph.get_operations()])
+        changes.revert(start[0])
+        shown.append([op.name for op in graph.get_operations()])
+
+    start, shown, ws = [], [], weights()
+    real = LiveChanges.point
+
+    def point(self):
+        start.append(real(self))
+        return start[-1]
+    try:
+        LiveChanges.point = point
+        plain, ours, _ = optimised(hook, training(ws, dense(ws)),
+                                   tf.TensorSpec((64, 32), tf.float32), then=take_back)
+    finally:
+        LiveChanges.point = real
+    assert shown[0] != shown[1]
+    assert [node.op for node in plain.function_def.node_def] == [
+        node.op for node in ours.function_def.node_def]
+
+
+def _loop(ws):
+    return lambda x: tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ ws[0])),
+                                   (0, x))[1]
+
+
+def _branch(ws):
+    return lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: x @ ws[0], lambda: x @ ws[1])
+
+
+def _large(ws):
+    table = np.ones((1 << 20, 32), np.float32)
+    return lambda x: x @ ws[0] + tf.gather(tf.constant(table), tf.cast(x[:, 0], tf.int32))
+
+
+def _elsewhere(ws):
+    def forward(x):
+        with tf.device("GPU:0"):
+            return tf.tanh(x @ ws[0])
+    return forward
+
+
+@pytest.mark.parametrize("make", [_loop, _branch, _large, _elsewhere])
+def test_other_steps_are_left_alone(hook, make):
+    ws = weights()
+    _, ours, body = optimised(hook, training(ws[:1], make(ws)),
+                              tf.TensorSpec((64, 32), tf.float32))
+    assert body is None
+    assert not any(op.name.startswith("optimized") for op in ours.graph.get_operations())
+
+
+def test_what_computes_no_gradient_is_left_alone(hook):
+    _, _, body = optimised(hook, tf.tanh, OPEN)
+    assert body is None
+
+
+@tf.custom_gradient
+def _fivefold(x):
+    return tf.identity(x), lambda g: 5.0 * g
+
+
+def _meta_step():
+    """A step whose results have gradients that Grappler's ops do not know of."""
+    w = tf.Variable(tf.random.stateless_normal((64, 64), (1, 2)) * .1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = x
+            for _ in range(5):
+                hidden = _fivefold(tf.nn.relu(hidden @ w + 1.0) * tf.sigmoid(hidden)) * .2
+            loss = tf.reduce_mean(tf.square(hidden))
+        return loss, tape.gradient(loss, w), tf.reduce_sum(tf.stop_gradient(hidden) * x)
+    return step, w, tf.random.stateless_normal((512, 64), (2, 3))
+
+
+def _around(function, w, x):
+    """Return what a tape outside of a step finds."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        loss, gradient, rest = function(x)
+        penalty = tf.reduce_sum(gradient * gradient) + rest
+    return [t.numpy() for t in (loss, gradient, rest, tape.gradient(loss, w),
+                                tape.gradient(penalty, x), tape.gradient(rest, x))]
+
+
+@pytest.mark.parametrize("called_before", [False, True])
+def test_a_tape_outside_of_the_step_finds_the_gradients_of_the_trace(called_before):
+    process.fresh()
+    step, w, x = _meta_step()
+    wanted = _around(tf.function(step), w, x)
+    ours = tfckpt.checkpoint(tf.function(step), budget="min")
+    if called_before:
+        assert ours(x)[0].numpy() == wanted[0] and ours.report.applied
+    with pytest.warns(UserWarning, match="a tape around step asks for its gradient"):
+        assert all(map(np.array_equal, _around(ours, w, x), wanted))
+    assert ours(x)[0].numpy() == wanted[0]
+
+
+def test_a_function_around_the_step_finds_them_too():
+    process.fresh()
+    step, _, x = _meta_step()
+
+    def gradient_of(inner):
+        @tf.function
+        def outer(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                rest = inner(x)[2]
+            return tape.gradient(rest, x)
+        return outer(x).numpy()
+
+    wanted = gradient_of(tf.function(step))
+    np.testing.assert_array_equal(gradient_of(tfckpt.checkpoint(tf.function(step), budget="min")),
+                                  wanted)
+
+
+def test_forward_mode_through_the_step():
+    process.fresh()
+    step, _, x = _meta_step()
+    found = []
+    for function in (tf.function(step), tfckpt.checkpoint(tf.function(step), budget="min")):
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+            loss = function(x)[0]
+        found.append(accumulator.jvp(loss).numpy())
+    assert found[0] == found[1]
+
+
+def test_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.delenv("TFCKPT_OPTIMIZED")
+    step, x, _ = gelu_step(4, 64, 512)
+    ours = tfckpt.checkpoint(tf.function(step), budget="min")
+    ours(x)
+    graph = ours.get_concrete_function(x).graph
+    assert not any("optimized/" in op.name for op in graph.get_operations())
+
+
+def test_names_in_the_report_are_those_of_the_trace():
+    step, x, _ = gelu_step(4, 64, 512)
+    ours = tfckpt.checkpoint(tf.function(step), budget="min")
+    ours(x)
+    assert ours.report.applied
+    assert "optimized/" not in ours.report.explain()
+    graph = ours.get_concrete_function(x).graph
+    assert any("optimized/" in op.name for op in graph.get_operations())

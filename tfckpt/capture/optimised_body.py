@@ -1,0 +1,184 @@
+"""A traced step made to be what runs: its ops give way to those that Grappler makes of them.
+
+Grappler merges, moves and fuses ops once the trace is over, so that neither the tensors of the
+trace are those that are held, nor is a rewritten step rearranged as the plain one would be. Here
+Grappler is asked first. Its answer takes the place of the ops of the trace, each op marked so that
+Grappler leaves it alone when the step is called: what is planned is what runs, and what a plan
+repeats is computed as in the plain step.
+
+  1. The answer reads the inputs of the trace, and computes its results; control outputs are those
+     that are left. Ops of the trace are hidden, and shown again where the change is taken back.
+  2. Ops are called as Grappler calls them, in a scope of their own.
+  3. What a marked sum of three and more reads is sorted by name all the same. Where that would
+     change its order, it reads its terms through ops with names in that order.
+  4. Which ops follow a gradient is known from the trace: Grappler merges and renames them.
+  5. Grappler's ops have no gradients, nor do they know of custom ones. Where a tape that is outside
+     of the step asks for its gradient, that has to be made of the ops of the trace: who applies
+     edits sees to it.
+  6. Left alone is a step with loops, branches or calls (they are optimised together with what is
+     around them, once they are lowered), one that does not run on one CPU alone, and one whose
+     constants are so large that copies of them matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.live_changes import LiveChanges
+from tfckpt.capture.regions import around_gradients, is_gradient_scope
+from tfckpt.edits import OPTIMIZED, PROTECTED
+from tfckpt.ops import record
+from tfckpt.ops.names import ARG, IDENTITY, RETVAL
+
+_MOST_CONSTANTS = 64 << 20
+"""Bytes of constants that are copied: the ops of the trace are hidden and not gone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """What took the place of a trace.
+
+    Attributes:
+      scope: in which its ops stand, with a slash at the end.
+      forward, later: names of ops that follow no gradient, and one.
+    """
+
+    scope: str
+    forward: frozenset[str]
+    later: frozenset[str]
+
+
+def wanted() -> bool:
+    """Return whether `TFCKPT_OPTIMIZED=on` asks for it."""
+    return os.environ.get("TFCKPT_OPTIMIZED", "").strip().lower() in ("on", "1", "true")
+
+
+def optimise_in_place(graph: Any, changes: LiveChanges) -> Body | None:
+    """Have a traced graph compute what Grappler makes of it.
+
+    Args:
+      graph: a FuncGraph whose trace is complete; functions that it called are inlined.
+      changes: of the graph.
+
+    Returns:
+      None where the graph is left as it is.
+    """
+    shown = graph.get_operations()
+    if not _is_plain(shown):
+        return None
+    before = changes.point()
+    try:
+        found = tf_adapter.optimized(graph, (), tf_adapter.shown_definition(graph))
+        return _take(graph, shown, found, changes)
+    except Exception as error:  # whatever TensorFlow makes of it: the step is planned as traced
+        logging.info("tfckpt: %s is planned as it was traced: %s", graph.name, error)
+        changes.revert(before)
+        return None
+
+
+def _is_plain(shown: Sequence[tf.Operation]) -> bool:
+    """Return whether a step is one that Grappler answers for as it will run (rule 6)."""
+    devices = {tf.DeviceSpec.from_string(op.device).device_type for op in shown}
+    return (tf_adapter.default_device().endswith("CPU:0") and devices <= {None, "CPU"}
+            and len({op.device for op in shown} - {""}) <= 1
+            and any(is_gradient_scope(op.name) for op in shown)
+            and all(record(op.type).calls is None and record(op.type).branch is None
+                    and not tf_adapter.called_functions(op) for op in shown)
+            and sum(_constant_bytes(op) for op in shown) <= _MOST_CONSTANTS)
+
+
+def _constant_bytes(op: tf.Operation) -> int:
+    if not record(op.type).is_constant:
+        return 0
+    made = op.outputs[0]
+    return int(made.shape.num_elements() or 0) * int(made.dtype.size)
+
+
+def _take(graph: Any, shown: Sequence[tf.Operation], found: tf.compat.v1.GraphDef,
+          changes: LiveChanges) -> Body:
+    """Put what Grappler made in the place of what is shown."""
+    inputs = {tensor.op.name: tensor for tensor in graph.inputs}
+    scope = tf_adapter.free_scope(graph, OPTIMIZED)
+    results = {node.attr["index"].i: node.input[0] for node in found.node if node.op == RETVAL}
+    body = tf.compat.v1.GraphDef(versions=found.versions)
+    for node in found.node:
+        if node.op not in (RETVAL, ARG):
+            body.node.extend(_marked(node, inputs, scope))
+    made = {op.name.removeprefix(scope): op
+            for op in tf_adapter.import_nodes(graph, body, inputs, scope)}
+    traced = {op.name: op for op in shown}
+    for name, op in made.items():
+        _tell_shapes(op, traced.get(name))
+
+    def tensor(text: str) -> tf.Tensor:
+        name, _, slot = text.partition(":")
+        return inputs[name] if name in inputs else made[name].outputs[int(slot or 0)]
+
+    outputs = [tensor(results[i]) for i in range(len(graph.outputs))]
+    for output, plain in zip(outputs, graph.outputs, strict=True):
+        output.set_shape(plain.shape)
+    changes.replace_results("outputs", outputs)
+    changes.replace_results("control_outputs", [
+        made[op.name] for op in graph.control_outputs if op.name in made])
+    changes.show([], [op.name for op in shown if op.name not in inputs])
+    forward, later = _around_gradients(shown)
+    return Body(scope, _in_scope(forward, made, scope), _in_scope(later, made, scope))
+
+
+def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str], scope: str
+            ) -> list[tf.compat.v1.NodeDef]:
+    """Return an op as it is imported, behind what it reads its terms through (rule 3)."""
+    op = tf.compat.v1.NodeDef()
+    op.CopyFrom(node)
+    op.attr.pop("_class", None)
+    op.device = ""
+    op.attr[PROTECTED].b = True
+    read = [name for name in node.input if not name.startswith("^")]
+    waits = [name for name in node.input if name.startswith("^") and name[1:] not in inputs]
+    terms = [] if not _is_sorted_otherwise(node.op, read, inputs) else [
+        _term(op, place, name) for place, name in enumerate(read)]
+    del op.input[:]
+    op.input.extend([*([term.name for term in terms] or read), *waits])
+    return [*terms, op]
+
+
+def _is_sorted_otherwise(kind: str, read: Sequence[str], inputs: Collection[str]) -> bool:
+    """Return whether Grappler might change the order of what an op adds."""
+    return record(kind).adds and len(read) > 2 and (
+        list(read) != sorted(read) or any(name.partition(":")[0] in inputs for name in read))
+
+
+def _term(adds: tf.compat.v1.NodeDef, place: int, tensor: str) -> tf.compat.v1.NodeDef:
+    node = tf.compat.v1.NodeDef(name=f"{adds.name}/term_{place:06d}", op=IDENTITY, input=[tensor])
+    node.attr["T"].CopyFrom(adds.attr["T"])
+    node.attr[PROTECTED].b = True
+    return node
+
+
+def _tell_shapes(op: tf.Operation, traced: tf.Operation | None) -> None:
+    """Tell an op the shapes that the trace knew of the one it has the place of."""
+    if traced is None or traced.type != op.type:
+        return
+    for output, known in zip(op.outputs, traced.outputs, strict=True):
+        if output.shape.is_compatible_with(known.shape):
+            output.set_shape(known.shape)
+
+
+def _around_gradients(shown: Sequence[tf.Operation]) -> tuple[frozenset[str], frozenset[str]]:
+    number = {op.name: i for i, op in enumerate(shown)}
+    return around_gradients(
+        [op.name for op in shown],
+        [[number[t.op.name] for t in op.inputs] for op in shown],
+        [[number[c.name] for c in op.control_inputs] for op in shown],
+        {i for i, op in enumerate(shown) if record(op.type).lists.empty})
+
+
+def _in_scope(names: Collection[str], made: Mapping[str, Any], scope: str) -> frozenset[str]:
+    return frozenset(scope + name for name in names if name in made)
