@@ -54,6 +54,8 @@ def _unawaited(graph):
             for reader in pending.pop().outputs[0].consumers():
                 if reader.type in VIEWS:
                     pending.append(reader)
+                elif reader.name not in following:
+                    continue  # hidden: no part of the function
                 elif "gradient_tape" in reader.name and reader.name not in after:
                     count += 1
                     if reader.name not in before:

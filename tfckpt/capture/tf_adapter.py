@@ -866,6 +866,10 @@ def inlined(function) -> tf.compat.v1.GraphDef:
     from tensorflow.python.framework import convert_to_constants
 
     definition = convert_to_constants._run_inline_graph_optimization(function, False, True)
+    _, hidden = how_shown(function.graph)
+    kept = [node for node in definition.node if node.name not in hidden]
+    del definition.node[:]
+    definition.node.extend(kept)
     for node in definition.node:
         if "_class" in node.attr:  # colocation with nodes that inlining has renamed
             del node.attr["_class"]
