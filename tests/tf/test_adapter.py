@@ -22,15 +22,6 @@ def traced(body, *specs):
 VECTOR = tf.TensorSpec((3,), tf.float32)
 
 
-@pytest.fixture
-def hook():
-    """Installs hooks, and takes them away again."""
-    from tensorflow.python.eager.polymorphic_function import transform
-    before = list(transform.FUNC_GRAPH_TRANSFORMS)
-    yield tf_adapter.install_trace_hook
-    transform.FUNC_GRAPH_TRANSFORMS[:] = before
-
-
 def test_hook_is_called_once_per_trace_with_the_complete_graph(hook):
     seen = []
 

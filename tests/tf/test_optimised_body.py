@@ -10,7 +10,6 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tests.support.gelu_steps import gelu_step
-from tfckpt.capture import tf_adapter
 from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.optimised_body import Body, optimise_in_place
 from tfckpt.edits import PROTECTED
@@ -24,15 +23,6 @@ OPEN = tf.TensorSpec((None, 32), tf.float32)
 def switched_on(monkeypatch):
     """Has decorated steps take Grappler's answer."""
     monkeypatch.setenv("TFCKPT_OPTIMIZED", "on")
-
-
-@pytest.fixture
-def hook():
-    """Installs hooks, and takes them away again."""
-    from tensorflow.python.eager.polymorphic_function import transform
-    before = list(transform.FUNC_GRAPH_TRANSFORMS)
-    yield tf_adapter.install_trace_hook
-    transform.FUNC_GRAPH_TRANSFORMS[:] = before
 
 
 def optimised(hook, body, *specs, then=lambda graph, changes: None):

@@ -213,3 +213,8 @@ def test_models_that_failed_once(spec):
 @pytest.mark.xfail(strict=True, reason="x + x is made 2 * x, which forbids the fusion of x")
 def test_an_activation_added_to_itself():
     assert not failing(KNOWN)
+
+
+def test_an_activation_added_to_itself_in_what_grappler_makes(monkeypatch):
+    monkeypatch.setenv("TFCKPT_OPTIMIZED", "on")
+    assert not failing(KNOWN)

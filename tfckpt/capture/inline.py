@@ -107,11 +107,8 @@ class Inlining:
 
     def definition(self) -> tf.compat.v1.GraphDef:
         """The graph as it is now, without its calls and without a library."""
-        definition = self.graph.as_graph_def()
+        definition = tf_adapter.shown_definition(self.graph)
         definition.ClearField("library")
-        nodes = {node.name: node for node in definition.node}
-        del definition.node[:]
-        definition.node.extend(nodes[op.name] for op in self.graph.get_operations())
         return definition
 
     def _inline(self, calls: Sequence[tf.Operation]) -> None:

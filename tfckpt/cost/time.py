@@ -27,8 +27,9 @@ def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     A loop whose iterations are known takes as often what its body does; a workspace is written and
     read.
     """
-    if traced(op.name) in rates.known:
-        return rates.known[traced(op.name)]
+    known = _told(op, rates)
+    if known is not None:
+        return known
     if op.loop is not None:
         body = op.loop.body
         once = sum(seconds(body, inner, rates) for inner in body.ops
@@ -46,10 +47,17 @@ def fused_seconds(graph: Graph, ops: Sequence[int], moved: int, rates: Rates = S
     Args:
       moved: bytes that the loop reads and writes.
     """
-    if any(graph.ops[i].loop is not None or traced(graph.ops[i].name) in rates.known
+    if any(graph.ops[i].loop is not None or _told(graph.ops[i], rates) is not None
            or is_expensive(graph.ops[i]) for i in ops):
         return sum(seconds(graph, graph.ops[i], rates) for i in ops)
     return rates.overhead_seconds + moved / rates.bytes_per_second
+
+
+def _told(op: Op, rates: Rates) -> float | None:
+    """Return the seconds that somebody else has priced an op with, perhaps by its traced name."""
+    if not rates.known:
+        return None
+    return rates.known.get(op.name, rates.known.get(traced(op.name)))
 
 
 def flops(graph: Graph, op: Op) -> float:
