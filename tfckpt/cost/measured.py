@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tfckpt.cost.time import is_expensive, seconds
+from tfckpt.edits import traced
 from tfckpt.graph import Graph, Op
 from tfckpt.ops import record
 from tfckpt.target import Rates
@@ -39,14 +40,14 @@ def measured_rates(graph: Graph, profile: Mapping[str, float], rates: Rates) -> 
 
 def by_op(graph: Graph, profile: Mapping[str, float]) -> dict[str, float]:
     """Return a profile's seconds by op; what stands for an op, or is inside of it, counts as it."""
-    names = {op.name for op in graph.ops}
+    names = {traced(op.name): op.name for op in graph.ops} | {op.name: op.name for op in graph.ops}
     found: dict[str, float] = {}
     for name, taken in profile.items():
         own = name
         while own and own not in names:
             own = own.rpartition("/")[0]
         if own:
-            found[own] = found.get(own, 0.0) + taken
+            found[names[own]] = found.get(names[own], 0.0) + taken
     return found
 
 
