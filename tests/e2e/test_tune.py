@@ -49,8 +49,9 @@ def model(policy: str = "float32"):
         metric.update_state(loss)
         return loss
 
-    x = tf.random.stateless_normal((ROWS, 64), (1, 2))
-    return step, (x, tf.zeros((ROWS,), tf.int32)), lambda: (
+    rows = ROWS // 16 if policy == "mixed_float16" else ROWS  # its products are slow on a CPU
+    x = tf.random.stateless_normal((rows, 64), (1, 2))
+    return step, (x, tf.zeros((rows,), tf.int32)), lambda: (
         *made.variables, *optimizer.variables, *metric.variables)
 
 
@@ -94,7 +95,7 @@ def test_training_goes_on_as_if_nothing_had_run():
 def test_every_bit_is_put_back(policy):
     """A fresh optimizer too: what it makes when it is first traced has its first values."""
     step, args, variables = model(policy)
-    tuned = tfckpt.checkpoint(tf.function(step), budget=.7)
+    tuned = tfckpt.checkpoint(tf.function(step), budget="min")
     known = {v.path: np.array(v.numpy()) for v in variables()}
     tfckpt.tune(tuned, *args, steps=1)
     for variable in variables():

@@ -271,7 +271,9 @@ class _Tuning:
                             "plans that were tried ran out of memory; use a smaller batch")
         raise self._asked.refusal(min(measured), plain.row.peak_bytes or max(measured),
                                   self._report.resident_bytes if self._report else 0,
-                                  note=f". Measured on {self.bench.device}")
+                                  note=f". Measured on {self.bench.device}" + (
+                                      "" if self.complete else f" in {self.limit:.0f} s; raise "
+                                      "limit_seconds to try more plans"))
 
     def _adopt(self, taken: Measured, plain: Measured, options: Options | None, other: bool,
                function: Any) -> Report:
