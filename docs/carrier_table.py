@@ -39,22 +39,31 @@ class _AtHand:
         """Return nothing."""
 
 
-def reasons(carrier: type) -> dict[str, str]:
+def ways(carrier: type) -> tuple[bool, ...]:
+    """Return whether Grappler has made the steps of a carrier; both where only some of them."""
+    made = carrier.optimised  # type: ignore[attr-defined]
+    return (made,) if isinstance(made, bool) else (False, True)
+
+
+def reasons(carrier: type, optimised: bool) -> dict[str, str]:
     """Return for each stage and pass why a carrier leaves it out; "" where it does not."""
-    context = Context(Graph("", (), (), ()), plain=_AtHand(),
-                      target=Target(optimised=carrier.optimised is True))  # type: ignore[attr-defined]
+    context = Context(Graph("", (), (), ()), plain=_AtHand(), target=Target(optimised=optimised))
     return {**{stage: carrier.leaves_out.get(stage, "")  # type: ignore[attr-defined]
                for stage in (*STAGES, *LAST)}, **refusals(context)}
 
 
+def _cell(carrier: type, stage: str) -> str:
+    found = dict.fromkeys(reasons(carrier, way).get(stage, "") or "yes" for way in ways(carrier))
+    return ", unless ".join(found)
+
+
 def table() -> str:
     """Return the table as Markdown."""
-    found = [reasons(carrier) for carrier in CARRIERS]
     names = [*STAGES, *(f"pass: {each.name}" for each in PASSES), *LAST]
     lines = [f"| stage | {' | '.join(carrier.kind for carrier in CARRIERS)} |",
              f"| --- |{' --- |' * len(CARRIERS)}"]
     for name in names:
-        cells = [why.get(name.removeprefix("pass: "), "") or "yes" for why in found]
+        cells = [_cell(carrier, name.removeprefix("pass: ")) for carrier in CARRIERS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

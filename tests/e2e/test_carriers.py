@@ -110,7 +110,7 @@ def test_passes_run_as_the_table_says(kind, tmp_path, outcomes):
     (seen, outcome), = [entry for entry in outcomes if entry[1].report is not None]
     assert seen == kind and outcome.report.applied and outcome.report.recomputed_ops
     table = carrier_table()
-    said = next(table.reasons(c) for c in table.CARRIERS if c.kind == kind)
+    said = next(table.reasons(c, table.ways(c)[-1]) for c in table.CARRIERS if c.kind == kind)
     assert [p.name for p in outcome.passes] == [each.name for each in PASSES]
     assert {p.name: p.refusal for p in outcome.passes} == {
         each.name: said[each.name] for each in PASSES}

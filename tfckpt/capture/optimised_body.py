@@ -8,7 +8,8 @@ repeats is computed as in the plain step.
 
   1. The answer reads the inputs of the trace, and computes its results; control outputs are those
      that are left. Ops of the trace are hidden, and shown again where the change is taken back.
-  2. Ops are called as Grappler calls them, in a scope of their own.
+  2. Ops are called as Grappler calls them, in a scope of their own, and stand in the order of the
+     trace.
   3. What a marked sum of three and more reads is sorted by name all the same. Where that would
      change its order, it reads its terms through ops with names in that order.
   4. Which ops follow a gradient is known from the trace: Grappler merges and renames them.
@@ -27,6 +28,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import networkx
 import tensorflow as tf
 from absl import logging
 
@@ -56,8 +58,8 @@ class Body:
 
 
 def wanted() -> bool:
-    """Return whether `TFCKPT_OPTIMIZED=on` asks for it."""
-    return os.environ.get("TFCKPT_OPTIMIZED", "").strip().lower() in ("on", "1", "true")
+    """Return whether no `TFCKPT_OPTIMIZED=off` keeps it from being done."""
+    return os.environ.get("TFCKPT_OPTIMIZED", "").strip().lower() not in ("off", "0", "false")
 
 
 def optimise_in_place(graph: Any, changes: LiveChanges) -> Body | None:
@@ -108,9 +110,8 @@ def _take(graph: Any, shown: Sequence[tf.Operation], found: tf.compat.v1.GraphDe
     scope = tf_adapter.free_scope(graph, OPTIMIZED)
     results = {node.attr["index"].i: node.input[0] for node in found.node if node.op == RETVAL}
     body = tf.compat.v1.GraphDef(versions=found.versions)
-    for node in found.node:
-        if node.op not in (RETVAL, ARG):
-            body.node.extend(_marked(node, inputs, scope))
+    for node in _in_traced_order([n for n in found.node if n.op not in (RETVAL, ARG)], shown):
+        body.node.extend(_marked(node, inputs, scope))
     made = {op.name.removeprefix(scope): op
             for op in tf_adapter.import_nodes(graph, body, inputs, scope)}
     traced = {op.name: op for op in shown}
@@ -130,6 +131,27 @@ def _take(graph: Any, shown: Sequence[tf.Operation], found: tf.compat.v1.GraphDe
     changes.show([], [op.name for op in shown if op.name not in inputs])
     forward, later = _around_gradients(shown)
     return Body(scope, _in_scope(forward, made, scope), _in_scope(later, made, scope))
+
+
+def _in_traced_order(nodes: Sequence[tf.compat.v1.NodeDef], shown: Sequence[tf.Operation]
+                     ) -> list[tf.compat.v1.NodeDef]:
+    """Return ops in the order in which the trace made those of their names.
+
+    What Grappler made, it comes just before the first that needs it.
+    """
+    named = {node.name: node for node in nodes}
+    order = networkx.DiGraph()
+    order.add_nodes_from(named)
+    for node in nodes:
+        order.add_edges_from((read, node.name) for name in node.input
+                             if (read := name.lstrip("^").partition(":")[0]) in named)
+    turn = {op.name: i for i, op in enumerate(shown)}
+    for name in reversed(list(networkx.topological_sort(order))):
+        if name not in turn:
+            turn[name] = min((turn[reader] for reader in order.successors(name)),
+                             default=len(shown))
+    return [named[name] for name in networkx.lexicographical_topological_sort(
+        order, key=lambda name: (turn[name], name))]
 
 
 def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str], scope: str

@@ -21,7 +21,6 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.inline import Inlining, is_rewritten
 from tfckpt.capture.live_changes import LiveChanges, Point
 from tfckpt.capture.optimised_body import Body, optimise_in_place, wanted
-from tfckpt.capture.order import in_program_order
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
@@ -153,8 +152,6 @@ class Traced:
         body = self._body
         found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled,
                         forward=body.forward if body else (), later=body.later if body else ())
-        if body is not None:
-            found = in_program_order(found)
         return Captured(self.mark.name, found, graph, compiled, planned_for,
                         asked_for(graph, found, options.target) if compiled else None,
                         functools.partial(Optimised, graph, found),
@@ -249,6 +246,7 @@ class TracedApart(Traced):
     kind: ClassVar[str] = "import route"
     leaves_out: ClassVar[Mapping[str, str]] = {
         INLINED: "a call in the imported definition stays one"}
+    optimised: ClassVar[bool] = False
 
     def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor],
                  realise: Callable[[Any, Edits], None]):
