@@ -1,7 +1,7 @@
 """Asks for the certificates of random steps, and compares them with the numbers that they train.
 
     python -m tests.certificates --count 60
-    TFCKPT_OPTIMIZED=on python -m tests.certificates --seed 60 --count 60
+    TFCKPT_OPTIMIZED=off python -m tests.certificates --seed 60 --count 60
 
 A line for each step that is not certified though its numbers agree, or whose numbers differ; at the
 end how many there were of each kind. A step that is left as it is, or that XLA compiles, does not

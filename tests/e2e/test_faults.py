@@ -32,7 +32,7 @@ from tfckpt.rewrite import apply_graphdef
 WIDTH, ROWS = 16, 64
 LIVE = [(tf_adapter, name) for name in (
     "create_op", "import_nodes", "update_input", "add_control_input", "replace_control_inputs",
-    "show_operations")]  # the last is called once, when all is inlined
+    "show_operations")]  # the last when all is inlined, and when traced ops are hidden
 """All that edits a live graph."""
 DEFINITION = [(apply_graphdef._Nodes, name) for name in ("_add", "_wait", "tensor")]
 """All that edits a definition."""
@@ -100,15 +100,21 @@ def counted(monkeypatch, functions, train) -> list[str]:
     *(pytest.param(*case, marks=pytest.mark.nightly)
       for case in ((True, True, 2), (False, False, 2), (True, False, 3), (False, True, 3)))])
 def test_at_every_edit_of_a_traced_graph(monkeypatch, nested, late, depth):
-    """The next plan is used; of a nested function that is not inlined the call stays."""
+    """The next plan is used; of a nested function that is not inlined the call stays, and where
+    Grappler's answer cannot be put in the place of the trace the plan is one of the trace."""
     calls = counted(monkeypatch, LIVE, lambda: rewritten(nested, depth)[0])
     assert len(calls) > 20
+    taken = max(i for i, pair in enumerate(zip(calls, calls[1:], strict=False), 1)
+                if pair == ("import_nodes", "show_operations"))  # Grappler's answer
     plans = 0
     for number in range(1, len(calls) + 1):
         with monkeypatch.context() as patch:
             Faults({number}, late).inject(patch, LIVE)
             report, said = rewritten(nested, depth)
-        if calls[number - 1] == "show_operations":  # the step cannot be read
+        if number in (taken, taken + 1):
+            assert not said and report.applied and not report.rejected and not report.refused
+            continue
+        if calls[number - 1] == "show_operations" and number < taken:  # the step cannot be read
             assert report is None and any("internal error" in text for text in said)
             continue
         assert not said and (report.applied if report.rejected else report.refused), number

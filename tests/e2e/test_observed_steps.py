@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 
 import numpy as np
@@ -112,25 +113,51 @@ def nothing(folder):
     return contextlib.nullcontext()
 
 
+def compared(mode, look, folder):
+    """Train plain and decorated: the decorated step, what both trained to, and their peaks."""
+    with mode(folder):
+        _, wanted, plain = trained(lambda step: step, folder / "plain", look)
+        step, found, peak = trained(tfckpt.checkpoint, folder / "ours", look)
+    assert step.report.applied, step.report.reason
+    # what a debugger says of a tensor is not counted as large as the tensor
+    assert 0.8 * plain < step.report.baseline_peak_bytes < 1.2 * plain
+    return wanted, found, plain, peak
+
+
 @pytest.mark.parametrize("mode, look, share", [
-    (numerics, as_it_is, 0.8), (dumped, as_it_is, 0.8), (profiled, as_it_is, 0.4),
-    (nothing, printed, 0.5), (nothing, asserted, 0.5), (nothing, summarised, 0.5),
-    (nothing, python_called, 0.55)],
-    ids=["numerics", "dumped", "profiled", "printed", "asserted", "summarised", "python_called"])
+    (profiled, as_it_is, 0.4), (nothing, printed, 0.5), (nothing, asserted, 0.5),
+    (nothing, summarised, 0.5), (nothing, python_called, 0.55)],
+    ids=["profiled", "printed", "asserted", "summarised", "python_called"])
 def test_an_observed_step_needs_less_memory(tmp_path, mode, look, share):
-    """Measured: 0.53 to 0.71 of plain where each op is checked, since the checks lag behind, by a
-    race of threads; else 0.32 to 0.47."""
-    with mode(tmp_path):
-        _, wanted, plain = trained(lambda step: step, tmp_path / "plain", look)
-        step, found, peak = trained(tfckpt.checkpoint, tmp_path / "ours", look)
+    """Measured: 0.32 to 0.47 of plain."""
+    wanted, found, plain, peak = compared(mode, look, tmp_path)
     # gradients of a Python function have no shape in the trace, and Grappler orders products by it
     assert found == wanted or look is python_called and all(
         np.allclose(*(np.frombuffer(b, np.float32) for b in pair), rtol=0, atol=1e-7)
         for pair in zip(found, wanted, strict=True))
-    assert step.report.applied, step.report.reason
     assert peak < share * plain, (peak, plain)
-    # what a debugger says of a tensor is not counted as large as the tensor
-    assert 0.8 * plain < step.report.baseline_peak_bytes < 1.2 * plain
+
+
+@pytest.mark.parametrize("mode", [numerics, dumped])
+def test_a_debugged_step_trains_the_same(tmp_path, mode):
+    """Nothing is said of the peak here: on one thread each check runs when the thread comes to it,
+    and holds what it checks until then (0.4 to 1.0 of plain, another in each process)."""
+    wanted, found, *_ = compared(mode, as_it_is, tmp_path)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("mode", ["numerics", "dumped"])
+def test_a_debugged_step_needs_less_memory_on_the_usual_threads(tmp_path, mode):
+    """Measured: 0.34 to 0.49 of plain."""
+    code = ("import pathlib, sys, tests.conftest\n"
+            "from tests.e2e import test_observed_steps as t\n"
+            "mode = getattr(t, sys.argv[1])\n"
+            "print('PEAKS', *t.compared(mode, t.as_it_is, pathlib.Path(sys.argv[2]))[2:])\n")
+    done = subprocess.run([sys.executable, "-c", code, mode, str(tmp_path)], capture_output=True,
+                          text=True, check=True, timeout=300)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("PEAKS"))
+    plain, peak = map(int, line.split()[1:])
+    assert peak < 0.6 * plain, (peak, plain)
 
 
 def test_numerics_are_checked_in_a_rewritten_step():

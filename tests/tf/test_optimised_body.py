@@ -15,14 +15,7 @@ from tfckpt.capture.optimised_body import Body, optimise_in_place
 from tfckpt.edits import PROTECTED
 from tfckpt.verify import same
 
-pytestmark = pytest.mark.usefixtures("switched_on")
 OPEN = tf.TensorSpec((None, 32), tf.float32)
-
-
-@pytest.fixture
-def switched_on(monkeypatch):
-    """Has decorated steps take Grappler's answer."""
-    monkeypatch.setenv("TFCKPT_OPTIMIZED", "on")
 
 
 def optimised(hook, body, *specs, then=lambda graph, changes: None):
@@ -257,8 +250,8 @@ def test_forward_mode_through_the_step():
     assert found[0] == found[1]
 
 
-def test_only_where_it_is_asked_for(monkeypatch):
-    monkeypatch.delenv("TFCKPT_OPTIMIZED")
+def test_not_where_it_is_switched_off(monkeypatch):
+    monkeypatch.setenv("TFCKPT_OPTIMIZED", "off")
     step, x, _ = gelu_step(4, 64, 512)
     ours = tfckpt.checkpoint(tf.function(step), budget="min")
     ours(x)

@@ -12,12 +12,6 @@ from tests.zoo import entry as zoo
 
 pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),
                                 reason="no C++ compiler")
-KNOWN = {("architectures-gelu_by_tanh", variants.PARTIAL),
-         *((f"architectures-{name}", variants.OPEN) for name in (
-             "text_classification_transformer", "gelu_by_tanh", "vision_transformer", "mlp_mixer",
-             "causal_language_model"))}
-"""Differ in the last bits: with an open batch Grappler orders the products of layer normalization
-and GELU in the plain step otherwise than in a copy."""
 HERE = [e for e in groups.ENTRIES if not e.alone and e.expect != zoo.NO_REPORT]
 
 
@@ -26,8 +20,6 @@ def _named(entries):
 
 
 def _check(entry, variant):
-    if (f"{entry.group}-{entry.name}", variant) in KNOWN:
-        pytest.xfail("known to differ")
     if entry.group == "distribution" and not distribution.available():
         pytest.skip("TensorFlow ran in this process before the zoo could ask for logical CPUs")
     found = variants.faults(entry, variant)
