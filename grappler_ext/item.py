@@ -28,6 +28,8 @@ from tfckpt.ops import record
 from tfckpt.ops.names import ARG, ASSERT, CONST
 from tfckpt.options import Options
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
+from tfckpt.verify.certified import certificate_of_definitions
+from tfckpt.verify.same import Certificate
 
 _FAILURE = "tfckpt/failure"
 _SHAPES = "_output_shapes"
@@ -114,7 +116,7 @@ class Item:
             return None
         graph = dataclasses.replace(graph, refused=(*graph.refused, *(
             _LOWERED.format(loop.name) for loop in self._loops)))
-        return Captured(graph.name, graph, live, planned_for=planned_for)
+        return Captured(graph.name, graph, live, planned_for=planned_for, certify=self._certify)
 
     def _refuse_loop_that_trains(self) -> None:
         """Raise `CaptureError` where the gradient is computed inside of a loop."""
@@ -124,6 +126,13 @@ class Item:
                 raise CaptureError(f"capture: {inside!r} is computed inside of a loop that "
                                    "TensorFlow has lowered; put the decorator on the function "
                                    "that the loop calls")
+
+    def _certify(self, edits: Edits) -> Certificate:
+        """Compare the item with what it would be: nothing is optimised after the pass."""
+        functions = {function.signature.name: function
+                     for function in self.definition.library.function}
+        return certificate_of_definitions(self.definition, rewrite_item(
+            self.definition, expand(edits, self._loops)), functions.get)
 
     def apply(self, edits: Edits) -> None:
         """Edit a copy of the item's graph."""

@@ -28,21 +28,21 @@ _Result = TypeVar("_Result")
 def checkpoint(fn: Callable[_Arguments, _Result], *, budget: object = ..., solver: str = ...,
                objective: str = ..., batch_size: int | None = ..., free_moves: bool = ...,
                fad: str | bool = ..., xla_trials: int = ...,
-               op_seconds: Mapping[str, float] | None = ...
+               op_seconds: Mapping[str, float] | None = ..., exact: bool = ...
                ) -> CheckpointedStep[_Arguments, _Result]: ...
 
 
 @overload
 def checkpoint(*, budget: object = ..., solver: str = ..., objective: str = ...,
                batch_size: int | None = ..., free_moves: bool = ..., fad: str | bool = ...,
-               xla_trials: int = ..., op_seconds: Mapping[str, float] | None = ...
-               ) -> _Decorator: ...
+               xla_trials: int = ..., op_seconds: Mapping[str, float] | None = ...,
+               exact: bool = ...) -> _Decorator: ...
 
 
 def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
                fad: str | bool = False, xla_trials: int = XLA_TRIALS,
-               op_seconds: Mapping[str, float] | None = None) -> Any:
+               op_seconds: Mapping[str, float] | None = None, exact: bool = False) -> Any:
     """Rewrites a training step so that it needs less memory and computes the same.
 
     Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
@@ -73,6 +73,11 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
       op_seconds: what `tfckpt.op_seconds` has measured of this step on this machine; plans are then
         priced with these times where the executor runs the step, and else with those that are
         expected of the device.
+      exact: whether only a plan is applied of which it is certain that it computes every result
+        and every write with the same kernels from the same operands in the same order
+        (`report.identical` is True then). Each plan is compared when the step is traced, which
+        takes about as long again as the trace. A step of which that cannot be known, because XLA
+        compiles it or because it has loops, branches or calls, is left as it is.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and
@@ -85,7 +90,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         of the step or has one that does not exist.
     """
     options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials,
-                           op_seconds)
+                           op_seconds, exact=exact)
     if fn is None:
         return lambda function: CheckpointedStep(_checked(function), options)
     return CheckpointedStep(_checked(fn), options)

@@ -49,6 +49,7 @@ from tfckpt.store.pools import pools_of
 from tfckpt.store.records import Decided
 from tfckpt.target import Target
 from tfckpt.trials import GRAPPLER_WORDS, Compiler, Trials
+from tfckpt.verify.same import Certificate
 
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
@@ -81,6 +82,9 @@ class Captured:
       gradient_inside: names the op inside which a gradient is computed, where the graph has none;
         "" where none is.
       stored: whether its plan may come from the plan store, and go there.
+      certify: says of edits whether they leave the step's arithmetic as it is; None where it is
+        known to be so, of a step that was planned before.
+      doubt: says why nobody can say that of the step; "" where it can be said.
     """
 
     name: str
@@ -92,6 +96,8 @@ class Captured:
     grappler: Callable[[Target], Compiler] | None = None
     gradient_inside: Callable[[], str] = str
     stored: bool = True
+    certify: Callable[[Edits], Certificate] | None = None
+    doubt: Callable[[], str] = str
 
 
 class Carrier(Protocol):
@@ -194,10 +200,12 @@ def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refu
     """Plan a step that trains, and hand the edits back."""
     definition = dump.definition_of(step.name, step.live) if dump.folder() else b""
     context = Context(step.graph, plain=_plain(step), target=target_of(""))
+    doubt = step.doubt() if options.exact and not refused else ""
+    refused = f"exact=True: {doubt}" if doubt else refused
     with collector_paused():
         wanted = device_parts_of(step.graph, options, target_of)
         entry = None if refused else _entry(step, wanted, options)
-        found = None if entry is None else _kept(carrier, step, context, entry, started)
+        found = None if entry is None else _kept(carrier, step, context, entry, options, started)
         parts = () if found else priced_parts(step.graph, wanted)
     if found is None:
         found = _searched(carrier, step, context, parts, options, refused, started)
@@ -217,8 +225,8 @@ def _entry(step: Captured, parts: Sequence[DevicePart], options: Options) -> Ent
                     step.live if asks else None) if step.stored else None
 
 
-def _kept(carrier: Carrier, step: Captured, context: Context, entry: Entry, started: float
-          ) -> tuple[Outcome, Report, Decided] | None:
+def _kept(carrier: Carrier, step: Captured, context: Context, entry: Entry, options: Options,
+          started: float) -> tuple[Outcome, Report, Decided] | None:
     """Apply what was decided for the step before; return None where it is not kept, or not apt.
 
     It passes the judges but the one that asks XLA, whose answers are kept as well.
@@ -230,7 +238,7 @@ def _kept(carrier: Carrier, step: Captured, context: Context, entry: Entry, star
         candidate = Candidate(decided.proposals, _asked(context, decided.answers))
         for judge in JUDGES:
             judge(candidate)
-        return _applied(carrier, step, candidate, decided, started)
+        return _applied(carrier, step, candidate, decided, options, started)
     except Exception as error:
         entry.drop(error)
         return None
@@ -242,7 +250,8 @@ def _searched(carrier: Carrier, step: Captured, context: Context, parts: Sequenc
     trials = _trials(step, parts, options, refused)
     found = searches(step.graph, [part.as_asked(trials.plain) for part in parts], options, refused,
                      pools_of(step.name) if step.stored else None)
-    return _accepted(carrier, step, _asked(context, trials.answers), found, trials, started)
+    return _accepted(carrier, step, _asked(context, trials.answers), found, trials, options,
+                     started)
 
 
 def _trials(step: Captured, parts: Sequence[Part], options: Options, refused: str) -> Trials:
@@ -308,7 +317,8 @@ def _plain(step: Captured) -> LiveStep | None:
 
 
 def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequence[Search],
-              trials: Trials, started: float) -> tuple[Outcome, Report, Decided]:
+              trials: Trials, options: Options, started: float
+              ) -> tuple[Outcome, Report, Decided]:
     """Return the first candidate that every judge and the carrier accept; its edits are applied.
 
     To change nothing is the last candidate, and is accepted always. What cannot be reported is not
@@ -321,7 +331,7 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
             for judge in (*JUDGES, trials.judge):
                 judge(candidate)
             return _applied(carrier, step, candidate, _decided(step, candidate, found, trials),
-                            started)
+                            options, started)
         except Rejected as error:
             blamed = [search for search in changing if search.part.device == error.device]
             for search in blamed or changing:
@@ -348,13 +358,34 @@ def _fullest_first(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
     return tuple(sorted(proposals, key=lambda p: -p.decision.planned.peak_bytes))
 
 
+def _certificate(step: Captured, edits: Edits | None, options: Options) -> Certificate | None:
+    """Return what is known of the arithmetic of a step with edits; None where it is not asked for.
+
+    Raises:
+      Rejected: it is asked for, and not known to be the same.
+    """
+    if not options.exact or edits is None or step.certify is None:
+        return None
+    found = step.certify(edits)
+    if not found.same:
+        raise Rejected(f"exact=True: {found}")
+    return found
+
+
 def _applied(carrier: Carrier, step: Captured, candidate: Candidate, decided: Decided,
-             started: float) -> tuple[Outcome, Report, Decided]:
-    """Report what was decided, and hand the edits back."""
+             options: Options, started: float) -> tuple[Outcome, Report, Decided]:
+    """Report what was decided, and hand the edits back.
+
+    Raises:
+      Rejected: exact=True, and a bit may change.
+    """
+    certificate = _certificate(step, candidate.edits, options)
     proposals = _fullest_first(decided.proposals)
     report = report_of(step.name, step.graph, proposals, candidate.edits, decided.rejected,
                        time.perf_counter() - started, step.planned_for, decided.compiled,
                        decided.made)
+    if certificate is not None:
+        report.certified(certificate.same, str(certificate))
     passes = () if candidate.realised is None else candidate.realised.outcomes
     if candidate.edits is not None:
         carrier.apply(candidate.edits)

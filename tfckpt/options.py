@@ -22,7 +22,7 @@ class Options:
 
     Attributes:
       budgets: that of each device.
-      solver, objective, batch_size, free_moves, fad: as `tfckpt.checkpoint` takes them.
+      solver, objective, batch_size, free_moves, fad, exact: as `tfckpt.checkpoint` takes them.
       target: what the step is planned for; None for the devices of this process.
       time_limit: seconds after which a step that is still being planned is left as it was; None
         for no limit.
@@ -36,6 +36,7 @@ class Options:
     batch_size: int | None = None
     free_moves: bool = True
     fad: str | bool = False
+    exact: bool = False
     target: Target | None = None
     time_limit: float | None = None
     xla_trials: int = XLA_TRIALS
@@ -52,7 +53,7 @@ class Options:
         return dataclasses.replace(self, time_limit=float(seconds))
 
 
-NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad")
+NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad", "exact")
 """The options that every front end offers."""
 
 
@@ -60,7 +61,7 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
                  batch_size: int | None = None, free_moves: bool = True,
                  fad: str | bool = False, xla_trials: int = XLA_TRIALS,
                  op_seconds: Mapping[str, float] | None = None,
-                 target: Target | None = None) -> Options:
+                 target: Target | None = None, exact: bool = False) -> Options:
     """Check options before anything is traced.
 
     Raises:
@@ -73,11 +74,16 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
         raise PlanError(f"plan: free_moves={free_moves!r} must be True or False")
     if not isinstance(fad, bool) and fad != AUTO:
         raise PlanError(f"plan: fad={fad!r} must be {AUTO!r}, True or False")
+    if not isinstance(exact, bool):
+        raise PlanError(f"plan: exact={exact!r} must be True or False")
+    if exact and fad is not False:
+        raise PlanError(f"plan: fad={fad!r} keeps derivatives, which may change rounding; with "
+                        "exact=True it must be False")
     trials: object = xla_trials
     if isinstance(trials, bool) or not isinstance(trials, numbers.Integral) or trials < 0:
         raise PlanError(f"plan: xla_trials={xla_trials!r} must be an int, 0 to ask XLA nothing")
-    return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, target,
-                   xla_trials=int(xla_trials), op_seconds=_seconds(op_seconds))
+    return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, exact,
+                   target, xla_trials=int(xla_trials), op_seconds=_seconds(op_seconds))
 
 
 def _seconds(given: Any) -> dict[str, float]:

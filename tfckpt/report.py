@@ -73,6 +73,9 @@ class Report:
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
       observed_calls: calls in which something looked at the peak.
       missed: whether it was above what is allowed, and somebody was told.
+      identical: whether the step computes every result and every write as the plain one does, in
+        the same arithmetic; None where that is not known, or was not asked (`exact=True`, or
+        `tfckpt.verify.same_arithmetic`). `certificate` says it in words.
     """
 
     name: str
@@ -111,6 +114,8 @@ class Report:
     measured_peak_bytes: int | None = None
     observed_calls: int = 0
     missed: bool = False
+    identical: bool | None = None
+    certificate: str = ""
     traced: tuple[tuple[CostGraph, Plan], tuple[CostGraph, Plan]] | None = dataclasses.field(
         default=None, repr=False)
 
@@ -147,6 +152,7 @@ class Report:
             ("forward AD", self._forward_ad()),
             ("plan", f"{self.solver}, {self._origin} in {self.plan_seconds:.1f} s"),
             ("applied", "yes" if self.applied else f"no: {self.reason}"),
+            *([("identical", self.certificate)] if self.certificate else []),
         ]
         rows += [(d.device.rpartition("device:")[2], str(d)) for d in self.devices]
         rows += [("inlined", text) for text in self.inlined]
@@ -155,6 +161,10 @@ class Report:
         width = max(len(label) for label, _ in rows)
         lines = [f"tfckpt report for {self.name}"]
         return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
+
+    def certified(self, identical: bool | None, certificate: str) -> None:
+        """Note what is known of the step's arithmetic, and in words."""
+        self.identical, self.certificate = identical, certificate
 
     @property
     def _origin(self) -> str:

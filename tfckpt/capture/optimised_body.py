@@ -50,11 +50,13 @@ class Body:
     Attributes:
       scope: in which its ops stand, with a slash at the end.
       forward, later: names of ops that follow no gradient, and one.
+      answer: what Grappler made; None where nobody wants it.
     """
 
     scope: str
     forward: frozenset[str]
     later: frozenset[str]
+    answer: tf.compat.v1.GraphDef | None = None
 
 
 def wanted() -> bool:
@@ -62,12 +64,13 @@ def wanted() -> bool:
     return os.environ.get("TFCKPT_OPTIMIZED", "").strip().lower() not in ("off", "0", "false")
 
 
-def optimise_in_place(graph: Any, changes: LiveChanges) -> Body | None:
+def optimise_in_place(graph: Any, changes: LiveChanges, keep: bool = False) -> Body | None:
     """Have a traced graph compute what Grappler makes of it.
 
     Args:
       graph: a FuncGraph whose trace is complete; functions that it called are inlined.
       changes: of the graph.
+      keep: whether Grappler's answer is wanted as well.
 
     Returns:
       None where the graph is left as it is.
@@ -78,21 +81,28 @@ def optimise_in_place(graph: Any, changes: LiveChanges) -> Body | None:
     before = changes.point()
     try:
         found = tf_adapter.optimized(graph, (), tf_adapter.shown_definition(graph))
-        return _take(graph, shown, found, changes)
+        body = _take(graph, shown, found, changes)
+        return dataclasses.replace(body, answer=found) if keep else body
     except Exception as error:  # whatever TensorFlow makes of it: the step is planned as traced
         logging.info("tfckpt: %s is planned as it was traced: %s", graph.name, error)
         changes.revert(before)
         return None
 
 
-def _is_plain(shown: Sequence[tf.Operation]) -> bool:
-    """Return whether a step is one that Grappler answers for as it will run (rule 6)."""
+def is_flat(shown: Sequence[tf.Operation]) -> bool:
+    """Return whether Grappler's answer for a step is what will run: on one CPU, without loops,
+    branches and calls.
+    """
     devices = {tf.DeviceSpec.from_string(op.device).device_type for op in shown}
     return (tf_adapter.default_device().endswith("CPU:0") and devices <= {None, "CPU"}
             and len({op.device for op in shown} - {""}) <= 1
-            and any(is_gradient_scope(op.name) for op in shown)
             and all(record(op.type).calls is None and record(op.type).branch is None
-                    and not tf_adapter.called_functions(op) for op in shown)
+                    and not tf_adapter.called_functions(op) for op in shown))
+
+
+def _is_plain(shown: Sequence[tf.Operation]) -> bool:
+    """Return whether a step is one whose ops give way (rule 6)."""
+    return (is_flat(shown) and any(is_gradient_scope(op.name) for op in shown)
             and sum(_constant_bytes(op) for op in shown) <= _MOST_CONSTANTS)
 
 

@@ -29,6 +29,7 @@ from tfckpt.rewrite.apply_graphdef import (
     with_inlined,
 )
 from tfckpt.target import Target
+from tfckpt.verify.certified import certificate_of_trace, doubt
 from tfckpt.verify.optimised import Optimised
 
 
@@ -56,7 +57,9 @@ class InFile:
         step = self.step
         is_function = bool(step.function) and hasattr(step.live, "inputs")
         return Captured(step.name, step.graph, step.live, step.compiled, grappler=(
-            functools.partial(Optimised, step.live, step.graph) if is_function else None))
+            functools.partial(Optimised, step.live, step.graph) if is_function else None),
+            certify=functools.partial(certificate_of_trace, step.live, None),
+            doubt=functools.partial(doubt, step.live, step.compiled))
 
     def apply(self, edits: Edits) -> None:
         """Do nothing yet: see `rewrite`."""

@@ -32,6 +32,7 @@ from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.options import Options
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.verify.certified import certificate_of_trace, doubt
 from tfckpt.verify.elsewhere import asked_for
 from tfckpt.verify.optimised import Optimised
 
@@ -143,7 +144,7 @@ class Traced:
         inlining = self._inline()
         graph, sizes = self.func_graph, _sizes()
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
-        self._body = None if compiled else self._optimise()
+        self._body = None if compiled else self._optimise(options.exact)
         shapes, planned_for = planned_shapes(
             graph, options.batch_size, may_assume=not options.budgets.sized, sizes=sizes,
             placeholders=self.inputs)
@@ -155,14 +156,17 @@ class Traced:
         return Captured(self.mark.name, found, graph, compiled, planned_for,
                         asked_for(graph, found, options.target) if compiled else None,
                         functools.partial(Optimised, graph, found),
-                        gradient_inside=lambda: gradient_inside(graph))
+                        gradient_inside=lambda: gradient_inside(graph),
+                        certify=functools.partial(
+                            certificate_of_trace, graph, body.answer if body else None),
+                        doubt=functools.partial(doubt, graph, compiled))
 
     def _inline(self) -> Inlining | None:
         return Inlining(self.func_graph, changes=self.changes)
 
-    def _optimise(self) -> Body | None:
-        """Have Grappler's answer take the place of the step's ops."""
-        return optimise_in_place(self.func_graph, self.changes) if wanted() else None
+    def _optimise(self, keep: bool) -> Body | None:
+        """Have Grappler's answer take the place of the step's ops, and keep it where wanted."""
+        return optimise_in_place(self.func_graph, self.changes, keep) if wanted() else None
 
     def apply(self, edits: Edits) -> None:
         """Edit the graph in place, all or nothing."""
@@ -256,7 +260,7 @@ class TracedApart(Traced):
     def _inline(self) -> None:
         return None
 
-    def _optimise(self) -> None:
+    def _optimise(self, keep: bool) -> None:
         return None
 
     def apply(self, edits: Edits) -> None:

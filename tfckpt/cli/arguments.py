@@ -187,6 +187,8 @@ def flags_of(command: str) -> flags.FlagValues:
         flags.DEFINE_enum("fad", "false", list(FAD), "Whether derivatives of element-wise "
                           "activations may be kept instead of the tensors that they are computed "
                           "from; gradients then agree to rounding.", **where)
+        flags.DEFINE_bool("exact", False, "Whether a step is left as it is where it is not certain "
+                          "that no bit changes.", **where)
     if command not in ("rewrite", "replay"):
         flags.DEFINE_bool("json", False, "Prints JSON.", **where)
     if command == "inspect":

@@ -71,7 +71,8 @@ def _steps(request: Request, document: Document, rewritten: bool = False) -> lis
 def _options(request: Request) -> Options:
     try:
         return make_options(request.budget, request.solver, request.objective,
-                            request.batch_size, request.free_moves, request.fad)
+                            request.batch_size, request.free_moves, request.fad,
+                            exact=request.exact)
     except PlanError as error:
         raise flags.Error(str(error)) from error
 

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.edits import COPY
+from tfckpt.edits import COPY, traced
 from tfckpt.ops import Access, Source, record
 
 Tensor = tuple[str, int]
@@ -301,7 +301,7 @@ class _Graph:
         if record(definition.op).source is Source.ARGUMENT or definition.op == _ARGUMENT:
             return (self.computation.arguments[definition.attr["index"].i]
                     if definition.attr["T"].type == tf.resource.as_datatype_enum else None)
-        return source if definition.op.endswith("HandleOp") else None
+        return traced(source) if definition.op.endswith("HandleOp") else None
 
 
 @functools.cache

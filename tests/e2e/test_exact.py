@@ -1,0 +1,158 @@
+"""`exact=True`: only plans are applied of which it is certain that they change no bit."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import grappler_ext
+import tfckpt
+from tests.support import process
+from tests.support.gelu_steps import gelu_step
+from tests.support.models import arrays, stack
+from tests.support.random_steps import trial
+from tests.support.random_steps.assembly import draw_spec
+from tests.zoo import entry as zoo
+from tfckpt.capture.files import read_path
+from tfckpt.capture.steps import training_steps
+from tfckpt.carriers.files import plan_file_step, rewrite
+from tfckpt.options import make_options
+from tfckpt.verify import same_arithmetic
+
+LAYERS, WIDTH, ROWS = 4, 64, 512
+OPEN = [tf.TensorSpec((None, WIDTH), tf.float32)]
+
+
+def states(variables) -> list[bytes]:
+    return [v.numpy().tobytes() for v in variables]
+
+
+def trained(wrap, steps=3, **traced):
+    """The step, and what it has trained to."""
+    step, x, variables = gelu_step(LAYERS, WIDTH, ROWS)
+    process.fresh()
+    function = wrap(tf.function(step, **traced))
+    return function, [[function(x).numpy().tobytes() for _ in range(steps)], states(variables)]
+
+
+@pytest.mark.parametrize("traced", [{}, {"input_signature": OPEN}], ids=["static", "open"])
+@pytest.mark.parametrize("optimised", ["on", "off"])
+def test_a_plan_is_certified_before_it_is_applied(traced, optimised, monkeypatch):
+    """Also as the graph is instantiated, asked independently."""
+    monkeypatch.setenv("TFCKPT_OPTIMIZED", optimised)
+    _, wanted = trained(lambda step: step, **traced)
+    step, found = trained(tfckpt.checkpoint(exact=True), **traced)
+    assert found == wanted
+    assert step.report.applied and step.report.recomputed_ops and step.report.identical is True
+    assert "identical          the same arithmetic" in str(step.report)
+    _, x, _ = gelu_step(LAYERS, WIDTH, ROWS)
+    assert same_arithmetic(step, x).same
+
+
+def test_nothing_is_said_unless_it_is_asked():
+    step, _ = trained(tfckpt.checkpoint)
+    assert step.report.applied and step.report.identical is None
+    assert "identical" not in str(step.report)
+    _, x, _ = gelu_step(LAYERS, WIDTH, ROWS)
+    assert same_arithmetic(step, x).same and step.report.identical is True
+
+
+@pytest.mark.parametrize("seed, applied", [(120, True), (312, True), (367, False)])
+def test_a_plan_that_changes_bits_gives_way_to_one_that_does_not(seed, applied, monkeypatch):
+    """Of steps that train otherwise without (`test_same_arithmetic.py`)."""
+    monkeypatch.setenv("TFCKPT_OPTIMIZED", "off")
+    made, wanted = trial._plain(draw_spec(seed))
+    steps = []
+
+    def train(options):
+        def decorated(_, function):
+            steps.append(tfckpt.checkpoint(function, **{**options, "exact": True}))
+            return steps[-1]
+        return trial._trained(made.spec, decorated)[1]
+
+    found, refusal = trial._within_budget(made.spec, train, dict(made.spec.options))
+    assert not refusal and not zoo.differences(found, wanted, made.spec.compiled)
+    report = steps[-1].report
+    assert report.applied == applied and report.identical is (True if applied else None)
+    assert any("exact=True" in text and "computed otherwise" in text for text in report.rejected)
+
+
+def looped(x, weight):
+    return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ weight)), (0, x))[1]
+
+
+def test_what_nobody_can_say_is_refused_with_the_reason():
+    weight = tf.Variable(tf.eye(WIDTH))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = looped(x, weight)
+            for _ in range(4):
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(h)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    ours = tfckpt.checkpoint(tf.function(step), exact=True)
+    with pytest.warns(UserWarning, match="trains unchanged: exact=True: of a step with loops"):
+        ours(tf.ones((2048, WIDTH)))
+    assert not ours.report.applied and ours.report.identical is None
+
+
+def test_what_xla_compiles_is_refused():
+    with process.without_determinism(), pytest.warns(UserWarning, match="exact=True: XLA compiles"):
+        step, _ = trained(tfckpt.checkpoint(exact=True, budget=0.5), jit_compile=True)
+    assert not step.report.applied and step.report.identical is None
+
+
+def test_keras_trains_exactly_with_a_smaller_last_batch():
+    kept = []
+    for wrap in (False, True):
+        process.fresh()
+        model = stack()
+        if wrap:
+            tfckpt.keras.checkpoint(model, exact=True)
+        model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+        x, y = arrays(1100)
+        model.fit(x, np.abs(y), batch_size=512, verbose=0, shuffle=False)
+        kept.append(states(model.variables))
+    assert kept[0] == kept[1]
+    report = tfckpt.keras.report(model)
+    assert report.applied and report.identical is True
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+def test_the_native_pass_compares_what_it_is_given():
+    _, wanted = trained(lambda step: step)
+    try:
+        with grappler_ext.enabled(exact=True, strict=True):
+            _, found = trained(lambda step: step)
+            reports = grappler_ext.reports().values()
+    finally:
+        process.without_pass()
+    assert found == wanted
+    assert [r.identical for r in reports if r.applied] == [True]
+
+
+def test_functions_of_a_saved_model_are_compared(tmp_path):
+    made, x, variables = gelu_step(LAYERS, WIDTH, ROWS)
+    module = tf.Module()
+    module.variables_of_it = variables
+    module.step = tf.function(made, input_signature=[tf.TensorSpec((ROWS, WIDTH))])
+    tf.saved_model.save(module, str(tmp_path))
+    document = read_path(str(tmp_path))
+    results = [plan_file_step(step, make_options(exact=True)) for step in training_steps(document)]
+    assert [(r.report.applied, r.report.identical) for r in results] == [(True, True)]
+    wanted = module.step(x).numpy()
+    (tmp_path / "saved_model.pb").write_bytes(rewrite(document, results).serialized())
+    assert tf.saved_model.load(str(tmp_path)).step(x).numpy() == wanted
+
+
+def test_derivatives_that_round_are_not_exact():
+    with pytest.raises(tfckpt.PlanError, match="with exact=True it must be False"):
+        tfckpt.checkpoint(exact=True, fad=True)
+    with pytest.raises(tfckpt.PlanError, match="exact=1 must be True or False"):
+        tfckpt.checkpoint(exact=1)
