@@ -236,8 +236,6 @@ def with_a_custom_gradient():
 @pytest.mark.parametrize("make, reason", [
     (compiled_by_itself, "compiled by itself"),
     (marked_not_to_be_inlined, "marked _noinline"),
-    (with_recomputation_of_its_own, "a gradient of its own"),
-    (with_a_custom_gradient, "a gradient of its own"),
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_a_function_that_is_more_than_its_body_is_refused_by_name(make, reason):
     _, step, wanted, found, _ = _both(make)
@@ -246,6 +244,15 @@ def test_a_function_that_is_more_than_its_body_is_refused_by_name(make, reason):
     assert report.applied and not report.inlined
     assert len(report.refused) == 2  # forward and backward
     assert all(reason in text and "Call" in text for text in report.refused)
+
+
+@pytest.mark.parametrize("make", [with_recomputation_of_its_own, with_a_custom_gradient])
+def test_a_function_with_a_gradient_of_its_own_is_inlined_as_grappler_does(make):
+    _, step, wanted, found, _ = _both(make)
+    training.assert_same_bits(found, wanted)
+    report = step.report
+    assert report.applied and not report.refused
+    assert report.inlined == ("<lambda>, 1 call",)
 
 
 def test_where_nothing_is_to_be_gained_the_calls_are_put_back():

@@ -19,7 +19,7 @@ from __future__ import annotations
 import collections
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,6 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.body import Placed, read_body
 from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.ops import Calls, record
 
 _OURS = re.compile(r"(^|/)tfckpt/|-tfckpt[0-9_]")
 """Names that only `tfckpt.rewrite` gives."""
@@ -37,7 +36,7 @@ _GENERATED = re.compile(r"^__(?:inference|forward|backward)_(.*?)(?:_\d+)*$")
 
 
 def _is_call(op: tf.Operation) -> bool:
-    return record(op.type).calls is Calls.FUNCTION
+    return tf_adapter.is_call(op.type)
 
 
 def is_rewritten(name: str) -> bool:
@@ -50,6 +49,29 @@ def readable(function: str) -> str:
     while match := _GENERATED.match(function):
         function = match[1]
     return function
+
+
+def lines_of(calls: Iterable[str], find: Callable[[str], Any]) -> tuple[str, ...]:
+    """Return a line for each function that is inlined: its name, and how many calls of it.
+
+    Args:
+      calls: the functions that are called, by name; those that they call follow.
+      find: gives the FunctionDef by a name; None where there is none.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    pending = list(calls)[::-1]
+    while pending:
+        function = find(name := pending.pop())
+        if function is None or not _is_backward(function):
+            counts[readable(name)] += 1
+        pending += [node.attr["f"].func.name for node in (function.node_def if function else ())
+                    if tf_adapter.is_call(node.op)][::-1]
+    return _lines(counts)
+
+
+def _lines(counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(f"{name}, {count} call{'s' if count > 1 else ''}"
+                 for name, count in counts.items())
 
 
 class Inlining:
@@ -135,8 +157,7 @@ class Inlining:
             if not _is_backward(self._find(name)):
                 counts[readable(name)] += 1
             pending += [(op, (*callers, name)) for op in reversed(ops) if _is_call(op)]
-        self.functions = tuple(f"{name}, {count} call{'s' if count > 1 else ''}"
-                               for name, count in counts.items())
+        self.functions = _lines(counts)
 
     def _inline_call(self, call: tf.Operation, name: str) -> list[tf.Operation]:
         body = self._body(name)

@@ -16,16 +16,19 @@ repeats is computed as in the plain step.
   5. Grappler's ops have no gradients, nor do they know of custom ones. Where a tape that is outside
      of the step asks for its gradient, that has to be made of the ops of the trace: who applies
      edits sees to it.
-  6. Left alone is a step with loops, branches or calls (they are optimised together with what is
-     around them, once they are lowered), one that does not run on one CPU alone, and one whose
-     constants are so large that copies of them matter.
+  6. What loops and branches read, they read by the names of the trace, since ops of their bodies
+     are named by them.
+  7. Functions that the step calls are inlined, as TensorFlow does it. Loops and branches stay, and
+     Grappler optimises them as in the plain step once they are lowered. Left alone is a step that
+     does not run on one CPU alone, and one whose constants are so large that copies of them matter.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import networkx
@@ -33,12 +36,17 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.inline import is_rewritten, lines_of
 from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.edits import OPTIMIZED, PROTECTED
-from tfckpt.ops import record
+from tfckpt.ops import Calls, record
 from tfckpt.ops.names import ARG, IDENTITY, RETVAL
 
+_PASSED = "Func/"
+"""Before the names of what passes arguments and results of an inlined function on."""
+_READ = "_read"
+"""Behind the names of what stands for the inputs of loops and branches."""
 _MOST_CONSTANTS = 64 << 20
 """Bytes of constants that are copied: the ops of the trace are hidden and not gone."""
 
@@ -50,12 +58,14 @@ class Body:
     Attributes:
       scope: in which its ops stand, with a slash at the end.
       forward, later: names of ops that follow no gradient, and one.
+      inlined: a line for each function that was inlined.
       answer: what Grappler made; None where nobody wants it.
     """
 
     scope: str
     forward: frozenset[str]
     later: frozenset[str]
+    inlined: tuple[str, ...] = ()
     answer: tf.compat.v1.GraphDef | None = None
 
 
@@ -68,7 +78,7 @@ def optimise_in_place(graph: Any, changes: LiveChanges, keep: bool = False) -> B
     """Have a traced graph compute what Grappler makes of it.
 
     Args:
-      graph: a FuncGraph whose trace is complete; functions that it called are inlined.
+      graph: a FuncGraph whose trace is complete.
       changes: of the graph.
       keep: whether Grappler's answer is wanted as well.
 
@@ -76,12 +86,16 @@ def optimise_in_place(graph: Any, changes: LiveChanges, keep: bool = False) -> B
       None where the graph is left as it is.
     """
     shown = graph.get_operations()
-    if not _is_plain(shown):
+    if not _may_give_way(shown):
         return None
     before = changes.point()
     try:
-        found = tf_adapter.optimized(graph, (), tf_adapter.shown_definition(graph))
-        body = _take(graph, shown, found, changes)
+        asked = tf.compat.v1.GraphDef()
+        found = tf_adapter.optimized(
+            graph, (), tf_adapter.shown_definition(graph), asked.CopyFrom)
+        if not _gives_way(asked):
+            return None
+        body = _take(graph, shown, asked, found, changes)
         return dataclasses.replace(body, answer=found) if keep else body
     except Exception as error:  # whatever TensorFlow makes of it: the step is planned as traced
         logging.info("tfckpt: %s is planned as it was traced: %s", graph.name, error)
@@ -93,17 +107,30 @@ def is_flat(shown: Sequence[tf.Operation]) -> bool:
     """Return whether Grappler's answer for a step is what will run: on one CPU, without loops,
     branches and calls.
     """
-    devices = {tf.DeviceSpec.from_string(op.device).device_type for op in shown}
-    return (tf_adapter.default_device().endswith("CPU:0") and devices <= {None, "CPU"}
-            and len({op.device for op in shown} - {""}) <= 1
-            and all(record(op.type).calls is None and record(op.type).branch is None
-                    and not tf_adapter.called_functions(op) for op in shown))
+    return _is_one_cpu(op.device for op in shown) and not any(
+        record(op.type).branch is not None or tf_adapter.called_functions(op) for op in shown)
 
 
-def _is_plain(shown: Sequence[tf.Operation]) -> bool:
-    """Return whether a step is one whose ops give way (rule 6)."""
-    return (is_flat(shown) and any(is_gradient_scope(op.name) for op in shown)
+def _may_give_way(shown: Sequence[tf.Operation]) -> bool:
+    """Return whether ops may give way (rule 7), as far as is known before functions are inlined."""
+    return (_is_one_cpu(op.device for op in shown)
+            and all(record(op.type).branch is None for op in shown)
+            and any(is_gradient_scope(op.name) or tf_adapter.is_call(op.type) for op in shown)
             and sum(_constant_bytes(op) for op in shown) <= _MOST_CONSTANTS)
+
+
+def _gives_way(asked: tf.compat.v1.GraphDef) -> bool:
+    """Return whether ops give way, functions inlined."""
+    return (_is_one_cpu(node.device for node in asked.node)
+            and any(is_gradient_scope(node.name) for node in asked.node)
+            and not any(is_rewritten(node.name) for node in asked.node)
+            and asked.ByteSize() <= _MOST_CONSTANTS + (asked.library.ByteSize()))
+
+
+def _is_one_cpu(devices: Iterable[str]) -> bool:
+    named = {name for name in devices if name and name != tf_adapter.HOST}
+    return (tf_adapter.default_device().endswith("CPU:0") and len(named) <= 1
+            and {tf.DeviceSpec.from_string(name).device_type for name in named} <= {None, "CPU"})
 
 
 def _constant_bytes(op: tf.Operation) -> int:
@@ -113,14 +140,20 @@ def _constant_bytes(op: tf.Operation) -> int:
     return int(made.shape.num_elements() or 0) * int(made.dtype.size)
 
 
-def _take(graph: Any, shown: Sequence[tf.Operation], found: tf.compat.v1.GraphDef,
-          changes: LiveChanges) -> Body:
-    """Put what Grappler made in the place of what is shown."""
+def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDef,
+          found: tf.compat.v1.GraphDef, changes: LiveChanges) -> Body:
+    """Put what Grappler made in the place of what is shown.
+
+    Args:
+      asked: what Grappler was asked about: the step, functions inlined.
+      found: what it made of it.
+    """
     inputs = {tensor.op.name: tensor for tensor in graph.inputs}
     scope = tf_adapter.free_scope(graph, OPTIMIZED)
     results = {node.attr["index"].i: node.input[0] for node in found.node if node.op == RETVAL}
     body = tf.compat.v1.GraphDef(versions=found.versions)
-    for node in _in_traced_order([n for n in found.node if n.op not in (RETVAL, ARG)], shown):
+    turns = _turns(asked, shown)
+    for node in _in_traced_order([n for n in found.node if n.op not in (RETVAL, ARG)], turns):
         body.node.extend(_marked(node, inputs, scope))
     made = {op.name.removeprefix(scope): op
             for op in tf_adapter.import_nodes(graph, body, inputs, scope)}
@@ -138,12 +171,59 @@ def _take(graph: Any, shown: Sequence[tf.Operation], found: tf.compat.v1.GraphDe
     changes.replace_results("outputs", outputs)
     changes.replace_results("control_outputs", [
         made[op.name] for op in graph.control_outputs if op.name in made])
-    changes.show([], [op.name for op in shown if op.name not in inputs])
-    forward, later = _around_gradients(shown)
-    return Body(scope, _in_scope(forward, made, scope), _in_scope(later, made, scope))
+    before = _name_what_bodies_read(graph, asked, made)
+    changes.show([name for op in made.values() for name in (*before.get(op.name, ()), op.name)],
+                 [op.name for op in shown if op.name not in inputs])
+    forward, later = _around_gradients(asked)
+    calls = [tf_adapter.called_function(op) for op in shown
+             if tf_adapter.is_call(op.type) and not _is_left(op.name, made)]
+    return Body(scope, _in_scope(forward, made, scope), _in_scope(later, made, scope),
+                lines_of(calls, functools.partial(tf_adapter.find_function, graph)))
 
 
-def _in_traced_order(nodes: Sequence[tf.compat.v1.NodeDef], shown: Sequence[tf.Operation]
+def _name_what_bodies_read(graph: Any, asked: tf.compat.v1.GraphDef,
+                           made: Mapping[str, tf.Operation]) -> dict[str, list[str]]:
+    """Have loops and branches read their inputs under the names that these have in the plain step.
+
+    TensorFlow names ops of a lowered body by them, and sums of three and more add their terms in
+    the order of names.
+
+    Returns:
+      for each loop and branch the ops that stand for its inputs.
+    """
+    found: dict[str, list[str]] = {}
+    for node in asked.node:
+        op = made.get(node.name)
+        if op is None or record(op.type).calls not in (Calls.LOOP, Calls.BRANCHES):
+            continue
+        for i, (name, tensor) in enumerate(zip(node.input, op.inputs, strict=False)):
+            if tensor.dtype.is_floating or tensor.dtype.is_complex:
+                called = tf_adapter.create_op(
+                    graph, IDENTITY, [tensor], [tensor.dtype], name.partition(":")[0] + _READ, {
+                        PROTECTED: tf.compat.v1.AttrValue(b=True)}, "")
+                tf_adapter.update_input(op, i, called.outputs[0])
+                found.setdefault(op.name, []).append(called.name)
+    return found
+
+
+def _is_left(name: str, made: Mapping[str, tf.Operation]) -> bool:
+    return name in made and tf_adapter.is_call(made[name].type)
+
+
+def _turns(asked: tf.compat.v1.GraphDef, shown: Sequence[tf.Operation]
+           ) -> dict[str, tuple[int, int]]:
+    """Return when each op has its turn: those of a function where it was called."""
+    place = {op.name: i for i, op in enumerate(shown)}
+    found = {}
+    for number, node in enumerate(asked.node):
+        name = node.name
+        while name and name not in place:
+            name = name.removeprefix(_PASSED).rpartition("/")[0]
+        found[node.name] = place.get(name, len(place)), number
+    return found
+
+
+def _in_traced_order(nodes: Sequence[tf.compat.v1.NodeDef], turns: Mapping[str, tuple[int, int]]
                      ) -> list[tf.compat.v1.NodeDef]:
     """Return ops in the order in which the trace made those of their names.
 
@@ -155,11 +235,11 @@ def _in_traced_order(nodes: Sequence[tf.compat.v1.NodeDef], shown: Sequence[tf.O
     for node in nodes:
         order.add_edges_from((read, node.name) for name in node.input
                              if (read := name.lstrip("^").partition(":")[0]) in named)
-    turn = {op.name: i for i, op in enumerate(shown)}
+    turn = dict(turns)
     for name in reversed(list(networkx.topological_sort(order))):
         if name not in turn:
             turn[name] = min((turn[reader] for reader in order.successors(name)),
-                             default=len(shown))
+                             default=(len(turns), 0))
     return [named[name] for name in networkx.lexicographical_topological_sort(
         order, key=lambda name: (turn[name], name))]
 
@@ -171,7 +251,8 @@ def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str], scope: str
     op.CopyFrom(node)
     op.attr.pop("_class", None)
     op.device = ""
-    op.attr[PROTECTED].b = True
+    if not any(attr.HasField("func") or attr.list.func for attr in node.attr.values()):
+        op.attr[PROTECTED].b = True
     read = [name for name in node.input if not name.startswith("^")]
     waits = [name for name in node.input if name.startswith("^") and name[1:] not in inputs]
     terms = [] if not _is_sorted_otherwise(node.op, read, inputs) else [
@@ -203,13 +284,15 @@ def _tell_shapes(op: tf.Operation, traced: tf.Operation | None) -> None:
             output.set_shape(known.shape)
 
 
-def _around_gradients(shown: Sequence[tf.Operation]) -> tuple[frozenset[str], frozenset[str]]:
-    number = {op.name: i for i, op in enumerate(shown)}
+def _around_gradients(asked: tf.compat.v1.GraphDef) -> tuple[frozenset[str], frozenset[str]]:
+    number = {node.name: i for i, node in enumerate(asked.node)}
+    read = [[number[name.partition(":")[0]] for name in node.input if not name.startswith("^")]
+            for node in asked.node]
+    awaited = [[number[name[1:]] for name in node.input if name.startswith("^")]
+               for node in asked.node]
     return around_gradients(
-        [op.name for op in shown],
-        [[number[t.op.name] for t in op.inputs] for op in shown],
-        [[number[c.name] for c in op.control_inputs] for op in shown],
-        {i for i, op in enumerate(shown) if record(op.type).lists.empty})
+        list(number), read, awaited,
+        {i for i, node in enumerate(asked.node) if record(node.op).lists.empty})
 
 
 def _in_scope(names: Collection[str], made: Mapping[str, Any], scope: str) -> frozenset[str]:

@@ -141,16 +141,18 @@ class Traced:
 
     def capture(self, options: Options) -> Captured:
         """Return the step, nested functions inlined."""
-        inlining = self._inline()
         graph, sizes = self.func_graph, _sizes()
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
         self._body = None if compiled else self._optimise(options.exact)
+        inlining = self._inline()
         shapes, planned_for = planned_shapes(
             graph, options.batch_size, may_assume=not options.budgets.sized, sizes=sizes,
             placeholders=self.inputs)
         told = sizes if sizes.inputs(self.inputs) else CallSizes()
         self.mark.records.note(told, shapes is not None)
         body = self._body
+        if inlining is not None and body is not None:
+            inlining.functions = (*body.inlined, *inlining.functions)
         found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled,
                         forward=body.forward if body else (), later=body.later if body else ())
         return Captured(self.mark.name, found, graph, compiled, planned_for,

@@ -26,14 +26,20 @@ Tensor = tuple[str, int]
 _SAME_ENDS = frozenset((
     "AddV2", "Mul", "SquaredDifference", "Equal", "NotEqual", "LogicalAnd", "LogicalOr"))
 """Of two operands, whose order changes no bit."""
-_OTHERWISE_CALLED = {"Add": "AddV2", "_HostRecv": "_Recv", "_HostSend": "_Send"}
+_OTHERWISE_CALLED = {"Add": "AddV2", "_HostRecv": "_Recv", "_HostSend": "_Send",
+                     "_MklNativeMaxPool": "MaxPool", "_MklNativeMaxPoolGrad": "MaxPoolGrad"}
+"""The largest of numbers is the same whatever kernel looks for it."""
 _NO_ARITHMETIC = frozenset((
     "frame_name", "parallel_iterations", "is_filter_const", "is_weight_const", "var_name",
-    "shared_name", "container", "token"))
+    "shared_name", "container", "token", "workspace_enabled"))
 """Attributes that decide nothing of what is computed, or that each trace has another of."""
+_HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge",
+                        "RefMerge", "NextIteration", "RefNextIteration"))
+"""Through which a handle gets into a loop or branch."""
 _BACK = frozenset(("NextIteration", "RefNextIteration"))
 _RECEIVE, _SEND = "_Recv", "_Send"
 _ARGUMENT, _RESULT, _CONSTANT, _SUM = "_Arg", "_Retval", "Const", "AddN"
+_POOL_GRADIENT = "MaxPoolGrad"
 _ARRIVAL, _ADDS = "DestroyTemporaryVariable", "AssignAdd"
 
 
@@ -164,6 +170,8 @@ class _Graph:
                           if self.nodes[c].type == _ADDS)
         if node.type in _SAME_ENDS:
             return sorted(read)
+        if node.type == _POOL_GRADIENT and not _overlaps(self.definitions[node.name]):
+            return read[:3]  # nothing is added, whether the places were noted or are looked for
         return sorted(read[:2]) + read[2:] if node.type == _SUM else read
 
     def _roots(self) -> Iterable[tuple[str, str]]:
@@ -295,7 +303,8 @@ class _Graph:
                 node.type)):
             return None
         source, slot = node.inputs[0]
-        while self.nodes[source].inputs and record(self.nodes[source].type).source is None:
+        while self.nodes[source].inputs and (
+                _passes(self.nodes[source]) or self.nodes[source].type in _HANDED_ON):
             source, slot = self.nodes[source].inputs[0]
         definition = self.definitions[source]
         if record(definition.op).source is Source.ARGUMENT or definition.op == _ARGUMENT:
@@ -321,6 +330,12 @@ def _node(definition: Any) -> _Node:
             name, _, slot = text.partition(":")
             inputs.append((name, int(slot or 0)))
     return _Node(definition.name, _called(definition.op), tuple(inputs), tuple(controls))
+
+
+def _overlaps(pooling: Any) -> bool:
+    """Return whether a number may be in several windows of a pooling."""
+    return any(size > stride for size, stride in zip(
+        pooling.attr["ksize"].list.i, pooling.attr["strides"].list.i, strict=True))
 
 
 def _called(kind: str) -> str:
