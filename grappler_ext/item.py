@@ -116,7 +116,7 @@ class Item:
             return None
         graph = dataclasses.replace(graph, refused=(*graph.refused, *(
             _LOWERED.format(loop.name) for loop in self._loops)))
-        return Captured(graph.name, graph, live, planned_for=planned_for, certify=self._certify)
+        return Captured(graph.name, graph, live, planned_for=planned_for, arithmetic=self)
 
     def _refuse_loop_that_trains(self) -> None:
         """Raise `CaptureError` where the gradient is computed inside of a loop."""
@@ -127,12 +127,18 @@ class Item:
                                    "TensorFlow has lowered; put the decorator on the function "
                                    "that the loop calls")
 
-    def _certify(self, edits: Edits) -> Certificate:
+    def before(self, edits: Edits) -> Certificate:
         """Compare the item with what it would be: nothing is optimised after the pass."""
+        return self._compared(rewrite_item(self.definition, expand(edits, self._loops)))
+
+    def after(self) -> Certificate:
+        """Compare the item with what it has become."""
+        return self._compared(self.rewritten or self.definition)
+
+    def _compared(self, edited: tf.compat.v1.GraphDef) -> Certificate:
         functions = {function.signature.name: function
                      for function in self.definition.library.function}
-        return certificate_of_definitions(self.definition, rewrite_item(
-            self.definition, expand(edits, self._loops)), functions.get)
+        return certificate_of_definitions(self.definition, edited, functions.get)
 
     def apply(self, edits: Edits) -> None:
         """Edit a copy of the item's graph."""

@@ -16,6 +16,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # what another run has planned says nothing of this one; tests of the plan store switch it on
 os.environ["TFCKPT_CACHE"] = "off"
+# tests that look at certificates have them made
+os.environ.setdefault("TFCKPT_CERTIFICATES", "off")
 
 _HERE = pathlib.Path(__file__).parent
 

@@ -29,7 +29,8 @@ LIMIT = 240.0
 """Seconds for a step; most take two or three, on a busy machine ten."""
 FRESH_AFTER = 60
 """Steps that one process trains: TensorFlow frees little of what it traced."""
-MARK = "RESULT "
+MARK, PLAIN_RAN = "RESULT ", "PLAIN RAN"
+CRASHES = "TensorFlow crashes without tfckpt"
 FAILURES = ("exception", "hang", "crash", "differs", "internal", "bad step")
 
 
@@ -41,7 +42,8 @@ class Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", "tests.random_steps", "--worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""})
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "",
+                 "TFCKPT_CERTIFICATES": "on"})
         self.trained = 0
 
     def run(self, task: dict, limit: float) -> dict:
@@ -51,13 +53,15 @@ class Worker:
         self._process.stdin.flush()
         self.trained += 1
         stop, line = time.monotonic() + limit + 30 * (self.trained == 1), b""
+        plain_ran = False
         while not line.startswith(MARK.encode()):
+            plain_ran |= line.strip() == PLAIN_RAN.encode()
             left = stop - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
                 return self._ended("hang")
             line = self._process.stdout.readline()
             if not line:
-                return self._ended("crash")
+                return self._ended("crash" if plain_ran else CRASHES)
         return json.loads(line[len(MARK):])
 
     def _ended(self, kind: str) -> dict:
@@ -86,7 +90,7 @@ class Workers:
         if self._worker is None:
             self._worker = Worker()
         found = self._worker.run(task, self.limit)
-        lost = found["kind"] in ("hang", "crash")
+        lost = found["kind"] in ("hang", "crash", CRASHES)
         if lost or self._worker.trained >= FRESH_AFTER:
             self.close()
         if lost and "describe" not in task:
@@ -135,6 +139,8 @@ def line_of(seed: int, found: dict, verbose: bool) -> str:
     peaks = f"{found['plain'] / 1e6:.1f} -> {found['planned'] / 1e6:.1f} MB" if found[
         "plain"] else ""
     text = f"  {found['text']}" if found["text"] else ""
+    if found.get("identical") == "False":
+        text += f"  certificate: {found['certificate']}"
     more = f"\n    {found['trail']}\n    {found['spec']}" if (
         verbose or found["kind"] in FAILURES) else ""
     return f"{seed}: {found['kind']}  {peaks}  {found['seconds']:.1f} s{text}{more}"
@@ -143,11 +149,12 @@ def line_of(seed: int, found: dict, verbose: bool) -> str:
 def run(count: int, seed: int, native: bool = False, verbose: bool = False,
         limit: float = LIMIT) -> int:
     """Train steps in turn; return how many failed."""
-    workers, kinds = Workers(limit), collections.Counter()
+    workers, kinds, said = Workers(limit), collections.Counter(), collections.Counter()
     started, saved = time.monotonic(), []
     for number in range(seed, seed + count):
         found = workers.run({"seed": number, "native": native})
         kinds[found["kind"]] += 1
+        said[found.get("identical", "")] += 1
         if found["planned"] and found["planned"] < found["plain"]:
             saved.append(found["planned"] / found["plain"])
         print(line_of(number, found, verbose), flush=True)
@@ -157,6 +164,8 @@ def run(count: int, seed: int, native: bool = False, verbose: bool = False,
     middle = sorted(saved)[len(saved) // 2] if saved else 1.0
     print(f"\n{count} steps in {time.monotonic() - started:.0f} s: {words}; {failed} failed; "
           f"{len(saved)} with less memory planned, the middle one {middle:.2f} of plain")
+    print(f"rewritten steps whose arithmetic is certified: {said['True']}, said to be another: "
+          f"{said['False']}, not known: {said['None']}")
     return failed
 
 

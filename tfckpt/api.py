@@ -77,7 +77,8 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         and every write with the same kernels from the same operands in the same order
         (`report.identical` is True then). Each plan is compared when the step is traced, which
         takes about as long again as the trace. A step of which that cannot be known, because XLA
-        compiles it or because it has loops, branches or calls, is left as it is.
+        compiles it or because it does not run on one CPU, is left as it is. Without it, the applied
+        plan is compared while the step trains.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and

@@ -49,6 +49,7 @@ from tfckpt.store.pools import pools_of
 from tfckpt.store.records import Decided
 from tfckpt.target import Target
 from tfckpt.trials import GRAPPLER_WORDS, Compiler, Trials
+from tfckpt.verify import background
 from tfckpt.verify.same import Certificate
 
 INLINED = "nested functions inlined"
@@ -82,8 +83,7 @@ class Captured:
       gradient_inside: names the op inside which a gradient is computed, where the graph has none;
         "" where none is.
       stored: whether its plan may come from the plan store, and go there.
-      certify: says of edits whether they leave the step's arithmetic as it is; None where it is
-        known to be so, of a step that was planned before.
+      arithmetic: says whether the step's arithmetic is what it was; None where nobody asks.
       doubt: says why nobody can say that of the step; "" where it can be said.
     """
 
@@ -96,8 +96,18 @@ class Captured:
     grappler: Callable[[Target], Compiler] | None = None
     gradient_inside: Callable[[], str] = str
     stored: bool = True
-    certify: Callable[[Edits], Certificate] | None = None
+    arithmetic: Arithmetic | None = None
     doubt: Callable[[], str] = str
+
+
+class Arithmetic(Protocol):
+    """How a step computes: see `tfckpt.verify.certified`."""
+
+    def before(self, edits: Edits) -> Certificate:
+        """Compare the step with what edits would make of it."""
+
+    def after(self) -> Certificate:
+        """Compare the step with what edits have made of it."""
 
 
 class Carrier(Protocol):
@@ -364,9 +374,9 @@ def _certificate(step: Captured, edits: Edits | None, options: Options) -> Certi
     Raises:
       Rejected: it is asked for, and not known to be the same.
     """
-    if not options.exact or edits is None or step.certify is None:
+    if not options.exact or edits is None or step.arithmetic is None:
         return None
-    found = step.certify(edits)
+    found = step.arithmetic.before(edits)
     if not found.same:
         raise Rejected(f"exact=True: {found}")
     return found
@@ -389,7 +399,19 @@ def _applied(carrier: Carrier, step: Captured, candidate: Candidate, decided: De
     passes = () if candidate.realised is None else candidate.realised.outcomes
     if candidate.edits is not None:
         carrier.apply(candidate.edits)
+        if certificate is None:
+            _certify_later(step, report)
     return Outcome(report, candidate.edits, proposals, passes), report, decided
+
+
+def _certify_later(step: Captured, report: Report) -> None:
+    """Have the arithmetic of a rewritten step compared while it trains."""
+    if not background.wanted():
+        return
+    if doubt := step.doubt():
+        report.certified(None, doubt)
+    elif step.arithmetic is not None:
+        background.certify(report, step.arithmetic.after)
 
 
 def _compiled(step: Captured, proposal: Proposal, trials: Trials) -> CompiledReport | None:

@@ -74,8 +74,9 @@ class Report:
       observed_calls: calls in which something looked at the peak.
       missed: whether it was above what is allowed, and somebody was told.
       identical: whether the step computes every result and every write as the plain one does, in
-        the same arithmetic; None where that is not known, or was not asked (`exact=True`, or
-        `tfckpt.verify.same_arithmetic`). `certificate` says it in words.
+        the same arithmetic; None where that is not known, or not yet: it is compared some seconds
+        after the trace (`tfckpt.verify.wait_for_certificates`), with `exact=True` before a plan is
+        applied. `certificate` says it in words.
     """
 
     name: str

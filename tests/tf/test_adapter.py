@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfckpt.capture import tf_adapter
+from tfckpt.capture import grappler, tf_adapter
 
 
 def traced(body, *specs):
@@ -535,7 +535,7 @@ def test_optimized():
         return tf.sin(x) * (tf.constant(2.0) + 1.0), tf.sin(x)
 
     graph = step.get_concrete_function(VECTOR).graph
-    nodes = tf_adapter.optimized(graph).node
+    nodes = grappler.question(graph).answer().node
     assert sorted(n.op for n in nodes if not n.op.startswith("_") and n.op != "Identity") == [
         "AssignAddVariableOp", "Const", "Const", "Mul", "Sin"]
     assert sum(n.op == "_Retval" for n in nodes) == 2
@@ -551,7 +551,7 @@ def test_grappler_knows_what_a_trace_knows_of_its_arguments(size):
         return x * tf.shape(x, out_type=tf.int32)[0], tf.shape(x)
 
     graph = step.get_concrete_function(tf.TensorSpec((size,), tf.int32)).graph
-    nodes = tf_adapter.optimized(graph).node
+    nodes = grappler.question(graph).answer().node
     assert any(node.op == "Shape" for node in nodes) == (size is None)
     (argument,) = (node for node in nodes if node.op == "_Arg")
     assert tf.TensorShape(argument.attr["_output_shapes"].list.shape[0]).as_list() == [size]
@@ -569,7 +569,7 @@ def test_a_graph_as_the_body_of_a_function():
     graph = step.get_concrete_function(VECTOR).graph
     graph.outputs = [graph.outputs[0], graph.outputs[0]]
     definition = tf_adapter.shown_definition(graph)
-    running = tf_adapter.as_body(graph, definition)
+    running = grappler.as_body(graph, definition)
     arguments = {node.name: node.attr["index"].i for node in definition.node if node.op == "_Arg"}
     assert arguments == {t.op.name: i for i, t in enumerate(graph.inputs)}
     results = [node for node in definition.node if node.op == "_Retval"]

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tests.support.gelu_steps import gelu_step
-from tfckpt.capture import tf_adapter
+from tfckpt.capture import grappler, tf_adapter
 from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.optimised_body import Body, optimise_in_place
 from tfckpt.edits import PROTECTED
@@ -31,7 +31,8 @@ def optimised(hook, body, *specs, then=lambda graph, changes: None):
     def callback(graph):
         if graph.name == "ours":
             changes = LiveChanges(graph)
-            found.append(optimise_in_place(graph, changes))
+            found.append(optimise_in_place(graph, changes, grappler.question(
+                graph, (), tf_adapter.shown_definition(graph))))
             then(graph, changes)
 
     hook(callback)

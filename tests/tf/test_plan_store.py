@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.support.carriers import Given
 from tfckpt import driver
-from tfckpt.capture import tf_adapter
+from tfckpt.capture import grappler
 from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers.here import place
 from tfckpt.driver import Outcome, run
@@ -487,17 +487,17 @@ def answered(monkeypatch, stored: bool = True, **names):
     """The edits that keep the order of operands, and how often Grappler was asked."""
     live = tf.function(lambda x: ordered(x, **names), autograph=False).get_concrete_function(
         tf.TensorSpec((8,), name="x")).graph
-    asked, optimized = [], tf_adapter.optimized
+    asked, question = [], grappler.question
 
     def noted(*arguments):
         asked.append(arguments)
-        return optimized(*arguments)
+        return question(*arguments)
 
-    monkeypatch.setattr(tf_adapter, "optimized", noted)
+    monkeypatch.setattr(grappler, "question", noted)
     found = capture(live)
     edits = keep_operand_order(Edits(), found, LiveStep(live, (), Answers("s", found, stored)))
     plain = keep_operand_order(Edits(), found, LiveStep(live))
-    monkeypatch.setattr(tf_adapter, "optimized", optimized)
+    monkeypatch.setattr(grappler, "question", question)
     assert edits == plain != Edits()
     return edits, len(asked) - 1
 

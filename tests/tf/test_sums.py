@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
-from tfckpt.capture import tf_adapter
+from tfckpt.capture import grappler
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.capture.tfgraph import capture
@@ -51,7 +51,7 @@ def test_random_ops_have_no_equal():
 
 def test_terms_have_the_order_that_grappler_gives_them():
     live = traced(two_equal_terms)
-    (node,) = [n for n in tf_adapter.optimized(live).node if n.name == "total"]
+    (node,) = [n for n in grappler.question(live).answer().node if n.name == "total"]
     edits = keep_operand_order(Edits(), capture(live), LiveStep(live))
     reads = {op.name: op.inputs[0].removesuffix(":0") for op in edits.added}
     order = sorted(edits.rewires, key=lambda r: r.tensor)

@@ -28,6 +28,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.body import Placed, read_body
 from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.regions import is_gradient_scope
+from tfckpt.ops import Calls, record
 
 _OURS = re.compile(r"(^|/)tfckpt/|-tfckpt[0-9_]")
 """Names that only `tfckpt.rewrite` gives."""
@@ -35,8 +36,13 @@ _OURS = re.compile(r"(^|/)tfckpt/|-tfckpt[0-9_]")
 _GENERATED = re.compile(r"^__(?:inference|forward|backward)_(.*?)(?:_\d+)*$")
 
 
+def is_call(op_type: str) -> bool:
+    """Return whether ops of a type call a function once, and do nothing else."""
+    return record(op_type).calls is Calls.FUNCTION
+
+
 def _is_call(op: tf.Operation) -> bool:
-    return tf_adapter.is_call(op.type)
+    return is_call(op.type)
 
 
 def is_rewritten(name: str) -> bool:
@@ -65,7 +71,7 @@ def lines_of(calls: Iterable[str], find: Callable[[str], Any]) -> tuple[str, ...
         if function is None or not _is_backward(function):
             counts[readable(name)] += 1
         pending += [node.attr["f"].func.name for node in (function.node_def if function else ())
-                    if tf_adapter.is_call(node.op)][::-1]
+                    if is_call(node.op)][::-1]
     return _lines(counts)
 
 

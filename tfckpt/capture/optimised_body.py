@@ -35,8 +35,9 @@ import networkx
 import tensorflow as tf
 from absl import logging
 
-from tfckpt.capture import tf_adapter
-from tfckpt.capture.inline import is_rewritten, lines_of
+from tfckpt.capture import grappler, tf_adapter
+from tfckpt.capture.grappler import calls_functions
+from tfckpt.capture.inline import is_call, is_rewritten, lines_of
 from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.edits import OPTIMIZED, PROTECTED
@@ -59,14 +60,14 @@ class Body:
       scope: in which its ops stand, with a slash at the end.
       forward, later: names of ops that follow no gradient, and one.
       inlined: a line for each function that was inlined.
-      answer: what Grappler made; None where nobody wants it.
+      answer: what Grappler made; None where loops and branches are lowered after that.
     """
 
     scope: str
     forward: frozenset[str]
     later: frozenset[str]
-    inlined: tuple[str, ...] = ()
-    answer: tf.compat.v1.GraphDef | None = None
+    inlined: tuple[str, ...]
+    answer: tf.compat.v1.GraphDef | None
 
 
 def wanted() -> bool:
@@ -74,13 +75,13 @@ def wanted() -> bool:
     return os.environ.get("TFCKPT_OPTIMIZED", "").strip().lower() not in ("off", "0", "false")
 
 
-def optimise_in_place(graph: Any, changes: LiveChanges, keep: bool = False) -> Body | None:
+def optimise_in_place(graph: Any, changes: LiveChanges, plain: grappler.Question) -> Body | None:
     """Have a traced graph compute what Grappler makes of it.
 
     Args:
       graph: a FuncGraph whose trace is complete.
       changes: of the graph.
-      keep: whether Grappler's answer is wanted as well.
+      plain: what it is.
 
     Returns:
       None where the graph is left as it is.
@@ -91,43 +92,32 @@ def optimise_in_place(graph: Any, changes: LiveChanges, keep: bool = False) -> B
     before = changes.point()
     try:
         asked = tf.compat.v1.GraphDef()
-        found = tf_adapter.optimized(
-            graph, (), tf_adapter.shown_definition(graph), asked.CopyFrom)
-        if not _gives_way(asked):
-            return None
-        body = _take(graph, shown, asked, found, changes)
-        return dataclasses.replace(body, answer=found) if keep else body
+        found = plain.answer(asked.CopyFrom)
+        return _take(graph, shown, asked, found, changes) if _gives_way(asked) else None
     except Exception as error:  # whatever TensorFlow makes of it: the step is planned as traced
         logging.info("tfckpt: %s is planned as it was traced: %s", graph.name, error)
         changes.revert(before)
         return None
 
 
-def is_flat(shown: Sequence[tf.Operation]) -> bool:
-    """Return whether Grappler's answer for a step is what will run: on one CPU, without loops,
-    branches and calls.
-    """
-    return _is_one_cpu(op.device for op in shown) and not any(
-        record(op.type).branch is not None or tf_adapter.called_functions(op) for op in shown)
-
-
 def _may_give_way(shown: Sequence[tf.Operation]) -> bool:
     """Return whether ops may give way (rule 7), as far as is known before functions are inlined."""
-    return (_is_one_cpu(op.device for op in shown)
+    return (is_on_one_cpu(op.device for op in shown)
             and all(record(op.type).branch is None for op in shown)
-            and any(is_gradient_scope(op.name) or tf_adapter.is_call(op.type) for op in shown)
+            and any(is_gradient_scope(op.name) or is_call(op.type) for op in shown)
             and sum(_constant_bytes(op) for op in shown) <= _MOST_CONSTANTS)
 
 
 def _gives_way(asked: tf.compat.v1.GraphDef) -> bool:
     """Return whether ops give way, functions inlined."""
-    return (_is_one_cpu(node.device for node in asked.node)
+    return (is_on_one_cpu(node.device for node in asked.node)
             and any(is_gradient_scope(node.name) for node in asked.node)
             and not any(is_rewritten(node.name) for node in asked.node)
             and asked.ByteSize() <= _MOST_CONSTANTS + (asked.library.ByteSize()))
 
 
-def _is_one_cpu(devices: Iterable[str]) -> bool:
+def is_on_one_cpu(devices: Iterable[str]) -> bool:
+    """Return whether ops with these devices, or none, run on one CPU and nowhere else."""
     named = {name for name in devices if name and name != tf_adapter.HOST}
     return (tf_adapter.default_device().endswith("CPU:0") and len(named) <= 1
             and {tf.DeviceSpec.from_string(name).device_type for name in named} <= {None, "CPU"})
@@ -176,9 +166,10 @@ def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDe
                  [op.name for op in shown if op.name not in inputs])
     forward, later = _around_gradients(asked)
     calls = [tf_adapter.called_function(op) for op in shown
-             if tf_adapter.is_call(op.type) and not _is_left(op.name, made)]
+             if is_call(op.type) and not _is_left(op.name, made)]
     return Body(scope, _in_scope(forward, made, scope), _in_scope(later, made, scope),
-                lines_of(calls, functools.partial(tf_adapter.find_function, graph)))
+                lines_of(calls, functools.partial(tf_adapter.find_function, graph)),
+                None if any(map(calls_functions, found.node)) else found)
 
 
 def _name_what_bodies_read(graph: Any, asked: tf.compat.v1.GraphDef,
@@ -207,7 +198,7 @@ def _name_what_bodies_read(graph: Any, asked: tf.compat.v1.GraphDef,
 
 
 def _is_left(name: str, made: Mapping[str, tf.Operation]) -> bool:
-    return name in made and tf_adapter.is_call(made[name].type)
+    return name in made and is_call(made[name].type)
 
 
 def _turns(asked: tf.compat.v1.GraphDef, shown: Sequence[tf.Operation]
@@ -251,7 +242,7 @@ def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str], scope: str
     op.CopyFrom(node)
     op.attr.pop("_class", None)
     op.device = ""
-    if not any(attr.HasField("func") or attr.list.func for attr in node.attr.values()):
+    if not calls_functions(node):
         op.attr[PROTECTED].b = True
     read = [name for name in node.input if not name.startswith("^")]
     waits = [name for name in node.input if name.startswith("^") and name[1:] not in inputs]

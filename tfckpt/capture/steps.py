@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import Document
+from tfckpt.capture.grappler import Question, question
 from tfckpt.capture.inline import Inlining, is_rewritten, readable
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import concrete_shapes, planned_shapes
@@ -41,6 +42,7 @@ class Step:
         document's definition has to be made anew.
       live: TensorFlow's graph that the step was read from.
       compiled: whether XLA compiles the step.
+      plain: the function as it was read, before anything was inlined; None at the top level.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Step:
     inlining: Inlining | None = None
     live: Any = None
     compiled: bool = False
+    plain: Question | None = None
 
 
 def training_steps(document: Document, *, batch_size: int | None = None,
@@ -135,6 +138,7 @@ def _refuse_rewritten(source: str, definition) -> None:
 
 def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
     live = tf_adapter.function_graph(function, definition)
+    plain = question(live, (), tf_adapter.shown_definition(live))
     inlining = Inlining(live, definition.library.function)
     name = readable(function.signature.name)
     compiled = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
@@ -144,7 +148,7 @@ def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
     if not trains(graph):
         return []
     return [Step(name, graph, meta, function.signature.name,
-                 inlining if inlining.results else None, live, compiled)]
+                 inlining if inlining.results else None, live, compiled, plain)]
 
 
 def _main_step(document: Document, meta: int, definition, batch_size, fetches) -> list[Step]:

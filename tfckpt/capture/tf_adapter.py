@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import re
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,17 +37,8 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_util, handle_data_util
 from tensorflow.python.util import _pywrap_util_port
 
-from tfckpt.ops import Access, Calls, registry
-from tfckpt.ops.names import (
-    ARG,
-    CONST,
-    ENSURE_SHAPE,
-    FED,
-    IDENTITY_N,
-    NO_OP,
-    RETVAL,
-    VAR_IS_INITIALIZED,
-)
+from tfckpt.ops import Access, registry
+from tfckpt.ops.names import CONST, ENSURE_SHAPE, VAR_IS_INITIALIZED
 
 try:
     from tensorflow.python.eager.polymorphic_function.transform import FUNC_GRAPH_TRANSFORMS
@@ -766,114 +756,16 @@ def memory_optimizer(mode: str, scope: str) -> Iterator[None]:
         ctx.function_call_options = before
 
 
-def optimized(graph: tf.Graph, wanted: Sequence[str] = (),
-              definition: tf.compat.v1.GraphDef | None = None,
-              inlined: Callable[[tf.compat.v1.GraphDef], object] = lambda definition: None
-              ) -> tf.compat.v1.GraphDef:
-    """Return what Grappler makes of a graph that runs by itself, with the options set now.
-
-    Nothing runs. Functions are inlined first, as TensorFlow does it. Loops and branches are left as
-    they are, which TensorFlow lowers first.
+def optimize_graph(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
+    """Return what Grappler makes of a graph on one CPU; nothing runs.
 
     Args:
-      wanted: the ops that a session would run, by name; a FuncGraph knows its own.
-      definition: of the graph, where it is not as it was; changed here.
-      inlined: is told of the graph once functions are inlined.
+      config: a ConfigProto.
+      meta: the graph; its collection `train_op` names what has to run.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
     """
-    definition = graph.as_graph_def() if definition is None else definition
-    running = as_body(graph, definition)
-    inputs = getattr(graph, "inputs", ())
-    number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
-    for node in _with_bodies(definition):
-        _hide(node)
-    for node in definition.node:
-        node.device = node.device or HOST
-        if node.op == ARG and inputs[number[node.name]].dtype not in (tf.resource, tf.variant):
-            _as_fed(node, inputs[number[node.name]])
-    meta = tf.compat.v1.MetaGraphDef(graph_def=definition)
-    meta.collection_def["train_op"].node_list.value.extend(running or wanted)
-    config = eager_context.context().config
-    rewriting = config.graph_options.rewrite_options
-    del rewriting.custom_optimizers[:]
-    if any(is_call(node.op) for node in definition.node):
-        _inline_calls(meta, config)
-    inlined(meta.graph_def)
-    found = _grappler_asked(config, meta)
-    for node in found.node:
-        _show(node)
-        if node.name in number and node.op in (FED, ARG):
-            _as_argument(node, number[node.name], inputs[number[node.name]])
-    return found
-
-
-def is_call(op_type: str) -> bool:
-    """Return whether ops of a type call a function once, and do nothing else."""
-    return registry.record(op_type).calls is Calls.FUNCTION
-
-
-def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any) -> None:
-    """Inline functions as the runtime does it, and do nothing else of what Grappler does."""
-    inlining = type(config).FromString(config.SerializeToString())
-    rewriting = inlining.graph_options.rewrite_options
-    rewriting.optimizers.append("function")
-    rewriting.disable_tfg_optimizer = True
-    rewriting.meta_optimizer_iterations = rewriting.ONE
-    calls = {node.name: {name[1:] for name in node.input if name.startswith("^")}
-             for node in meta.graph_def.node if is_call(node.op)}
-    meta.graph_def.CopyFrom(_grappler_asked(inlining, meta))
-    _wait_as_called(meta.graph_def, calls)
-    for node in meta.graph_def.node:
-        node.device = node.device or HOST
-        if node.name in calls and node.op == IDENTITY_N:  # kept for who only waits for it
-            node.op = NO_OP
-            node.attr.clear()
-            waits = [name for name in node.input if name.startswith("^")]
-            del node.input[:]
-            node.input.extend(waits)
-
-
-_PASSED_IN = re.compile(r"Func/(.*)/input/_\d+$")
-_BEFORE_BODY = re.compile(r"Func/(.*)/input_control_node/_\d+$")
-
-
-def _wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
-                    ) -> None:
-    """Have bodies wait for no more than their calls did.
-
-    Grappler has all of a body wait for all arguments, and the runtime does not.
-
-    Args:
-      calls: what those of the step, not those of functions, wait for.
-    """
-    kinds = {node.name: node.op for node in definition.node}
-    arguments: dict[str, set[str]] = {}
-    for node in definition.node:
-        if found := _PASSED_IN.match(node.name):
-            arguments.setdefault(found[1], set()).add(node.input[0].partition(":")[0])
-    empty = set()
-    for node in definition.node:
-        if (found := _BEFORE_BODY.match(node.name)) and node.op == NO_OP:
-            call, read = found[1], arguments.get(found[1], set())
-            more = read - set(calls[call]) if call in calls else {
-                name for name in read if not is_stateful_type(kinds[name])}
-            left = [name for name in node.input if name[1:] not in more]
-            del node.input[:]
-            node.input.extend(left)
-            if not left:
-                empty.add(node.name)
-    kept = [node for node in definition.node if node.name not in empty]
-    for node in kept:
-        left = [name for name in node.input if name[:1] != "^" or name[1:] not in empty]
-        del node.input[:]
-        node.input.extend(left)
-    del definition.node[:]
-    definition.node.extend(kept)
-
-
-def _grappler_asked(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
     from tensorflow.core.protobuf import device_properties_pb2
     from tensorflow.python.grappler import cluster, tf_optimizer
 
@@ -884,91 +776,11 @@ def _grappler_asked(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v
         return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
 
 
-_HIDDEN = "tfckpt_hidden_"
-"""Before what Grappler is not to see: functions of loops and branches, and attributes."""
-_NOT_SHOWN = ("_class", "_lower_using_switch_merge")
-"""The first is removed before all else, so that ops are merged that the runtime keeps apart."""
-
-
-def _with_bodies(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
-    yield from definition.node
-    for function in definition.library.function:
-        yield from function.node_def
-
-
-def _hide(node: tf.compat.v1.NodeDef) -> None:
-    """Have Grappler leave a loop or branch as it is, and keep apart what is placed with others."""
-    for name in _NOT_SHOWN:
-        if name in node.attr:
-            node.attr[_HIDDEN + name].CopyFrom(node.attr.pop(name))
-    if registry.record(node.op).calls in (Calls.LOOP, Calls.BRANCHES):
-        for function in _functions_of(node):
-            function.name = _HIDDEN + function.name
-
-
-def _show(node: tf.compat.v1.NodeDef) -> None:
-    """Undo what `_hide` did."""
-    for name in _NOT_SHOWN:
-        if _HIDDEN + name in node.attr:
-            node.attr[name].CopyFrom(node.attr.pop(_HIDDEN + name))
-    for function in _functions_of(node):
-        function.name = function.name.removeprefix(_HIDDEN)
-
-
-def _functions_of(node: tf.compat.v1.NodeDef) -> list[Any]:
-    """Return what names the functions that an op calls."""
-    return [function for attr in node.attr.values() for function in (
-        [attr.func] if attr.HasField("func") else attr.list.func)]
-
-
-def _as_fed(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
-    """Make an op of a known shape of one that stands for a function's input.
-
-    What is known of an argument's shape TensorFlow forgets before it asks Grappler.
-    """
-    node.op = FED
-    node.ClearField("attr")
-    node.attr["dtype"].type = tensor.dtype.as_datatype_enum
-    node.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
-
-
-def as_body(graph: tf.Graph, definition: tf.compat.v1.GraphDef) -> list[str]:
-    """Write a graph's definition as that of a function's body, and return what runs, by name.
-
-    Inputs become `_Arg` nodes, and a `_Retval` node is added for each output.
-    """
-    inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
-    number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
-    for node in definition.node:
-        if node.name in number:
-            _as_argument(node, number[node.name], inputs[number[node.name]])
-    running = [op.name for op in control_outputs(graph)]
-    for i, tensor in enumerate(outputs):
-        name = re.sub("[^a-z0-9_]", "_", tensor.op.name.lower())
-        node = definition.node.add(name=f"{name}_RetVal_{i}", op=RETVAL, input=[tensor.name])
-        node.attr["T"].type = tensor.dtype.as_datatype_enum
-        node.attr["index"].i = i
-        running.append(node.name)
-    return running
-
-
-def _as_argument(node: tf.compat.v1.NodeDef, number: int, tensor: tf.Tensor) -> None:
-    node.op = ARG
-    node.ClearField("attr")
-    node.attr["T"].type = tensor.dtype.as_datatype_enum
-    node.attr["index"].i = number
-    tell_argument(node, tensor)
-
-
-def tell_argument(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
-    """Write into an `_Arg` node what is known of the shape of a function's input."""
-    for key in ("_output_shapes", "_handle_shapes", "_handle_dtypes"):
-        node.attr.pop(key, None)
-    node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
-    behind = handle_shape(tensor) if tensor.dtype == tf.resource else None
-    if behind is not None:
-        node.attr["_handle_shapes"].list.shape.append(behind[0].as_proto())
-        node.attr["_handle_dtypes"].list.type.append(behind[1].as_datatype_enum)
+def configured() -> Any:
+    """Return a ConfigProto of what functions are called with, without optimizers of others."""
+    config = eager_context.context().config
+    del config.graph_options.rewrite_options.custom_optimizers[:]
+    return config
 
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:0"

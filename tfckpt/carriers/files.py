@@ -29,8 +29,9 @@ from tfckpt.rewrite.apply_graphdef import (
     with_inlined,
 )
 from tfckpt.target import Target
-from tfckpt.verify.certified import certificate_of_trace, doubt
+from tfckpt.verify.certified import Arithmetic, doubt
 from tfckpt.verify.optimised import Optimised
+from tfckpt.verify.same import Certificate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,8 @@ class InFile:
 
     def __init__(self, step: Step):
         self.step = step
+        self._edits: Edits | None = None
+        self._arithmetic = None if step.plain is None else Arithmetic(step.live, step.plain)
 
     def capture(self, options: Options) -> Captured:
         """Return the step, which was read with the document."""
@@ -58,11 +61,21 @@ class InFile:
         is_function = bool(step.function) and hasattr(step.live, "inputs")
         return Captured(step.name, step.graph, step.live, step.compiled, grappler=(
             functools.partial(Optimised, step.live, step.graph) if is_function else None),
-            certify=functools.partial(certificate_of_trace, step.live, None),
+            arithmetic=None if self._arithmetic is None else self,
             doubt=functools.partial(doubt, step.live, step.compiled))
 
     def apply(self, edits: Edits) -> None:
-        """Do nothing yet: see `rewrite`."""
+        """Keep the edits: see `rewrite`."""
+        self._edits = edits
+
+    def before(self, edits: Edits) -> Certificate:
+        """Compare the function with what edits would make of it."""
+        assert self._arithmetic is not None
+        return self._arithmetic.before(edits)
+
+    def after(self) -> Certificate:
+        """Compare the function with what the edits will make of it."""
+        return Certificate(True) if self._edits is None else self.before(self._edits)
 
 
 def plan_file_step(step: Step, options: Options) -> Result:

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfckpt.capture import tf_adapter
+from tfckpt.capture import grappler, tf_adapter
+from tfckpt.capture.grappler import Question
 from tfckpt.capture.inline import Inlining, is_rewritten
 from tfckpt.capture.live_changes import LiveChanges, Point
 from tfckpt.capture.optimised_body import Body, optimise_in_place, wanted
@@ -32,7 +33,7 @@ from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.options import Options
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_funcgraph import apply
-from tfckpt.verify.certified import certificate_of_trace, doubt
+from tfckpt.verify.certified import IMPORTED, Arithmetic, doubt
 from tfckpt.verify.elsewhere import asked_for
 from tfckpt.verify.optimised import Optimised
 
@@ -143,7 +144,9 @@ class Traced:
         """Return the step, nested functions inlined."""
         graph, sizes = self.func_graph, _sizes()
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
-        self._body = None if compiled else self._optimise(options.exact)
+        plain = None if compiled else grappler.question(
+            graph, (), tf_adapter.shown_definition(graph))
+        self._body = None if plain is None else self._optimise(plain)
         inlining = self._inline()
         shapes, planned_for = planned_shapes(
             graph, options.batch_size, may_assume=not options.budgets.sized, sizes=sizes,
@@ -159,16 +162,19 @@ class Traced:
                         asked_for(graph, found, options.target) if compiled else None,
                         functools.partial(Optimised, graph, found),
                         gradient_inside=lambda: gradient_inside(graph),
-                        certify=functools.partial(
-                            certificate_of_trace, graph, body.answer if body else None),
-                        doubt=functools.partial(doubt, graph, compiled))
+                        arithmetic=None if plain is None else Arithmetic(
+                            graph, plain, body is not None, body.answer if body else None),
+                        doubt=functools.partial(self._doubt, compiled))
+
+    def _doubt(self, compiled: bool) -> str:
+        return doubt(self.func_graph, compiled)
 
     def _inline(self) -> Inlining | None:
         return Inlining(self.func_graph, changes=self.changes)
 
-    def _optimise(self, keep: bool) -> Body | None:
-        """Have Grappler's answer take the place of the step's ops, and keep it where wanted."""
-        return optimise_in_place(self.func_graph, self.changes, keep) if wanted() else None
+    def _optimise(self, plain: Question) -> Body | None:
+        """Have Grappler's answer take the place of the step's ops."""
+        return optimise_in_place(self.func_graph, self.changes, plain) if wanted() else None
 
     def apply(self, edits: Edits) -> None:
         """Edit the graph in place, all or nothing."""
@@ -262,8 +268,11 @@ class TracedApart(Traced):
     def _inline(self) -> None:
         return None
 
-    def _optimise(self, keep: bool) -> None:
+    def _optimise(self, plain: Question) -> None:
         return None
+
+    def _doubt(self, compiled: bool) -> str:
+        return IMPORTED
 
     def apply(self, edits: Edits) -> None:
         """Import the step with its edits."""

@@ -32,6 +32,7 @@ from tfckpt.graph import REGIONS
 from tfckpt.options import Options, make_options
 from tfckpt.pictures import drawn, front_figure, kind_of
 from tfckpt.report import Report, held_at_peak
+from tfckpt.verify.background import wait_for_certificates
 
 
 def run(request: Request) -> int:
@@ -83,6 +84,8 @@ def _results(request: Request, document: Document) -> list[Result]:
     for step in _steps(request, document):
         with progress(f"planning {step.name}"):
             found.append(plan_file_step(step, options))
+    with progress("comparing the arithmetic"):
+        wait_for_certificates()
     return found
 
 
@@ -210,6 +213,7 @@ def _planned(result: Result) -> dict:
         "overhead": report.overhead, "recomputed_ops": report.recomputed_ops,
         "kept_derivatives": sum(region.taken for region in report.forward_ad_regions),
         "solver": report.solver, "applied": report.applied, "reason": report.reason,
+        "identical": report.identical, "certificate": report.certificate,
         "front": [{"peak_bytes": p.peak_bytes, "overhead": p.overhead, "solver": p.solver}
                   for p in report.front.points],
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfckpt.capture import tf_adapter
+from tfckpt.capture import grappler, tf_adapter
 from tfckpt.rewrite.passes.manager import Node
 
 Optimised = Mapping[str, Node] | None
@@ -48,7 +48,7 @@ class LiveStep:
 
     def _ask(self) -> Optimised:
         try:
-            found = tf_adapter.optimized(self.live, self.wanted)
+            found = grappler.question(self.live, self.wanted).answer()
         except (ValueError, tf.errors.OpError):  # it would leave the step as it is
             return None
         return {node.name: Node(node.name, node.op, tuple(node.input)) for node in found.node}

@@ -1,9 +1,9 @@
-"""Whether edits that are not applied yet leave the arithmetic of a step as it is.
+"""Whether what a step is rewritten to leaves its arithmetic as it is, without a run.
 
 The terms of the plain and of the edited step are compared as `tfckpt.verify.same` does, of what
-Grappler makes of both. `tfckpt.verify.same_arithmetic` asks about a step that is traced already,
-and reads what TensorFlow has instantiated; here Grappler is asked during the trace, which says the
-same of steps without loops, branches and calls.
+Grappler makes of both once functions are inlined and loops and branches lowered.
+`tfckpt.verify.same_arithmetic` reads what TensorFlow has instantiated instead; that the two say the
+same is tested with random steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.optimised_body import is_flat
+from tfckpt.capture.grappler import Question, calls_functions, question
+from tfckpt.capture.optimised_body import is_on_one_cpu
 from tfckpt.edits import PROTECTED, Edits
 from tfckpt.errors import TfckptError
 from tfckpt.ops.names import ARG
@@ -23,9 +24,12 @@ from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 from tfckpt.verify.same import COMPILED, Certificate, certificate_of
 from tfckpt.verify.terms import Computation, terms_of
 
-NOT_FLAT = ("of a step with loops, branches or calls, on several devices or on a GPU, it is not "
-            "known whether the arithmetic stays the same")
+ELSEWHERE = ("of a step on a GPU or on several devices it is not known whether the arithmetic "
+             "stays the same")
+IMPORTED = ("of a step that is imported into another graph it is not known whether the arithmetic "
+            "stays the same")
 AT_TOP = "of a step that a session runs it is not known whether the arithmetic stays the same"
+_REFUSALS = (ValueError, TfckptError, tf.errors.OpError)
 
 
 def doubt(live: Any, compiled: bool) -> str:
@@ -34,29 +38,53 @@ def doubt(live: Any, compiled: bool) -> str:
         return COMPILED
     if not hasattr(live, "inputs"):
         return AT_TOP
-    return "" if is_flat(live.get_operations()) else NOT_FLAT
+    return "" if is_on_one_cpu(op.device for op in live.get_operations()) else ELSEWHERE
 
 
-def certificate_of_trace(live: Any, answer: tf.compat.v1.GraphDef | None, edits: Edits
-                         ) -> Certificate:
-    """Compare a step that is being traced, or was read from a file, with the same as edited.
+class Arithmetic:
+    """How a step computes, to be compared with how it does once it is edited.
 
     Args:
-      live: its FuncGraph, which is left as it is; one of which there is no `doubt`.
-      answer: what Grappler makes of the plain step, where its ops stand in `live`, marked so that
-        Grappler leaves them alone; None where `live` is as it was traced.
+      live: its FuncGraph; one of which there is no `doubt`.
+      plain: what the step was, before anything was changed.
+      marked: whether its ops are what Grappler made, and marked so that Grappler leaves them alone.
+      answer: what Grappler makes of the plain step, where that is known.
     """
-    definition = tf_adapter.shown_definition(live)
-    try:
-        edited = apply_to_graph_def(definition, edits)
-        for node in edited.node if answer is not None else ():
-            node.attr[PROTECTED].b = True
-        plain = answer or tf_adapter.optimized(live, (), definition)
-        ours = tf_adapter.optimized(live, (), edited)
-    except (ValueError, TfckptError, tf.errors.OpError) as error:
-        return Certificate(None, reason=f"Grappler cannot be asked: {error}")
-    return certificate_of_definitions(plain, ours, functools.partial(
-        tf_adapter.find_function, live))
+
+    def __init__(self, live: Any, plain: Question, marked: bool = False,
+                 answer: tf.compat.v1.GraphDef | None = None):
+        self.live, self.marked, self._plain, self._known = live, marked, plain, answer
+
+    def before(self, edits: Edits) -> Certificate:
+        """Compare the step with the same as edited, before the edits are applied."""
+        try:
+            edited = apply_to_graph_def(tf_adapter.shown_definition(self.live), edits)
+        except _REFUSALS as error:
+            return _unknown(error)
+        for node in edited.node if self.marked else ():
+            if not calls_functions(node):
+                node.attr[PROTECTED].b = True
+        return self._compared(edited)
+
+    def after(self) -> Certificate:
+        """Compare the step with what has become of it."""
+        return self._compared(tf_adapter.shown_definition(self.live))
+
+    def _compared(self, edited: tf.compat.v1.GraphDef) -> Certificate:
+        try:
+            ours = question(self.live, (), edited).answer(lower=True)
+            return certificate_of_definitions(self._answer, ours, functools.partial(
+                tf_adapter.find_function, self.live))
+        except _REFUSALS as error:
+            return _unknown(error)
+
+    @functools.cached_property
+    def _answer(self) -> tf.compat.v1.GraphDef:
+        return self._known or self._plain.answer(lower=True)
+
+
+def _unknown(error: Exception) -> Certificate:
+    return Certificate(None, reason=f"Grappler cannot be asked: {error}")
 
 
 def certificate_of_definitions(plain: tf.compat.v1.GraphDef, edited: tf.compat.v1.GraphDef,

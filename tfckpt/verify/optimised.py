@@ -11,7 +11,7 @@ import functools
 
 import tensorflow as tf
 
-from tfckpt.capture import tf_adapter
+from tfckpt.capture import grappler, tf_adapter
 from tfckpt.capture.items import importable
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported
@@ -68,10 +68,10 @@ class Optimised:
         else:
             definition = tf.compat.v1.GraphDef.FromString(definition.SerializeToString())
         if self.target.optimised:
-            tf_adapter.as_body(self.live, definition)
+            grappler.as_body(self.live, definition)
             found = definition
         else:
-            found = tf_adapter.optimized(self.live, (), definition)
+            found = grappler.question(self.live, (), definition).answer()
         self._tell_arguments(found)
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
@@ -92,7 +92,7 @@ class Optimised:
             if node.op != ARG:
                 continue
             tensor = inputs[node.name]
-            tf_adapter.tell_argument(node, tensor)
+            grappler.tell_argument(node, tensor)
             shape = known.get(node.name)
             if shape is not None and not tensor.shape.is_fully_defined() and (
                     tensor.dtype != tf.resource):

@@ -39,7 +39,7 @@ _HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSw
 _BACK = frozenset(("NextIteration", "RefNextIteration"))
 _RECEIVE, _SEND = "_Recv", "_Send"
 _ARGUMENT, _RESULT, _CONSTANT, _SUM = "_Arg", "_Retval", "Const", "AddN"
-_POOL_GRADIENT = "MaxPoolGrad"
+_POOL, _POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
 _ARRIVAL, _ADDS = "DestroyTemporaryVariable", "AssignAdd"
 
 
@@ -170,9 +170,18 @@ class _Graph:
                           if self.nodes[c].type == _ADDS)
         if node.type in _SAME_ENDS:
             return sorted(read)
-        if node.type == _POOL_GRADIENT and not _overlaps(self.definitions[node.name]):
-            return read[:3]  # nothing is added, whether the places were noted or are looked for
+        if node.type == _POOL_GRADIENT:
+            return [*read[:3], self._notes_places(node)]
         return sorted(read[:2]) + read[2:] if node.type == _SUM else read
+
+    def _notes_places(self, gradient: _Node) -> str:
+        """Return whether a pooling notes for its gradient where the largest numbers were.
+
+        Then another kernel adds what windows that overlap have in common.
+        """
+        pooling, slot = gradient.inputs[1]
+        return str(self.nodes[pooling].type == _POOL and slot == 0
+                   and _overlaps(self.definitions[gradient.name]))
 
     def _roots(self) -> Iterable[tuple[str, str]]:
         """Yield what the computation does, and the op that does it.

@@ -25,7 +25,9 @@ from tfckpt.proposals import NOTHING_TO_GAIN, PLAIN_FITS
 APPLIED, NO_GAIN, NO_GRADIENT, INSIDE = "applied", "no gain", "no gradient", "gradient in a loop"
 UNKNOWN, FITS = "size unknown", "fits as it is"
 UNREPEATABLE, SLOW = "plain differs from plain", "plain takes too long"
-GOOD = (APPLIED, NO_GAIN, NO_GRADIENT, INSIDE, UNKNOWN, FITS,
+SAID = "differs, as its report says"
+NOT_SMALLER = ("compiled by XLA, none of the plans tried", "as Grappler leaves it, it takes")
+GOOD = (APPLIED, SAID, NO_GAIN, NO_GRADIENT, INSIDE, UNKNOWN, FITS,
         UNREPEATABLE, SLOW)
 """What may become of a step. `UNKNOWN`: sizes depend on data, and report or error says so."""
 INTERNAL, DIFFERS, EXCEPTION, HANG, CRASH = "internal", "differs", "exception", "hang", "crash"
@@ -39,7 +41,7 @@ GIVEN_UP = "gave up a plan"
 """The step is rewritten, but a plan before the one applied could not be realised."""
 _LOWERED = "inside of a loop that TensorFlow has lowered"
 XLA_SHARE = 0.02
-_REASONS = {NOTHING_TO_GAIN: NO_GAIN, PLAIN_FITS: FITS,
+_REASONS = {NOTHING_TO_GAIN: NO_GAIN, PLAIN_FITS: FITS, **dict.fromkeys(NOT_SMALLER, NO_GAIN),
             "the gradient is computed inside of": INSIDE}
 
 
@@ -52,6 +54,7 @@ class Result:
       text: reason, error or difference.
       plain, planned: peaks in bytes.
       seconds: of the whole trial.
+      identical, certificate: what the report says of the arithmetic, where the step is rewritten.
     """
 
     kind: str
@@ -61,6 +64,8 @@ class Result:
     seconds: float = 0.0
     trail: str = ""
     spec: str = ""
+    identical: str = ""
+    certificate: str = ""
 
 
 class Failed(Exception):
@@ -85,6 +90,7 @@ def try_spec(spec: Spec, native: bool = False) -> Result:
             stack.enter_context(process.without_determinism())
         try:
             made, wanted = _plain(spec)
+            print("\nPLAIN RAN", flush=True)
             if time.monotonic() - started > PLAIN_SECONDS:
                 raise Failed(SLOW, f"{time.monotonic() - started:.0f} s")
             result = _compared(made.spec, wanted, native)
@@ -146,11 +152,16 @@ def _compared(spec: Spec, wanted: zoo.Trained, native: bool) -> Result:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found, refusal = rewrite(spec)
+    tfckpt.verify.wait_for_certificates()
     texts = zoo.differences(found, wanted, spec.compiled)
     if texts and not _as_far_as_xla(spec, found, wanted):
         _, again = _plain(spec)
-        kind = UNREPEATABLE if zoo.differences(again, wanted, spec.compiled) else DIFFERS
-        raise Failed(kind, f"{len(texts)} differ: " + "; ".join(texts[:3]))
+        text = f"{len(texts)} differ: " + "; ".join(texts[:3])
+        if zoo.differences(again, wanted, spec.compiled):
+            raise Failed(UNREPEATABLE, text)
+        if not any(report.identical is False for report in found.reports):
+            raise Failed(DIFFERS, text)
+        return dataclasses.replace(_judged(found.reports, []), kind=SAID, text=text)
     if refusal:
         return Result(INSIDE if _LOWERED in refusal else UNKNOWN, refusal)
     ours = [str(w.message) for w in said if "tfckpt" in str(w.message)]
@@ -162,6 +173,8 @@ def _judged(reports: list, said: list[str]) -> Result:
         return Result(NO_GRADIENT)
     worst = max(reports, key=lambda r: (not r.applied, r.baseline_peak_bytes))
     result = Result(APPLIED, "", worst.baseline_peak_bytes, worst.planned_peak_bytes)
+    result.identical, result.certificate = _identical(
+        [report for report in reports if report.applied])
     given_up = [line for r in reports for line in r.rejected]
     if given_up:
         result.kind, result.text = GIVEN_UP, " | ".join(given_up)
@@ -170,6 +183,14 @@ def _judged(reports: list, said: list[str]) -> Result:
                             if worst.reason.startswith(said)), INTERNAL)
         result.text = " | ".join(dict.fromkeys([worst.reason, *given_up, *said]))
     return result
+
+
+def _identical(reports: list) -> tuple[str, str]:
+    """Return what the reports of rewritten steps say of the arithmetic; the least of it."""
+    if not reports:
+        return "", ""
+    least = min(reports, key=lambda report: (False, None, True).index(report.identical))
+    return str(least.identical), least.certificate
 
 
 def _rewritten(spec: Spec) -> tuple[zoo.Trained, str]:

@@ -1,0 +1,186 @@
+"""Certificates that are made while a step trains: whether its arithmetic is the plain step's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+import tfckpt
+from tests.e2e.test_exact import LAYERS, ROWS, WIDTH, looping, states, trained
+from tests.support import process
+from tests.support.gelu_steps import gelu_step
+from tests.support.random_steps import trial
+from tests.support.random_steps.assembly import draw_spec
+from tests.zoo import entry as zoo
+from tfckpt.capture.files import read_path
+from tfckpt.capture.steps import training_steps
+from tfckpt.carriers.files import plan_file_step, rewrite
+from tfckpt.options import make_options
+from tfckpt.verify import background, same_arithmetic, wait_for_certificates
+
+
+@pytest.fixture(autouse=True)
+def certificates(monkeypatch):
+    monkeypatch.setenv("TFCKPT_CERTIFICATES", "on")
+
+
+def test_a_report_has_its_certificate_a_while_after_the_trace(monkeypatch):
+    step, _ = trained(tfckpt.checkpoint)
+    report = step.report
+    assert report.applied and report.identical is None
+    assert "identical          being compared in the background" in str(report)
+    assert wait_for_certificates()
+    assert report.identical is True
+    assert "identical          the same arithmetic" in str(report)
+    _, x, _ = gelu_step(LAYERS, WIDTH, ROWS)
+    assert same_arithmetic(step, x).same
+    monkeypatch.setenv("TFCKPT_CERTIFICATES", "off")
+    step, _ = trained(tfckpt.checkpoint)
+    assert wait_for_certificates() and step.report.identical is None
+    assert "identical" not in str(step.report)
+
+
+@pytest.mark.parametrize("seed", [120, 312])
+def test_what_trains_otherwise_is_said(seed, monkeypatch):
+    """Steps of which numbers differ where Grappler is not asked first."""
+    monkeypatch.setenv("TFCKPT_OPTIMIZED", "off")
+    said = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: said.append(text % values))
+    made, wanted = trial._plain(draw_spec(seed))
+    found, _ = trial._rewritten(made.spec)
+    assert zoo.differences(found, wanted, False)
+    assert wait_for_certificates()
+    assert [r.identical for r in found.reports if r.applied] == [False]
+    text = next(text for text in said if "last bits" in text)
+    assert "computed otherwise, from" in text and "exact=True" in text
+
+
+def test_a_plain_step_that_is_rewritten_wrongly_is_not_certified(monkeypatch):
+    """What has become of the graph is looked at, not what was wanted of it."""
+    from tfckpt.carriers import trace_hook
+
+    applied = trace_hook.apply
+
+    def wrong(graph, *arguments, **options):
+        applied(graph, *arguments, **options)
+        op = next(op for op in graph.get_operations()
+                  if op.type == "AssignSubVariableOp" and "tfckpt" not in op.name)
+        with graph.as_default():
+            op._update_input(1, op.inputs[1] * 1.5)
+
+    monkeypatch.setattr(trace_hook, "apply", wrong)
+    step, _ = trained(tfckpt.checkpoint)
+    assert wait_for_certificates() and step.report.identical is False
+
+
+def test_steps_with_loops_and_ragged_rows():
+    weight = tf.Variable(tf.eye(WIDTH))
+    step = tfckpt.checkpoint(tf.function(looping(weight)))
+    step(tf.random.stateless_normal((2048, WIDTH), (1, 2)))
+    table = tf.Variable(tf.random.stateless_normal((100, WIDTH), (1, 2)))
+
+    @tfckpt.checkpoint
+    @tf.function(input_signature=[tf.RaggedTensorSpec((None, None), tf.int32)])
+    def ragged(rows):
+        with tf.GradientTape() as tape:
+            h = tf.ragged.map_flat_values(tf.nn.embedding_lookup, table, rows)
+            h = tf.nn.gelu(tf.reduce_mean(h, axis=1) * 3.0)
+            for _ in range(4):
+                h = tf.nn.gelu(h @ weight, approximate=True)
+            loss = tf.reduce_mean(h)
+        table.assign_sub(tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    ragged(tf.ragged.constant([[i % 100] * (i % 5 + 1) for i in range(512)]))
+    assert wait_for_certificates()
+    assert [s.report.identical for s in (step, ragged) if s.report.applied] == [True, True]
+
+
+def encoder():
+    """Of the kind of BERT: post-normalised, GELU by erf."""
+    words = keras.Input((16,), dtype="int32")
+    h = keras.layers.Embedding(50, 32)(words)
+    for _ in range(2):
+        seen = keras.layers.MultiHeadAttention(2, 16)(h, h)
+        h = keras.layers.LayerNormalization(epsilon=1e-12)(h + seen)
+        inner = keras.layers.Dense(64, activation=lambda x: keras.activations.gelu(
+            x, approximate=False))(h)
+        h = keras.layers.LayerNormalization(epsilon=1e-12)(h + keras.layers.Dense(32)(inner))
+    return keras.Model(words, keras.layers.Dense(1)(h[:, 0]))
+
+
+def test_an_encoder_with_open_batches_trains_to_the_same_bits_in_fit():
+    """With a last batch that is smaller. It was 118 of 133 variables that differed."""
+    rng = np.random.default_rng(0)
+    x, y, kept = rng.integers(0, 50, (300, 16)), rng.normal(size=(300, 1)), []
+    for wrap in (False, True):
+        process.fresh()
+        model = encoder()
+        if wrap:
+            tfckpt.keras.checkpoint(model)
+        model.compile("adam", "mse", jit_compile=False)
+        model.fit(x, y, batch_size=128, epochs=2, verbose=0, shuffle=False)
+        kept.append(states(model.variables))
+    assert kept[0] == kept[1]
+    assert wait_for_certificates()
+    report = tfckpt.keras.report(model)
+    assert report.applied and report.identical is True
+
+
+def test_a_saved_model_with_nested_functions_and_open_batches(tmp_path):
+    made, x, variables = gelu_step(LAYERS, WIDTH, ROWS)
+    inner = tf.function(made)
+    module = tf.Module()
+    module.variables_of_it = variables
+    module.step = tf.function(lambda x: inner(x), input_signature=[tf.TensorSpec((None, WIDTH))])
+    tf.saved_model.save(module, str(tmp_path))
+    document = read_path(str(tmp_path))
+    results = [plan_file_step(step, make_options()) for step in training_steps(
+        document, batch_size=ROWS)]
+    assert wait_for_certificates()
+    assert all(r.report.identical for r in results if r.report.applied)
+    assert any(r.report.applied for r in results)
+    wanted = [module.step(x).numpy().tobytes() for _ in range(3)]
+    (tmp_path / "saved_model.pb").write_bytes(rewrite(document, results).serialized())
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert [loaded.step(x).numpy().tobytes() for _ in range(3)] == wanted
+
+
+def test_what_is_compiled_is_said_to_be_unknown():
+    with process.without_determinism():
+        step, _ = trained(tfckpt.checkpoint(budget=0.5), jit_compile=True)
+    assert wait_for_certificates() and step.report.applied
+    assert step.report.identical is None and "XLA compiles the step" in step.report.certificate
+
+
+@pytest.mark.parametrize("delay", [100.0, 0.0])
+def test_a_process_ends_in_good_order_whatever_is_pending(delay):
+    found = subprocess.run([sys.executable, "-c", textwrap.dedent(f"""
+        import tests.conftest
+        from tfckpt.verify import background
+        import tfckpt
+        from tests.e2e.test_exact import trained
+        background.DELAY = {delay}
+        step, _ = trained(tfckpt.checkpoint)
+        print(step.report.applied)
+    """)], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0 and found.stdout.endswith("True\n"), found.stderr
+
+
+def test_what_fails_is_logged_and_the_next_is_made(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging, "info", lambda text, *values: said.append(text % values))
+    step, _ = trained(tfckpt.checkpoint)
+    assert wait_for_certificates()
+    before = step.report.identical
+    step.report.identical = None
+    background.certify(step.report, lambda: 1 / 0)
+    assert wait_for_certificates() and step.report.identical is None and before
+    assert any("division by zero" in text for text in said)

@@ -1,0 +1,240 @@
+"""What Grappler makes of a step, asked before the step runs.
+
+TensorFlow inlines functions and lowers loops and branches before it asks Grappler. Here the same is
+done first, so that what comes back is what will run on one CPU, but for the kernels that are chosen
+after that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.inline import is_call
+from tfckpt.ops import Calls, record
+from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A graph that Grappler can be asked about, whatever becomes of the live one meanwhile.
+
+    Attributes:
+      definition: of a function's body: `_Arg` nodes stand for `inputs`, in order, and a `_Retval`
+        node for each result.
+      running: what has to run, by name.
+      inputs: tensors of the live graph, for what is known of their shapes.
+    """
+
+    definition: tf.compat.v1.GraphDef
+    running: tuple[str, ...]
+    inputs: tuple[tf.Tensor, ...]
+
+    def answer(self, inlined: Callable[[tf.compat.v1.GraphDef], object] = lambda definition: None,
+               lower: bool = False) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of the graph with the options set now; nothing runs.
+
+        Functions are inlined first, as TensorFlow does it.
+
+        Args:
+          inlined: is told of the graph then.
+          lower: whether loops and branches are lowered first, as TensorFlow does it; otherwise they
+            are left as they are, and what is around them is optimised by itself.
+
+        Raises:
+          ValueError, tf.errors.OpError: Grappler does not accept the graph.
+        """
+        number = {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
+        meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
+        meta.collection_def["train_op"].node_list.value.extend(self.running)
+        for node in _with_bodies(meta.graph_def):
+            _hide(node, lower)
+        for node in meta.graph_def.node:
+            node.device = node.device or tf_adapter.HOST
+            if node.op == ARG and self.inputs[number[node.name]].dtype not in (
+                    tf.resource, tf.variant):
+                _as_fed(node, self.inputs[number[node.name]])
+        config = tf_adapter.configured()
+        if any(_is_inlined(node, lower) for node in meta.graph_def.node):
+            _inline_calls(meta, config, lower)
+        inlined(meta.graph_def)
+        found = tf_adapter.optimize_graph(config, meta)
+        for node in found.node:
+            _show(node)
+            if node.name in number and node.op in (FED, ARG):
+                _as_argument(node, number[node.name], self.inputs[number[node.name]])
+        return found
+
+
+def question(graph: tf.Graph, wanted: Sequence[str] = (),
+             definition: tf.compat.v1.GraphDef | None = None) -> Question:
+    """Return a graph that runs by itself, for Grappler to be asked about.
+
+    Args:
+      wanted: the ops that a session would run, by name; a FuncGraph knows its own.
+      definition: of the graph, where it is not all of it as it is now; changed here.
+    """
+    definition = graph.as_graph_def() if definition is None else definition
+    running = as_body(graph, definition)
+    return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())))
+
+
+def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:
+    return is_call(node.op) or lower and _LOWER in node.attr
+
+
+def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> None:
+    """Inline functions as the runtime does it, and do nothing else of what Grappler does."""
+    inlining = type(config).FromString(config.SerializeToString())
+    rewriting = inlining.graph_options.rewrite_options
+    rewriting.optimizers.append("function")
+    rewriting.disable_tfg_optimizer = True
+    rewriting.meta_optimizer_iterations = rewriting.ONE
+    calls = {node.name: {name[1:] for name in node.input if name.startswith("^")}
+             for node in meta.graph_def.node if _is_inlined(node, lower)}
+    meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
+    _wait_as_called(meta.graph_def, calls)
+    for node in meta.graph_def.node:
+        node.device = node.device or tf_adapter.HOST
+        if node.name in calls and node.op == IDENTITY_N:  # kept for who only waits for it
+            node.op = NO_OP
+            node.attr.clear()
+            waits = [name for name in node.input if name.startswith("^")]
+            del node.input[:]
+            node.input.extend(waits)
+
+
+_PASSED_IN = re.compile(r"Func/(.*)/input/_\d+$")
+_BEFORE_BODY = re.compile(r"Func/(.*)/input_control_node/_\d+$")
+
+
+def _wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
+                    ) -> None:
+    """Have bodies wait for no more than their calls did.
+
+    Grappler has all of a body wait for all arguments, and the runtime does not.
+
+    Args:
+      calls: what those of the step, not those of functions, wait for.
+    """
+    kinds = {node.name: node.op for node in definition.node}
+    arguments: dict[str, set[str]] = {}
+    for node in definition.node:
+        if found := _PASSED_IN.match(node.name):
+            arguments.setdefault(found[1], set()).add(node.input[0].partition(":")[0])
+    empty = set()
+    for node in definition.node:
+        if (found := _BEFORE_BODY.match(node.name)) and node.op == NO_OP:
+            call, read = found[1], arguments.get(found[1], set())
+            more = read - set(calls[call]) if call in calls else {
+                name for name in read if not tf_adapter.is_stateful_type(kinds[name])}
+            left = [name for name in node.input if name[1:] not in more]
+            del node.input[:]
+            node.input.extend(left)
+            if not left:
+                empty.add(node.name)
+    kept = [node for node in definition.node if node.name not in empty]
+    for node in kept:
+        left = [name for name in node.input if name[:1] != "^" or name[1:] not in empty]
+        del node.input[:]
+        node.input.extend(left)
+    del definition.node[:]
+    definition.node.extend(kept)
+
+
+_HIDDEN = "tfckpt_hidden_"
+"""Before what Grappler is not to see: functions of loops and branches, and attributes."""
+_COLOCATED = "_class"
+"""Removed before all else, so that ops would be merged that the runtime keeps apart."""
+_LOWER = "_lower_using_switch_merge"
+
+
+def _with_bodies(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
+    yield from definition.node
+    for function in definition.library.function:
+        yield from function.node_def
+
+
+def _hide(node: tf.compat.v1.NodeDef, lower: bool) -> None:
+    """Have Grappler keep apart what is placed with others, and leave loops and branches alone."""
+    for name in (_COLOCATED,) if lower else (_COLOCATED, _LOWER):
+        if name in node.attr:
+            node.attr[_HIDDEN + name].CopyFrom(node.attr.pop(name))
+    if not lower and record(node.op).calls in (Calls.LOOP, Calls.BRANCHES):
+        for function in _functions_of(node):
+            function.name = _HIDDEN + function.name
+
+
+def _show(node: tf.compat.v1.NodeDef) -> None:
+    """Undo what `_hide` did."""
+    for name in (_COLOCATED, _LOWER):
+        if _HIDDEN + name in node.attr:
+            node.attr[name].CopyFrom(node.attr.pop(_HIDDEN + name))
+    for function in _functions_of(node):
+        function.name = function.name.removeprefix(_HIDDEN)
+
+
+def calls_functions(node: tf.compat.v1.NodeDef) -> bool:
+    """Return whether an op calls functions, in whatever way."""
+    return any(attr.HasField("func") or attr.list.func for attr in node.attr.values())
+
+
+def _functions_of(node: tf.compat.v1.NodeDef) -> list[Any]:
+    """Return what names the functions that an op calls."""
+    return [function for attr in node.attr.values() for function in (
+        [attr.func] if attr.HasField("func") else attr.list.func)]
+
+
+def _as_fed(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
+    """Make an op of a known shape of one that stands for a function's input.
+
+    What is known of an argument's shape TensorFlow forgets before it asks Grappler.
+    """
+    node.op = FED
+    node.ClearField("attr")
+    node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+
+
+def as_body(graph: tf.Graph, definition: tf.compat.v1.GraphDef) -> list[str]:
+    """Write a graph's definition as that of a function's body, and return what runs, by name.
+
+    Inputs become `_Arg` nodes, and a `_Retval` node is added for each output.
+    """
+    inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
+    number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
+    for node in definition.node:
+        if node.name in number:
+            _as_argument(node, number[node.name], inputs[number[node.name]])
+    running = [op.name for op in tf_adapter.control_outputs(graph)]
+    for i, tensor in enumerate(outputs):
+        name = re.sub("[^a-z0-9_]", "_", tensor.op.name.lower())
+        node = definition.node.add(name=f"{name}_RetVal_{i}", op=RETVAL, input=[tensor.name])
+        node.attr["T"].type = tensor.dtype.as_datatype_enum
+        node.attr["index"].i = i
+        running.append(node.name)
+    return running
+
+
+def _as_argument(node: tf.compat.v1.NodeDef, number: int, tensor: tf.Tensor) -> None:
+    node.op = ARG
+    node.ClearField("attr")
+    node.attr["T"].type = tensor.dtype.as_datatype_enum
+    node.attr["index"].i = number
+    tell_argument(node, tensor)
+
+
+def tell_argument(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
+    """Write into an `_Arg` node what is known of the shape of a function's input."""
+    for key in ("_output_shapes", "_handle_shapes", "_handle_dtypes"):
+        node.attr.pop(key, None)
+    node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
+    behind = tf_adapter.handle_shape(tensor) if tensor.dtype == tf.resource else None
+    if behind is not None:
+        node.attr["_handle_shapes"].list.shape.append(behind[0].as_proto())
+        node.attr["_handle_dtypes"].list.type.append(behind[1].as_datatype_enum)
