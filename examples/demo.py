@@ -78,7 +78,7 @@ def photo_task(steps: int, tiny: bool) -> Task:
 
 def text_task(steps: int, tiny: bool) -> Task:
     """Transformer encoder on pieces of text."""
-    sizes = jobs.TINY["transformer"] if tiny else {"layers": 6, "seq": 128, "batch": 8}
+    sizes = jobs.TINY["transformer"] if tiny else {"layers": 4, "seq": 128, "batch": 8}
     words = {"vocabulary": data.BYTE_VALUES, "classes": data.TEXT_CLASSES, "seed": SEED}
     return Task(
         f"Transformer, batch {sizes['batch']}, {sizes['seq']} tokens",

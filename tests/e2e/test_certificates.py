@@ -183,4 +183,5 @@ def test_what_fails_is_logged_and_the_next_is_made(monkeypatch):
     step.report.identical = None
     background.certify(step.report, lambda: 1 / 0)
     assert wait_for_certificates() and step.report.identical is None and before
-    assert any("division by zero" in text for text in said)
+    assert "ZeroDivisionError: division by zero" in step.report.certificate
+    assert any("ZeroDivisionError: division by zero" in text for text in said)

@@ -174,7 +174,7 @@ def test_a_decorated_step_with_a_fresh_optimizer_is_planned_once():
     process.fresh()
     model, optimizer = stack(), keras.optimizers.RMSprop()
 
-    @tfckpt.checkpoint(budget=0.7)
+    @tfckpt.checkpoint(budget=0.75)
     @tf.function
     def step(x, y):
         with tf.GradientTape() as tape:

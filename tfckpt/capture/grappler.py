@@ -2,14 +2,14 @@
 
 TensorFlow inlines functions and lowers loops and branches before it asks Grappler. Here the same is
 done first, so that what comes back is what will run on one CPU, but for the kernels that are chosen
-after that.
+after that. Grappler ends the process where two ops have one name, so that it is not asked there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -47,7 +47,8 @@ class Question:
             are left as they are, and what is around them is optimised by itself.
 
         Raises:
-          ValueError, tf.errors.OpError: Grappler does not accept the graph.
+          ValueError, MemoryError, tf.errors.OpError: Grappler does not accept the graph, or would
+            not inline its functions as the runtime does.
         """
         number = {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
         meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
@@ -61,8 +62,13 @@ class Question:
                 _as_fed(node, self.inputs[number[node.name]])
         config = tf_adapter.configured()
         if any(_is_inlined(node, lower) for node in meta.graph_def.node):
+            _refuse_clashes(meta.graph_def)
+            known = {function.signature.name for function in meta.graph_def.library.function}
             _inline_calls(meta, config, lower)
+            _refuse_functions_but(known, meta.graph_def)
         inlined(meta.graph_def)
+        rewriting = config.graph_options.rewrite_options
+        rewriting.function_optimization = rewriting.OFF  # that is done
         found = tf_adapter.optimize_graph(config, meta)
         for node in found.node:
             _show(node)
@@ -77,15 +83,41 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
 
     Args:
       wanted: the ops that a session would run, by name; a FuncGraph knows its own.
-      definition: of the graph, where it is not all of it as it is now; changed here.
+      definition: of the graph, where it is not what the graph shows now; changed here.
     """
-    definition = graph.as_graph_def() if definition is None else definition
+    definition = tf_adapter.shown_definition(graph) if definition is None else definition
     running = as_body(graph, definition)
     return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())))
 
 
 def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:
     return is_call(node.op) or lower and _LOWER in node.attr
+
+
+def _refuse_clashes(definition: tf.compat.v1.GraphDef) -> None:
+    """Refuse a graph in which an op has the name that one of an inlined function would get."""
+    bodies = {function.signature.name: function.node_def
+              for function in definition.library.function}
+    names: set[str] = set()
+
+    def add(nodes: Iterable[tf.compat.v1.NodeDef], scope: str) -> None:
+        for node in nodes:
+            name = scope + node.name
+            if name in names:
+                raise ValueError(f"two ops would be called {name} once functions are inlined")
+            names.add(name)
+            for function in functions_of(node) if is_call(node.op) else ():
+                add(bodies.get(function.name, ()), f"{name}/")
+
+    add(definition.node, "")
+
+
+def _refuse_functions_but(known: Collection[str], definition: tf.compat.v1.GraphDef) -> None:
+    """Refuse a graph that calls functions which Grappler wrote anew: they have other names."""
+    for node in definition.node:
+        for function in functions_of(node):
+            if function.name.removeprefix(_HIDDEN) not in known:
+                raise ValueError(f"{node.name} calls {function.name}, which was made of another")
 
 
 def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> None:
@@ -166,7 +198,7 @@ def _hide(node: tf.compat.v1.NodeDef, lower: bool) -> None:
         if name in node.attr:
             node.attr[_HIDDEN + name].CopyFrom(node.attr.pop(name))
     if not lower and record(node.op).calls in (Calls.LOOP, Calls.BRANCHES):
-        for function in _functions_of(node):
+        for function in functions_of(node):
             function.name = _HIDDEN + function.name
 
 
@@ -175,7 +207,7 @@ def _show(node: tf.compat.v1.NodeDef) -> None:
     for name in (_COLOCATED, _LOWER):
         if _HIDDEN + name in node.attr:
             node.attr[name].CopyFrom(node.attr.pop(_HIDDEN + name))
-    for function in _functions_of(node):
+    for function in functions_of(node):
         function.name = function.name.removeprefix(_HIDDEN)
 
 
@@ -184,7 +216,7 @@ def calls_functions(node: tf.compat.v1.NodeDef) -> bool:
     return any(attr.HasField("func") or attr.list.func for attr in node.attr.values())
 
 
-def _functions_of(node: tf.compat.v1.NodeDef) -> list[Any]:
+def functions_of(node: tf.compat.v1.NodeDef) -> list[Any]:
     """Return what names the functions that an op calls."""
     return [function for attr in node.attr.values() for function in (
         [attr.func] if attr.HasField("func") else attr.list.func)]

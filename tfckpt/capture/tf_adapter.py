@@ -766,14 +766,20 @@ def optimize_graph(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
     """
-    from tensorflow.core.protobuf import device_properties_pb2
     from tensorflow.python.grappler import cluster, tf_optimizer
 
-    device = device_properties_pb2.NamedDevice(
-        name=HOST, properties=device_properties_pb2.DeviceProperties(
-            type="CPU", frequency=1000, num_cores=1, bandwidth=1 << 20))
-    with cluster.Provision(devices=[device], disable_detailed_stats=True) as machine:
+    with cluster.Provision(devices=[_own_cpu()], disable_detailed_stats=True) as machine:
         return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
+
+
+@functools.cache
+def _own_cpu() -> Any:
+    """What Grappler knows of this machine's CPU: by its memory it decides how large sums are added.
+    """
+    from tensorflow.python.grappler import cluster
+
+    devices = cluster.Cluster(disable_detailed_stats=True).ListDevices()
+    return next(device for device in devices if device.properties.type == "CPU")
 
 
 def configured() -> Any:

@@ -71,8 +71,6 @@ class _Worker:
         while (job := self._next()) is not None:
             try:
                 job()
-            except Exception as error:  # the step trains all the same
-                logging.info("tfckpt: a certificate could not be made: %s", error)
             finally:
                 del job
                 with self._changed:
@@ -112,7 +110,12 @@ def certify(report: Report, compare: Callable[[], Certificate]) -> None:
     def job() -> None:
         if report.identical is not None:  # somebody has asked meanwhile
             return
-        found = compare()
+        try:
+            found = compare()
+        except Exception as error:  # the step trains all the same
+            found = Certificate(None, reason=f"{type(error).__name__}: {error}")
+            logging.info("tfckpt: %s could not be compared with the plain step: %s",
+                         report.name, found)
         report.certified(found.same, str(found))
         if found.same is False:
             logging.warning("tfckpt: %s may train to other last bits than the plain step: %s. "

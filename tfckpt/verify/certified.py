@@ -29,7 +29,7 @@ ELSEWHERE = ("of a step on a GPU or on several devices it is not known whether t
 IMPORTED = ("of a step that is imported into another graph it is not known whether the arithmetic "
             "stays the same")
 AT_TOP = "of a step that a session runs it is not known whether the arithmetic stays the same"
-_REFUSALS = (ValueError, TfckptError, tf.errors.OpError)
+_REFUSALS = (ValueError, TfckptError, MemoryError, tf.errors.OpError)
 
 
 def doubt(live: Any, compiled: bool) -> str:
@@ -84,7 +84,7 @@ class Arithmetic:
 
 
 def _unknown(error: Exception) -> Certificate:
-    return Certificate(None, reason=f"Grappler cannot be asked: {error}")
+    return Certificate(None, reason=f"Grappler cannot be asked: {type(error).__name__}: {error}")
 
 
 def certificate_of_definitions(plain: tf.compat.v1.GraphDef, edited: tf.compat.v1.GraphDef,
