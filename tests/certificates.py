@@ -2,18 +2,23 @@
 
     python -m tests.certificates --count 60
     TFCKPT_OPTIMIZED=off python -m tests.certificates --seed 60 --count 60
+    python -m tests.certificates --zoo [GROUP or GROUP-NAME ...]
 
 A line for each step that is not certified though its numbers agree, or whose numbers differ; at the
 end how many there were of each kind. A step that is left as it is, or that XLA compiles, does not
-count. The exit status is 1 where a certificate says "the same" of numbers that differ.
+count. Of random steps the certificate is that of `verify.same_arithmetic`; of the entries of the
+zoo it is the one that is made while they train. The exit status is 1 where a certificate says "the
+same" of numbers that differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import os
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import tests.conftest  # noqa: F401 (settings that TensorFlow reads when it is imported)
@@ -47,21 +52,18 @@ def compared(seed: int) -> tuple[Any, bool] | None:
             not zoo.differences(found, wanted, made.spec.compiled))
 
 
-def main(arguments: list[str]) -> int:
-    """Ask for certificates; return the exit status."""
+Found = tuple[str, bool, "bool | None", str]
+"""A step, whether it trains as the plain one, and its certificate: as a value, and in words."""
+
+
+def of_random_steps(seeds: range) -> Iterator[Found]:
+    """Yield what becomes of random steps that are rewritten."""
     import keras
 
     from tests.support.random_steps import trial
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=60)
-    asked = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")
     process.prepare()
-    counts: collections.Counter[tuple[str, object]] = collections.Counter()
-    for seed in range(asked.seed, asked.seed + asked.count):
+    for seed in seeds:
         try:
             found = compared(seed)
         except trial.Failed as error:
@@ -69,11 +71,52 @@ def main(arguments: list[str]) -> int:
             continue
         if found is not None:
             certificate, alike = found
-            counts["agree" if alike else "differ", certificate.same] += 1
-            if not (alike and certificate.same):
-                numbers = "agree" if alike else "differ"
-                print(f"{seed}: numbers {numbers}; {certificate}", flush=True)
+            yield str(seed), alike, certificate.same, str(certificate)
         keras.backend.clear_session()
+
+
+def of_the_zoo(wanted: list[str]) -> Iterator[Found]:
+    """Yield what becomes of entries of the zoo that are rewritten, and not compiled by XLA.
+
+    Args:
+      wanted: groups and entries; all where there are none.
+    """
+    os.environ["TFCKPT_CERTIFICATES"] = "on"
+    from tests.zoo import alone, groups
+
+    alone.prepare()
+    for entry in groups.ENTRIES:
+        name = f"{entry.group}-{entry.name}"
+        if entry.xla or wanted and not {entry.group, name} & set(wanted):
+            continue
+        try:
+            different, reports = (alone.compare_alone if entry.alone else alone.compare)(entry)
+        except Exception as error:  # the others are looked at all the same
+            print(f"{name}: {(str(error).splitlines() or [repr(error)])[-1]}", flush=True)
+            continue
+        said = {r["identical"]: r["certificate"] for r in reports if r["applied"]}
+        if said:
+            least = next(same for same in (False, None, True) if same in said)
+            yield name, not different, least, said[least]
+
+
+def main(arguments: list[str]) -> int:
+    """Ask for certificates; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--zoo", nargs="*", metavar="NAME", help="entries of the zoo instead")
+    asked = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    counts: collections.Counter[tuple[str, object]] = collections.Counter()
+    for name, alike, same, text in (
+            of_random_steps(range(asked.seed, asked.seed + asked.count)) if asked.zoo is None
+            else of_the_zoo(asked.zoo)):
+        numbers = "agree" if alike else "differ"
+        counts[numbers, same] += 1
+        if not (alike and same):
+            print(f"{name}: numbers {numbers}; {text}", flush=True)
     for (numbers, same), count in sorted(counts.items(), key=str):
         print(f"numbers {numbers}, certificate {same}: {count}")
     return int(counts["differ", True] > 0)

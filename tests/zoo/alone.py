@@ -12,6 +12,7 @@ import sys
 
 import tensorflow as tf
 
+import tfckpt
 from tests.support import process
 from tests.zoo import entry as zoo
 
@@ -38,10 +39,12 @@ def compare(entry: zoo.Entry) -> tuple[list[str], list[dict]]:
 def outcome(entry: zoo.Entry, wanted: zoo.Trained, found: zoo.Trained
             ) -> tuple[list[str], list[dict]]:
     """What `compare` returns, of two trainings."""
+    tfckpt.verify.wait_for_certificates()
     return zoo.differences(found, wanted, entry.xla), [
         {"applied": r.applied, "reason": r.reason, "recomputed": r.recomputed_ops,
          "plain": r.baseline_peak_bytes, "planned": r.planned_peak_bytes,
-         "refused": list(r.refused)} for r in found.reports]
+         "refused": list(r.refused), "identical": r.identical, "certificate": r.certificate}
+        for r in found.reports]
 
 
 def compare_alone(entry: zoo.Entry) -> tuple[list[str], list[dict]]:
