@@ -12,7 +12,7 @@ from tests.support import process
 from tests.support.gelu_steps import gelu_step
 from tfckpt.capture import grappler, tf_adapter
 from tfckpt.capture.live_changes import LiveChanges
-from tfckpt.capture.optimised_body import Body, optimise_in_place
+from tfckpt.capture.optimised_body import Body, is_on_one_cpu, optimise_in_place
 from tfckpt.edits import PROTECTED
 from tfckpt.verify import same
 
@@ -300,3 +300,13 @@ def test_names_in_the_report_are_those_of_the_trace():
     assert "optimized/" not in ours.report.explain()
     graph = ours.get_concrete_function(x).graph
     assert any("optimized/" in op.name for op in graph.get_operations())
+
+
+@pytest.mark.parametrize("devices, one", [
+    (["", ""], True), (["/CPU:0", "/job:localhost/replica:0/task:0/device:CPU:0"], True),
+    (["/device:CPU:0", "/device:CPU:1"], False), (["", "/device:CPU:1"], False),
+    (["/job:localhost/replica:0/task:0/device:CPU:0", "/device:CPU:1"], False),
+    (["/job:worker/replica:0/task:0/device:CPU:0"], False), (["/GPU:0"], False)])
+def test_a_step_on_another_device_is_left_as_traced(devices, one):
+    """Ops lose their devices where Grappler's take their place: replicas would run on one CPU."""
+    assert is_on_one_cpu(devices) == one

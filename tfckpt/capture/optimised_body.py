@@ -36,6 +36,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import grappler, tf_adapter
+from tfckpt.capture.devices import device_key
 from tfckpt.capture.grappler import calls_functions
 from tfckpt.capture.inline import is_call, is_rewritten, lines_of
 from tfckpt.capture.live_changes import LiveChanges
@@ -117,10 +118,9 @@ def _gives_way(asked: tf.compat.v1.GraphDef) -> bool:
 
 
 def is_on_one_cpu(devices: Iterable[str]) -> bool:
-    """Return whether ops with these devices, or none, run on one CPU and nowhere else."""
-    named = {name for name in devices if name and name != tf_adapter.HOST}
-    return (tf_adapter.default_device().endswith("CPU:0") and len(named) <= 1
-            and {tf.DeviceSpec.from_string(name).device_type for name in named} <= {None, "CPU"})
+    """Return whether ops with these devices, or none, run on the process's CPU and nowhere else."""
+    return tf_adapter.default_device().endswith("CPU:0") and {
+        device_key(name) for name in devices if name} <= {device_key(tf_adapter.HOST)}
 
 
 def _constant_bytes(op: tf.Operation) -> int:
