@@ -310,3 +310,46 @@ def test_names_in_the_report_are_those_of_the_trace():
 def test_a_step_on_another_device_is_left_as_traced(devices, one):
     """Ops lose their devices where Grappler's take their place: replicas would run on one CPU."""
     assert is_on_one_cpu(devices) == one
+
+
+def _two_updates():
+    """Loops that read a variable in their bodies, before and after it is updated."""
+    (w,) = weights(1)
+
+    def loop(h):
+        return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w)), (0, h))[1]
+
+    def step(x):
+        losses = []
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                h = loop(tf.sin(loop(x)))
+                losses.append(tf.reduce_mean(tf.square(tf.tanh(tf.tanh(h) @ w))))
+            w.assign_sub(5.0 * tape.gradient(losses[-1], w))
+        return losses
+    return step, tf.random.stateless_normal((4096, 32), (1, 2))
+
+
+def test_loops_read_variables_after_the_writes_that_they_followed(monkeypatch):
+    """Grappler drops a control edge where data comes from an op that follows the same write."""
+    step, x = _two_updates()
+    ours = tfckpt.checkpoint(tf.function(step), budget="min")
+    ours(x)
+    assert ours.report.applied and same.same_arithmetic(ours, x).same
+    monkeypatch.setattr(grappler, "wait_as_asked", lambda asked, found: None)
+    step, x = _two_updates()
+    ours = tfckpt.checkpoint(tf.function(step), budget="min")
+    ours(x)
+    assert not same.same_arithmetic(ours, x).same
+
+
+def test_a_lowered_loop_waits_for_no_more_than_the_runtime_has_it_wait():
+    """Grappler has a loop that reads a variable wait for all that it is given."""
+    step, x = _two_updates()
+    plain = tf.function(step).get_concrete_function(x)
+    asked = grappler.question(
+        plain.graph, (), tf_adapter.shown_definition(plain.graph)).answer(lower=True)
+    ran = [node for graph in tf_adapter.instantiated(plain, (x,), {}) for node in graph.node]
+    for nodes in (asked.node, ran):
+        first = [node for node in nodes if node.op == "Enter" and node.name.startswith("while/")]
+        assert first and not any(name.startswith("^") for node in first for name in node.input)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.inline import is_call
 from tfckpt.ops import Calls, record
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
@@ -70,6 +71,7 @@ class Question:
         rewriting = config.graph_options.rewrite_options
         rewriting.function_optimization = rewriting.OFF  # that is done
         found = tf_adapter.optimize_graph(config, meta)
+        wait_as_asked(meta.graph_def, found)
         for node in found.node:
             _show(node)
             if node.name in number and node.op in (FED, ARG):
@@ -130,7 +132,7 @@ def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> 
     calls = {node.name: {name[1:] for name in node.input if name.startswith("^")}
              for node in meta.graph_def.node if _is_inlined(node, lower)}
     meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
-    _wait_as_called(meta.graph_def, calls)
+    wait_as_called(meta.graph_def, calls)
     for node in meta.graph_def.node:
         node.device = node.device or tf_adapter.HOST
         if node.name in calls and node.op == IDENTITY_N:  # kept for who only waits for it
@@ -139,44 +141,6 @@ def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> 
             waits = [name for name in node.input if name.startswith("^")]
             del node.input[:]
             node.input.extend(waits)
-
-
-_PASSED_IN = re.compile(r"Func/(.*)/input/_\d+$")
-_BEFORE_BODY = re.compile(r"Func/(.*)/input_control_node/_\d+$")
-
-
-def _wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
-                    ) -> None:
-    """Have bodies wait for no more than their calls did.
-
-    Grappler has all of a body wait for all arguments, and the runtime does not.
-
-    Args:
-      calls: what those of the step, not those of functions, wait for.
-    """
-    kinds = {node.name: node.op for node in definition.node}
-    arguments: dict[str, set[str]] = {}
-    for node in definition.node:
-        if found := _PASSED_IN.match(node.name):
-            arguments.setdefault(found[1], set()).add(node.input[0].partition(":")[0])
-    empty = set()
-    for node in definition.node:
-        if (found := _BEFORE_BODY.match(node.name)) and node.op == NO_OP:
-            call, read = found[1], arguments.get(found[1], set())
-            more = read - set(calls[call]) if call in calls else {
-                name for name in read if not tf_adapter.is_stateful_type(kinds[name])}
-            left = [name for name in node.input if name[1:] not in more]
-            del node.input[:]
-            node.input.extend(left)
-            if not left:
-                empty.add(node.name)
-    kept = [node for node in definition.node if node.name not in empty]
-    for node in kept:
-        left = [name for name in node.input if name[:1] != "^" or name[1:] not in empty]
-        del node.input[:]
-        node.input.extend(left)
-    del definition.node[:]
-    definition.node.extend(kept)
 
 
 _HIDDEN = "tfckpt_hidden_"

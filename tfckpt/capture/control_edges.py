@@ -1,0 +1,111 @@
+"""Control edges that Grappler adds where it inlines, and takes away from loops and branches.
+
+Grappler has all of a body wait for all arguments of its call, and all of a loop that waits for
+nothing and reads a variable for all that it is given; the runtime does neither. And where loops
+and branches are not lowered yet, Grappler takes them for ops like any others, which begin when all
+that they read is there: a control edge that says so again is dropped. Once they are lowered they
+begin with whatever is there first, and a read of a variable in a body may then come before the
+write that it has to follow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.ops import Calls, record
+from tfckpt.ops.names import NO_OP
+
+_PASSED_IN = re.compile(r"Func/(.*)/input/_\d+$")
+_BEFORE_BODY = re.compile(r"Func/(.*)/input_control_node/_\d+$")
+_BEFORE_LOOP = re.compile(r"(.*)/LoopControlInputs/_\d+$")
+
+
+def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
+                   ) -> None:
+    """Have bodies and lowered loops wait for no more than their calls did.
+
+    Args:
+      definition: what became of a graph whose calls were inlined; changed.
+      calls: what those of the step, not those of functions, wait for.
+    """
+    kinds = {node.name: node.op for node in definition.node}
+    arguments: dict[str, set[str]] = {}
+    for node in definition.node:
+        if found := _PASSED_IN.match(node.name):
+            arguments.setdefault(found[1], set()).add(_op_of(node.input[0]))
+    empty = set()
+    for node in definition.node:
+        awaited = {_op_of(name) for name in node.input}
+        if node.op != NO_OP:
+            continue
+        if found := _BEFORE_BODY.match(node.name):
+            given = arguments.get(found[1], set())
+        elif found := _BEFORE_LOOP.match(node.name):
+            given = awaited
+        else:
+            continue
+        more = given - set(calls[found[1]]) if found[1] in calls else {
+            name for name in given if not tf_adapter.is_stateful_type(kinds[name])}
+        _keep_inputs(node, [name for name in node.input if _op_of(name) not in more])
+        if not node.input:
+            empty.add(node.name)
+    kept = [node for node in definition.node if node.name not in empty]
+    for node in kept:
+        _keep_inputs(node, [name for name in node.input
+                            if name[:1] != "^" or name[1:] not in empty])
+    del definition.node[:]
+    definition.node.extend(kept)
+
+
+def wait_as_asked(asked: tf.compat.v1.GraphDef, found: tf.compat.v1.GraphDef) -> None:
+    """Have loops and branches wait, and be waited for, as before Grappler saw them.
+
+    Args:
+      asked: the graph that Grappler was asked about.
+      found: what it made of it; changed.
+    """
+    nodes = {node.name: node for node in asked.node}
+    left = {node.name for node in found.node}
+    whole = {name for name in left & nodes.keys()
+             if record(nodes[name].op).calls in (Calls.LOOP, Calls.BRANCHES)}
+    for node in found.node if whole else ():
+        if node.name not in nodes:
+            continue
+        awaited = {name[1:] for name in node.input if name[:1] == "^"}
+        node.input.extend(
+            f"^{name}" for name in _awaited(nodes[node.name], nodes, left)
+            if name not in awaited and (name in whole or node.name in whole))
+
+
+def _awaited(node: tf.compat.v1.NodeDef, nodes: Mapping[str, tf.compat.v1.NodeDef],
+             left: Collection[str]) -> list[str]:
+    """Return what an op waits for by control edges, of what is left.
+
+    Of an op that is gone, what it read and waited for itself.
+    """
+    pending = [name[1:] for name in node.input if name[:1] == "^"]
+    found: dict[str, None] = {}
+    seen = set(pending)
+    while pending:
+        name = pending.pop()
+        if name in left:
+            found[name] = None
+            continue
+        before = [read for text in nodes[name].input if (read := _op_of(text)) not in seen]
+        seen.update(before)
+        pending += before
+    return list(found)
+
+
+def _op_of(text: str) -> str:
+    """Return the op that an input of a NodeDef names."""
+    return text.lstrip("^").partition(":")[0]
+
+
+def _keep_inputs(node: tf.compat.v1.NodeDef, left: list[str]) -> None:
+    del node.input[:]
+    node.input.extend(left)
