@@ -62,6 +62,15 @@ def test_what_trains_otherwise_is_said(seed, monkeypatch):
     assert "computed otherwise, from" in text and "exact=True" in text
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [2022, 2052, 2067, 2089, 2131])
+def test_steps_that_were_said_to_train_otherwise(seed):
+    """A copy of a sum sorted otherwise; reshapes and truth values that Grappler takes out of one
+    graph alone; a read that nothing orders with a write in the plain step."""
+    found = trial.try_seed(seed)
+    assert found.kind == trial.APPLIED and found.identical == "True", found
+
+
 def test_a_plain_step_that_is_rewritten_wrongly_is_not_certified(monkeypatch):
     """What has become of the graph is looked at, not what was wanted of it."""
     from tfckpt.carriers import trace_hook

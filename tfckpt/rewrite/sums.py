@@ -50,11 +50,11 @@ def add_in_plain_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
         if node is not None and record(node.type).adds:
             order = _order([(classes[s], slot) for s, slot in op.inputs], node, number)
             if order is not None:
-                names[op.name] = functools.partial(_terms, order)
+                names[op.name] = functools.partial(terms_in_order, order)
     return read_through(edits, graph, names)
 
 
-def _terms(order: Sequence[int], name: str) -> list[tuple[int, str]]:
+def terms_in_order(order: Sequence[int], name: str) -> list[tuple[int, str]]:
     """Return the inputs of a sum or a copy of one in an order, each with its pass-through."""
     return [(i, term_name(name, place)) for place, i in enumerate(order)]
 

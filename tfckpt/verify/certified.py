@@ -21,8 +21,8 @@ from tfckpt.edits import PROTECTED, Edits
 from tfckpt.errors import TfckptError
 from tfckpt.ops.names import ARG
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
-from tfckpt.verify.same import COMPILED, Certificate, certificate_of
-from tfckpt.verify.terms import Computation, terms_of
+from tfckpt.verify.same import COMPILED, Certificate, compared
+from tfckpt.verify.terms import Computation
 
 ELSEWHERE = ("of a step on a GPU or on several devices it is not known whether the arithmetic "
              "stays the same")
@@ -94,7 +94,7 @@ def certificate_of_definitions(plain: tf.compat.v1.GraphDef, edited: tf.compat.v
     Args:
       function: gives the FunctionDef that is called by a name; None where it is not known.
     """
-    return certificate_of(*terms_of([_computation(graph, function) for graph in (plain, edited)]))
+    return compared(*(_computation(graph, function) for graph in (plain, edited)))
 
 
 def _computation(graph: tf.compat.v1.GraphDef, function: Callable[[str], Any]) -> Computation:

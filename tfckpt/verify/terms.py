@@ -36,6 +36,11 @@ _NO_ARITHMETIC = frozenset((
 _HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge",
                         "RefMerge", "NextIteration", "RefNextIteration"))
 """Through which a handle gets into a loop or branch."""
+_SHAPED = frozenset(("Reshape",))
+"""What changes a shape alone: Grappler takes it out where the shape is what it was, as far as it
+knows shapes, and these follow from those of the arguments whatever it knows."""
+_WHOLE = {"LogicalAnd": True, "LogicalOr": False}
+"""Of two truth values: the one that leaves the other as it is."""
 _BACK = frozenset(("NextIteration", "RefNextIteration"))
 _RECEIVE, _SEND = "_Recv", "_Send"
 _ARGUMENT, _RESULT, _CONSTANT, _SUM = "_Arg", "_Retval", "Const", "AddN"
@@ -51,11 +56,14 @@ class Computation:
       nodes: NodeDefs, those of all devices.
       arguments: for each argument, in order, what it is: equal for the same one in another step.
       function: gives the FunctionDef that is called by a name; None where it is not known.
+      early: whether a read of a variable that nothing orders with a write is taken to come before
+        that, as it does where it can.
     """
 
     nodes: Sequence[Any]
     arguments: Sequence[str]
     function: Callable[[str], Any]
+    early: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +153,7 @@ class _Graph:
 
     def found(self) -> Terms:
         """Return what was found."""
-        kept = [name for name in self.order if not _passes(self.nodes[name])]
+        kept = [name for name in self.order if self._passed(self.nodes[name], 0) is None]
         ends = dict(self._roots())
         return Terms(
             {key: self.terms[name] for key, name in ends.items()}, ends,
@@ -160,9 +168,24 @@ class _Graph:
 
     def _source(self, tensor: Tensor) -> Tensor:
         name, slot = tensor
-        while _passes(self.nodes[name]):
-            name, slot = self.nodes[name].inputs[slot]
+        while (index := self._passed(self.nodes[name], slot)) is not None:
+            name, slot = self.nodes[name].inputs[index]
         return name, slot
+
+    def _passed(self, node: _Node, slot: int) -> int | None:
+        """Return which of its inputs an op hands on as a result; None where it computes."""
+        if _passes(node):
+            return 0 if node.type in _SHAPED else slot
+        if node.type in _WHOLE:
+            for i, (source, _) in enumerate(node.inputs):
+                if self._is_all(source, _WHOLE[node.type]):
+                    return 1 - i
+        return None
+
+    def _is_all(self, name: str, value: bool) -> bool:
+        """Return whether an op is a constant, all of which is a truth value."""
+        return self.nodes[name].type == _CONSTANT and bool(
+            (tf.make_ndarray(self.definitions[name].attr["value"].tensor) == value).all())
 
     def _operands(self, node: _Node, read: list[str]) -> Sequence[str]:
         if node.type == _ARRIVAL:
@@ -303,7 +326,8 @@ class _Graph:
         writes = [other for other in names if other != name and not _reads(self.nodes[other].type)]
         before = sum(bool(behind[name] & bits[w]) for w in writes)
         after = sum(bool(behind[w] & bits[name]) for w in writes)
-        return handle, before, len(writes) - before - after
+        settled = self.computation.early and _reads(self.nodes[name].type)
+        return handle, before, 0 if settled else len(writes) - before - after
 
     def _handle(self, name: str) -> str | None:
         """Return the resource that an op reads or writes; None where it does neither."""
@@ -353,7 +377,7 @@ def _called(kind: str) -> str:
 
 def _passes(node: _Node) -> bool:
     return bool(node.inputs) and (
-        record(node.type).passes_on or node.type in (_SEND, _RECEIVE))
+        record(node.type).passes_on or node.type in (_SEND, _RECEIVE) or node.type in _SHAPED)
 
 
 def _reads(kind: str) -> bool:

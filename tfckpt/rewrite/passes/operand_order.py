@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 
-from tfckpt.edits import Edits
+from tfckpt.edits import Clone, Edits, op_of
 from tfckpt.graph import Graph
 from tfckpt.ops import record
 from tfckpt.rewrite.cubes import cubes, multiply_in_plain_order
+from tfckpt.rewrite.names import read_through
 from tfckpt.rewrite.passes.manager import Context, Node, Pass, PlainStep, Property
-from tfckpt.rewrite.sums import add_in_plain_order
+from tfckpt.rewrite.sums import add_in_plain_order, terms_in_order
 
 
 def keep_operand_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
@@ -22,6 +25,26 @@ def keep_operand_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
     edits = add_in_plain_order(edits, graph, plain)
     optimised = plain.optimised() if cubes(graph) else None
     return edits if optimised is None else multiply_in_plain_order(edits, graph, optimised)
+
+
+def keep_given_order(edits: Edits, graph: Graph) -> Edits:
+    """Return the edits, with pass-throughs where a copy would add in another order than its source.
+
+    Of a graph that Grappler has made, whose sums have the order that they are to have: it sorts
+    what sums of three and more read by name even where it may change nothing else. Originals keep
+    their order (`tfckpt.capture.optimised_body`); a copy reads copies, and what pass-throughs pass
+    on, by other names.
+    """
+    sums = {op.name: len(op.inputs) for op in graph.ops
+            if record(op.type).adds and len(op.inputs) > 2}
+    return read_through(edits, graph, {
+        new.source: functools.partial(terms_in_order, range(sums[new.source]))
+        for new in edits.added if isinstance(new, Clone) and new.source in sums
+        and not _are_sorted([op_of(tensor) for tensor in new.inputs])})
+
+
+def _are_sorted(names: Sequence[str]) -> bool:
+    return all(one <= other for one, other in itertools.pairwise(names))
 
 
 def read_of(graph: Graph, optimised: Mapping[str, Node]) -> Mapping[str, Node]:
@@ -37,13 +60,15 @@ def read_of(graph: Graph, optimised: Mapping[str, Node]) -> Mapping[str, Node]:
 
 
 def _run(context: Context, edits: Edits) -> Edits:
+    if context.target.optimised:
+        return keep_given_order(edits, context.graph)
     assert context.plain is not None  # or the pass is refused
     return keep_operand_order(edits, context.graph, context.plain)
 
 
 def _refusal(context: Context) -> str:
     if context.target.optimised:
-        return "Grappler has run already"
+        return ""
     if not context.target.reorders_operands:
         return "XLA sorts no operands by name"
     return "" if context.plain is not None else "the plain step is not at hand"
