@@ -91,6 +91,12 @@ def test_a_copy_of_a_sum_adds_in_the_order_of_its_source():
     assert terms == sorted(terms) and [reads[name] for name in terms] == ["z:0", "b:0", "c:0"]
     plain = sorted((r.index, r.tensor) for r in found.rewires if r.op == "sum")
     assert [reads[tensor.removesuffix(":0")] for _, tensor in plain] == ["a:0", "b:0", "c:0"]
+    moved = Edits((Clone("z-tfckpt1", "z", ()),), (Rewire("sum", 0, "z-tfckpt1:0"),))
+    found = keep_given_order(moved, graph)
+    reads = {new.name: new.inputs[0] for new in found.added if isinstance(new, Create)}
+    again = sorted((r.index, r.tensor.removesuffix(":0")) for r in found.rewires)
+    assert [reads[name] for _, name in again] == ["z-tfckpt1:0", "b:0", "c:0"]
+    assert [name for _, name in again] == sorted(name for _, name in again)
     in_order = Edits((dataclasses.replace(copy, inputs=("a:0", "b:0", "c:0")),), (rewired,))
     assert keep_given_order(in_order, graph) == in_order
 

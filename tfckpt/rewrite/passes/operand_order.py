@@ -28,19 +28,23 @@ def keep_operand_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
 
 
 def keep_given_order(edits: Edits, graph: Graph) -> Edits:
-    """Return the edits, with pass-throughs where a copy would add in another order than its source.
+    """Return the edits, with pass-throughs where they would have a sum add in another order.
 
     Of a graph that Grappler has made, whose sums have the order that they are to have: it sorts
-    what sums of three and more read by name even where it may change nothing else. Originals keep
-    their order (`tfckpt.capture.optimised_body`); a copy reads copies, and what pass-throughs pass
-    on, by other names.
+    what sums of three and more read by name even where it may change nothing else. What was put in
+    order before (`tfckpt.capture.optimised_body`) is so no more where a copy, or what reads
+    copies, reads by other names what pass-throughs pass on.
     """
-    sums = {op.name: len(op.inputs) for op in graph.ops
-            if record(op.type).adds and len(op.inputs) > 2}
+    sums = {op.name: op for op in graph.ops if record(op.type).adds and len(op.inputs) > 2}
+    read = [(new.source, new.inputs) for new in edits.added
+            if isinstance(new, Clone) and new.source in sums]
+    rewired = {(r.op, r.index): r.tensor for r in edits.rewires}
+    for name in dict.fromkeys(op for op, _ in rewired if op in sums):
+        plain = [f"{graph.ops[source].name}:{slot}" for source, slot in sums[name].inputs]
+        read.append((name, tuple(rewired.get((name, i), t) for i, t in enumerate(plain))))
     return read_through(edits, graph, {
-        new.source: functools.partial(terms_in_order, range(sums[new.source]))
-        for new in edits.added if isinstance(new, Clone) and new.source in sums
-        and not _are_sorted([op_of(tensor) for tensor in new.inputs])})
+        name: functools.partial(terms_in_order, range(len(sums[name].inputs)))
+        for name, tensors in read if not _are_sorted([op_of(tensor) for tensor in tensors])})
 
 
 def _are_sorted(names: Sequence[str]) -> bool:
