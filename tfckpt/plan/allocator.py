@@ -12,10 +12,12 @@ still holds its value is copied to another address.
 
 from __future__ import annotations
 
-import bisect
 import collections
+import dataclasses
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.plan.liveness import Moment, walk
@@ -26,6 +28,7 @@ ALIGNMENT = 256
 FIRST_REGION = 2 << 20
 MAX_SLACK = 128 << 20
 _GAP = 1 << 44  # regions are never adjacent
+_ADDRESS_BITS = 64
 BEFORE = (0, 2_000_000, 5_000_000, 11_000_000, 17_000_000, 43_000_000)
 """Bytes of a block that was allocated before the step."""
 SETTLED = 6
@@ -35,97 +38,94 @@ MANY_STEPS = 10_000
 """In longer schedules no single request moves the peak much: one heap is enough."""
 
 
+class Chunk:
+    """A piece of memory and its neighbours, which are None at the ends of a region."""
+
+    __slots__ = ("address", "after", "before", "place", "size", "used")
+
+    def __init__(self, size: int, address: int, before: Chunk | None, after: Chunk | None):
+        self.size, self.address, self.before, self.after = size, address, before, after
+        self.used = False
+        self.place = 0  # among free chunks: by size, then by address
+
+
 class BestFit:
-    """A best-fit allocator with coalescing over imaginary addresses."""
+    """A best-fit allocator with coalescing over imaginary addresses.
+
+    TensorFlow looks for a free chunk in bins of ascending sizes, and in a bin by size and address:
+    what it finds is the first by size and address of all that are large enough.
+    """
 
     def __init__(self) -> None:
         self.in_use = 0
         self.peak = 0
         self._region = FIRST_REGION
         self._end = 0
-        self._free: list[list[tuple[int, int]]] = [[] for _ in range(48)]
-        # address -> [size, used, previous address, next address]
-        self._chunks: dict[int, list] = {}
+        self._places: list[int] = []
+        self._free: list[Chunk] = []  # in the order of their places
 
-    def allocate(self, size: int) -> int:
-        """Address of a chunk of at least `size` bytes."""
+    def allocate(self, size: int) -> Chunk:
+        """Return a chunk of at least `size` bytes."""
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        address = self._find(size)
-        if address is None:
+        i = bisect_left(self._places, size << _ADDRESS_BITS)
+        if i == len(self._places):
             self._extend(size)
-            address = self._find(size)
-        assert address is not None
-        chunk = self._chunks[address]
-        chunk[1] = True
-        self.in_use += chunk[0]
-        self.peak = max(self.peak, self.in_use)
-        return address
+            i = bisect_left(self._places, size << _ADDRESS_BITS)
+        del self._places[i]
+        chunk = self._free.pop(i)
+        found = chunk.size
+        if found >= 2 * size or found - size >= MAX_SLACK:
+            rest = Chunk(found - size, chunk.address + size, chunk, chunk.after)
+            if rest.after is not None:
+                rest.after.before = rest
+            chunk.size, chunk.after = size, rest
+            self._insert(rest)
+        chunk.used = True
+        self.in_use += chunk.size
+        if self.in_use > self.peak:
+            self.peak = self.in_use
+        return chunk
 
-    def release(self, address: int) -> None:
-        """Frees a chunk and merges it with its free neighbours."""
-        chunk = self._chunks[address]
-        chunk[1] = False
-        self.in_use -= chunk[0]
-        following = chunk[3]
-        if following is not None and not self._chunks[following][1]:
-            self._remove(following)
-            self._absorb(address, following)
-        before = chunk[2]
-        if before is not None and not self._chunks[before][1]:
+    def release(self, chunk: Chunk) -> None:
+        """Free a chunk and merge it with its free neighbours."""
+        chunk.used = False
+        self.in_use -= chunk.size
+        after, before = chunk.after, chunk.before
+        if after is not None and not after.used:
+            self._remove(after)
+            _absorb(chunk, after)
+        if before is not None and not before.used:
             self._remove(before)
-            self._absorb(before, address)
-            address = before
-        self._insert(address)
+            _absorb(before, chunk)
+            chunk = before
+        self._insert(chunk)
 
-    @staticmethod
-    def _bin(size: int) -> int:
-        return max(0, (size // ALIGNMENT).bit_length() - 1)
+    def _insert(self, chunk: Chunk) -> None:
+        chunk.place = place = chunk.size << _ADDRESS_BITS | chunk.address
+        i = bisect_left(self._places, place)
+        self._places.insert(i, place)
+        self._free.insert(i, chunk)
 
-    def _insert(self, address: int) -> None:
-        size = self._chunks[address][0]
-        bisect.insort(self._free[self._bin(size)], (size, address))
-
-    def _remove(self, address: int) -> None:
-        size = self._chunks[address][0]
-        entries = self._free[self._bin(size)]
-        entries.pop(bisect.bisect_left(entries, (size, address)))
-
-    def _absorb(self, left: int, right: int) -> None:
-        gone = self._chunks.pop(right)
-        self._chunks[left][0] += gone[0]
-        self._chunks[left][3] = gone[3]
-        if gone[3] is not None:
-            self._chunks[gone[3]][2] = left
-
-    def _find(self, size: int) -> int | None:
-        for entries in self._free[self._bin(size):]:
-            i = bisect.bisect_left(entries, (size, -1))
-            if i < len(entries):
-                found, address = entries.pop(i)
-                if found >= 2 * size or found - size >= MAX_SLACK:
-                    self._split(address, size)
-                return address
-        return None
-
-    def _split(self, address: int, size: int) -> None:
-        chunk = self._chunks[address]
-        rest = address + size
-        self._chunks[rest] = [chunk[0] - size, False, address, chunk[3]]
-        if chunk[3] is not None:
-            self._chunks[chunk[3]][2] = rest
-        chunk[0], chunk[3] = size, rest
-        self._insert(rest)
+    def _remove(self, chunk: Chunk) -> None:
+        i = bisect_left(self._places, chunk.place)
+        del self._places[i], self._free[i]
 
     def _extend(self, size: int) -> None:
         grown = False
         while size > self._region:
             self._region *= 2
             grown = True
-        self._chunks[self._end] = [self._region, False, None, None]
-        self._insert(self._end)
+        self._insert(Chunk(self._region, self._end, None, None))
         self._end += self._region + _GAP
         if not grown:
             self._region *= 2
+
+
+def _absorb(chunk: Chunk, gone: Chunk) -> None:
+    chunk.size += gone.size
+    chunk.after = gone.after
+    if gone.after is not None:
+        gone.after.before = chunk
 
 
 def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None,
@@ -161,79 +161,112 @@ def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[i
       settled: where variables move, so that each step meets another heap, whether the middle one
         of some later steps counts, and not the second step.
     """
-    peaks = []
-    for block in before if len(moments) <= MANY_STEPS else before[:1]:
-        replay = _Replay(graph, moments, size, storage, smallest, block)
-        replay.step()  # the first step meets an empty heap
-        peak = replay.step()
-        if settled and replay.moved:
-            later = [replay.step() for _ in range(2 * SETTLED)]
-            peak = statistics.median_high(later[SETTLED:])
-        peaks.append(peak)
-    return tuple(sorted(peaks))
+    requests = _requests(graph, moments, size, storage, max(smallest, 1))
+    blocks = before if len(moments) <= MANY_STEPS else before[:1]
+    return tuple(sorted(_peak(requests, block, settled) for block in blocks))
+
+
+def _peak(requests: _Requests, block: int, settled: bool) -> int:
+    """Return the peak behind a block of so many bytes; see `replayed_peaks`."""
+    replay = _Replay(requests, block)
+    replay.step()  # the first step meets an empty heap
+    peak = replay.step()
+    if settled and requests.moves:
+        later = [replay.step() for _ in range(2 * SETTLED)]
+        peak = statistics.median_high(later[SETTLED:])
+    return peak
+
+
+_ALLOCATE, _RELEASE, _WORK, _UPDATE, _DONATE = range(5)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Requests:
+    """What one step asks an allocator for: the same of every heap.
+
+    Attributes:
+      variables: bytes of those that are counted.
+      slots: how many chunks have a name of their own.
+      steps: (kind, slot, bytes), one for each request: to allocate a chunk for a slot; to release
+        it; to allocate and release; to move a variable of that size, whose old chunk the slot
+        gets; to release such a variable's old chunk, which the slot's replaces.
+      moves: whether a variable gets another address.
+    """
+
+    variables: tuple[int, ...]
+    slots: int
+    steps: tuple[tuple[int, int, int], ...]
+    moves: bool
+
+
+def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
+              storage: Sequence[int], smallest: int) -> _Requests:
+    """Return the requests of the moments of an execution (see `replayed_peaks`)."""
+    variables, held = graph.variable_bytes, collections.Counter(
+        v for vertex, *_ in moments for v in vertex.holds)
+    sizes = frozenset(v for v in variables if v >= smallest)
+    slot: dict[int, int] = {}  # of each instance that has a chunk
+    old: set[int] = set()  # variables whose old value is held
+    found: list[tuple[int, int, int]] = []
+    for vertex, made, taken, freed in moments:
+        for i in made:
+            if i not in taken:
+                if size[i] >= smallest:
+                    slot[i] = i
+                    found.append((_ALLOCATE, i, size[i]))
+            elif taken[i] in slot:
+                slot[i] = slot.pop(taken[i])
+        updated = vertex.updates
+        if updated in held and variables[updated] >= smallest:
+            old.add(updated)
+            found.append((_UPDATE, len(size) + updated, variables[updated]))
+        if vertex.workspace >= smallest:
+            found.append((_WORK, 0, vertex.workspace))
+        for i in freed:
+            if i in slot:
+                donated = i < len(storage) and storage[i] in vertex.donates
+                kind = _DONATE if donated and size[i] in sizes else _RELEASE
+                found.append((kind, slot.pop(i), size[i]))
+        for variable in vertex.holds:
+            held[variable] -= 1
+            if not held[variable]:
+                del held[variable]
+                if variable in old:
+                    old.discard(variable)
+                    found.append((_RELEASE, len(size) + variable, 0))
+    found.extend((_RELEASE, s, 0) for s in slot.values())
+    return _Requests(tuple(v for v in variables if v >= smallest), len(size) + len(variables),
+                     tuple(found), any(kind in (_UPDATE, _DONATE) for kind, *_ in found))
 
 
 class _Replay:
-    """Replays the allocations of one step as often as wanted on the same heap."""
+    """Serves the requests of one step as often as wanted from the same heap."""
 
-    def __init__(self, graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
-                 storage: Sequence[int], smallest: int, block: int):
-        self.moments, self.storage, self.size = moments, storage, size
-        self.moved = False  # whether a step has updated a variable at another address
-        self.bytes = graph.variable_bytes
-        self.holders = collections.Counter(v for vertex, *_ in moments for v in vertex.holds)
-        self.smallest = max(smallest, 1)  # an empty tensor has no chunk
-        self.heap = BestFit()
+    def __init__(self, requests: _Requests, block: int):
+        self.requests, self.heap = requests, BestFit()
         if block:
             self.heap.allocate(block)
-        self.variables: dict[int, list[int]] = {}
-        for held in graph.variable_bytes:
-            if held >= self.smallest:
-                self.variables.setdefault(held, []).append(self.heap.allocate(held))
+        self.variables: dict[int, collections.deque[Chunk]] = {}
+        for held in requests.variables:
+            self.variables.setdefault(held, collections.deque()).append(self.heap.allocate(held))
 
     def step(self) -> int:
-        """One step; its peak above what was in use when it started."""
-        start = self.heap.in_use
-        self.heap.peak = start
-        address: dict[int, int] = {}
-        left, old = self.holders.copy(), dict[int, int]()
-        for vertex, made, taken, freed in self.moments:
-            for i in made:
-                if i not in taken:
-                    if self.size[i] >= self.smallest:
-                        address[i] = self.heap.allocate(self.size[i])
-                elif taken[i] in address:
-                    address[i] = address.pop(taken[i])
-            if vertex.updates in left and self.bytes[vertex.updates] >= self.smallest:
-                old[vertex.updates] = self._moved(self.bytes[vertex.updates])
-            if vertex.workspace >= self.smallest:
-                self.heap.release(self.heap.allocate(vertex.workspace))
-            for i in freed:
-                if i in address:
-                    donated = i < len(self.storage) and self.storage[i] in vertex.donates
-                    self._free(i, address.pop(i), donated)
-            for variable in vertex.holds:
-                left[variable] -= 1
-                if not left[variable]:
-                    del left[variable]
-                    if variable in old:
-                        self.heap.release(old.pop(variable))
-        for held in address.values():
-            self.heap.release(held)
-        return self.heap.peak - start
-
-    def _moved(self, size: int) -> int:
-        """Return the address that a variable had; it has another one from now on."""
-        self.moved = True
-        addresses = self.variables[size]
-        addresses.append(self.heap.allocate(size))
-        return addresses.pop(0)
-
-    def _free(self, instance: int, address: int, donated: bool) -> None:
-        """Frees a buffer, or the one of the variable that takes it over."""
-        old = self.variables.get(self.size[instance])
-        if donated and old:
-            self.moved = True
-            old.append(address)
-            address = old.pop(0)
-        self.heap.release(address)
+        """Serve one step; return its peak above what was in use when it started."""
+        heap, variables = self.heap, self.variables
+        allocate, release = heap.allocate, heap.release
+        start = heap.peak = heap.in_use
+        chunks: list[Any] = [None] * self.requests.slots
+        for kind, slot, size in self.requests.steps:
+            if kind == _ALLOCATE:
+                chunks[slot] = allocate(size)
+            elif kind == _RELEASE:
+                release(chunks[slot])
+            elif kind == _WORK:
+                release(allocate(size))
+            elif kind == _UPDATE:
+                variables[size].append(allocate(size))
+                chunks[slot] = variables[size].popleft()
+            else:
+                variables[size].append(chunks[slot])
+                release(variables[size].popleft())
+        return heap.peak - start
