@@ -12,7 +12,7 @@ from tests.support import liveness, reference_executor
 from tests.support.graphs import random_joint_graph, random_schedule, seeds
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.plan.allocator import allocated_peaks, replayed_peaks
-from tfckpt.plan.executor import POOL, POOL_LATE, edges
+from tfckpt.plan.executor import POOL, POOL_LATE, Edges
 from tfckpt.plan.liveness import walk
 from tfckpt.plan.planner import executed_peaks
 from tfckpt.plan.schedule import resolve
@@ -27,7 +27,7 @@ MIB = 1 << 20
 def run(graph, schedule, threads, reverse=False):
     """Starts and ends of a schedule, every step expensive."""
     resolved = resolve(graph, schedule)
-    readers, waiting = edges(graph, resolved, (), (), ())
+    readers, waiting = Edges(graph, resolved, (), ()).waiting_for(())
     seconds = [graph.vertices[v].time for v, _ in schedule]
     return resolved, events(readers, waiting, [True] * len(schedule), seconds, threads, reverse)
 
@@ -103,7 +103,8 @@ def test_what_another_thread_makes_meanwhile_is_held():
          Vertex("end", BACKWARD, 1e-3, reads=(1, 4))),
         tuple(Storage(f"s{n}", MIB, v) for n, v in enumerate((0, 1, 2, 3, 4))))
     resolved = resolve(graph, tuple((v, 0) for v in range(6)))
-    alone, together = ({requested_peak(concurrent(graph, resolved, (), policy, threads),
+    edges = Edges(graph, resolved, (), ())
+    alone, together = ({requested_peak(concurrent(edges, policy, threads),
                                        sizes(graph, resolved)) for policy in (POOL, POOL_LATE)}
                        for threads in (1, 2))
     assert together == {(64 + 5) * MIB}  # root, long, a, b, c
@@ -167,7 +168,7 @@ def test_the_bound_covers_other_paces_and_is_the_same_each_time():
     resolved = resolve(graph, tuple((v, 0) for v in range(len(graph.vertices))))
     sizes_ = sizes(graph, resolved)
     for pace in range(5):
-        moments = concurrent(graph, resolved, (), POOL, 2, pace=pace)
+        moments = concurrent(Edges(graph, resolved, (), ()), POOL, 2, pace=pace)
         assert requested_peak(moments, sizes_) <= two[1]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from tfckpt.errors import CostError
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, REGIONS, UPDATE
@@ -122,6 +123,24 @@ class CostGraph:
         )
 
     @functools.cached_property
+    def only_after(self) -> tuple[tuple[int, ...], ...]:
+        """For each vertex those that it needs for no storage: for small tensors or by control."""
+        return tuple(
+            tuple(v for v in vertex.after if v not in made) if vertex.after else ()
+            for vertex in self.vertices
+            for made in ({self.storages[s].producer for s in vertex.reads},))
+
+    @functools.cached_property
+    def halves(self) -> tuple[tuple[Vertex, ...], tuple[Vertex, ...]]:
+        """Where steps overlap: each vertex as it starts, and as it ends.
+
+        Its workspace is told otherwise; it takes over buffers and updates when it starts, and holds
+        and donates until it ends.
+        """
+        return (tuple(_without(v, workspace=0, holds=()) for v in self.vertices),
+                tuple(_without(v, workspace=0, updates=-1) for v in self.vertices))
+
+    @functools.cached_property
     def droppable(self) -> frozenset[int]:
         """Storages that may be recomputed; membership only."""
         return frozenset(s for s, storage in enumerate(self.storages) if not storage.fetched
@@ -137,6 +156,11 @@ class CostGraph:
     def total_time(self) -> float:
         """Time of the plain step: the sum over all vertices."""
         return sum(vertex.time for vertex in self.vertices)
+
+
+def _without(vertex: Vertex, **none: Any) -> Vertex:
+    same = all(getattr(vertex, name) == value for name, value in none.items())
+    return vertex if same else dataclasses.replace(vertex, **none)
 
 
 def check_cost_graph(graph: CostGraph) -> None:

@@ -67,8 +67,7 @@ def _leaves(graph, resolved, original, start, stop, regions) -> list[int]:
             continue
         covered.update(resolved.maker[i] for i in resolved.reads[position])
         if not copy:
-            covered.update(original[v] for v in graph.vertices[vertex].after
-                           if v in original and not by_data(graph, vertex, v))
+            covered.update(original[v] for v in graph.only_after[vertex] if v in original)
     return sorted({p for leaf in range(start, stop) if leaf not in covered
                    for p in awaitable(graph, resolved, leaf)
                    if graph.vertices[resolved.schedule[p][0]].region in regions})
@@ -94,15 +93,10 @@ def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
             continue
         stack.extend(resolved.maker[i] for i in resolved.reads[p])
         if vertex.conditional and not copy:
-            others = {v for v in vertex.after if not by_data(graph, index, v)}
+            others = graph.only_after[index]
             stack.extend(q for q, (v, again) in enumerate(resolved.schedule[:p])
                          if v in others and not again)
     return sorted(found)
-
-
-def by_data(graph: CostGraph, vertex: int, other: int) -> bool:
-    """Whether `vertex` needs `other` for a storage, not only for a small tensor or by control."""
-    return any(graph.storages[s].producer == other for s in graph.vertices[vertex].reads)
 
 
 def _entries(resolved: Resolved, start: int, stop: int) -> list[int]:

@@ -19,7 +19,7 @@ from tfckpt.plan import search
 from tfckpt.plan.allocator import allocated_peaks
 from tfckpt.plan.check import check_plan
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
-from tfckpt.plan.executor import ORDERS, executor_order
+from tfckpt.plan.executor import ORDERS, Edges
 from tfckpt.plan.fences import fenced
 from tfckpt.plan.order import base_order, moves_of_xla
 from tfckpt.plan.schedule import Plan, plain_plan, resolve
@@ -190,8 +190,7 @@ def baseline(graph: CostGraph, target: Target = HERE, peak: int | None = None) -
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
     found = []
-    for policy in ORDERS:
-        order = executor_order(graph, resolved, plan.moves.released, (), (), policy)
+    for order in Edges(graph, resolved, plan.moves.released, ()).orders(ORDERS):
         found.append((simulate_order(graph, resolved, order), order))
     timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
     plan = dataclasses.replace(plan, order=tuple(order))
@@ -215,7 +214,7 @@ def executed_peaks(graph: CostGraph, target: Target, settled: bool = True) -> tu
     """
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
-    peaks = several_peaks(graph, resolved, plan.moves.released, target, settled)
+    peaks = several_peaks(Edges(graph, resolved, plan.moves.released, ()), target, settled)
     if target.threads > 1:
         every = sorted(itertools.chain.from_iterable(peaks))
         return every[int(EXPECTED * len(every))], every[-1]
@@ -388,9 +387,10 @@ class StepPlanner:
             if self.target.orders_by_control:
                 resolved = resolve(graph, plan.schedule)
                 target = priced.peak if self.free_moves else 1 << 62
+                edges = Edges(graph, resolved, plan.moves.released, plan.fences)
                 waits, executed, order = place_waits(
                     graph, resolved, plan.moves.released, plan.fences, target,
-                    await_updates=self.await_updates)
+                    await_updates=self.await_updates, edges=edges)
                 plan = dataclasses.replace(plan, waits=waits)
                 if executed.peak_bytes >= timeline.peak_bytes:
                     timeline, plan = executed, dataclasses.replace(plan, order=order)
@@ -398,8 +398,7 @@ class StepPlanner:
                 peaks = (timeline.peak_bytes,) if smallest is None else allocated_peaks(
                     graph, resolved, order, smallest)
                 if self.target.threads > 1:
-                    peaks += (concurrent_peak(graph, resolved, plan.moves.released, self.target,
-                                              waits, plan.fences),)
+                    peaks += (concurrent_peak(edges, self.target, waits),)
             check_plan(graph, plan)
             self.finished[candidate] = _Finished(plan, timeline, max(peaks), priced)
         return self.finished[candidate]

@@ -10,10 +10,10 @@ its readers counts as scheduled just before the first of them (see `_turns`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
-from tfckpt.plan.executor import ORDERS, executor_order, needed_before
+from tfckpt.plan.executor import ORDERS, Edges
 from tfckpt.plan.fences import awaitable
 from tfckpt.plan.schedule import Fence, Resolved, Wait
 from tfckpt.plan.simulate import Timeline, simulate_order
@@ -25,19 +25,21 @@ CULPRIT_FRACTION = 0.002
 
 
 def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
-                fences: Sequence[Fence], target: int, *, await_updates: bool = True
-                ) -> tuple[tuple[Wait, ...], Timeline, tuple[int, ...]]:
+                fences: Sequence[Fence], target: int, *, await_updates: bool = True,
+                edges: Edges | None = None) -> tuple[tuple[Wait, ...], Timeline, tuple[int, ...]]:
     """Return waits that bring the simulated executors' peaks down to `target` bytes where they can.
 
     Args:
       target: usually the planned peak, in bytes.
       await_updates: whether update steps may be awaited (never across devices).
+      edges: of the schedule with its fences, where they are known.
 
     Returns:
       The waits in schedule order, the worst timeline among the simulated executors with them, and
       the order of execution it belongs to.
     """
-    placer = _Placer(graph, resolved, released, fences, await_updates)
+    edges = edges or Edges(graph, resolved, released, fences)
+    placer = _Placer(graph, resolved, edges, await_updates)
     best = None
     for _ in range(ROUNDS):
         worst, order, grew = placer.round(target)
@@ -52,13 +54,14 @@ def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
 class _Placer:
     """Collects waits round by round."""
 
-    def __init__(self, graph, resolved, released, fences, await_updates):
-        self.graph, self.resolved, self.released, self.fences = graph, resolved, released, fences
+    def __init__(self, graph: CostGraph, resolved: Resolved, edges: Edges, await_updates: bool):
+        self.graph, self.resolved, self.edges = graph, resolved, edges
         self.regions = (FORWARD, BACKWARD) + (("update",) if await_updates else ())
         self.waits: dict[tuple, Wait] = {}
         self.before: tuple[Wait, ...] = ()
-        self.where = {step: p for p, step in enumerate(resolved.schedule)}
-        self.turns = _turns(graph, resolved, released)
+        self.known: list[tuple[list[int], Timeline]] = []  # of the round before
+        self.where = edges.where
+        self.turns = _turns(graph, resolved, edges.needed)
         self.last_read = [-1] * len(resolved.storage)
         self.reader_count = [0] * len(resolved.storage)
         for position, bound in enumerate(resolved.reads):
@@ -75,16 +78,17 @@ class _Placer:
     def round(self, target: int) -> tuple[Timeline, list[int], bool]:
         """Simulates the executors with the present waits and adds what the worst one needs."""
         self.before = self.ordered()
-        found = []
+        found: list[tuple[list[int], Timeline]] = []
         grew = False
-        for policy in ORDERS:
-            order = executor_order(self.graph, self.resolved, self.released, self.before,
-                                   self.fences, policy)
-            timeline = simulate_order(self.graph, self.resolved, order)
-            found.append((timeline, order))
+        for order in self.edges.orders(ORDERS, self.before):
+            timeline = next((t for known, t in (*found, *self.known) if known == order), None)
+            timeline = timeline or simulate_order(self.graph, self.resolved, order)
+            found.append((order, timeline))
             if timeline.peak_bytes > target * TOLERANCE:
                 grew |= self._add(order, timeline)
-        return *max(found, key=lambda entry: entry[0].peak_bytes), grew
+        self.known = found
+        order, worst = max(found, key=lambda entry: entry[1].peak_bytes)
+        return worst, order, grew
 
     def _add(self, order: Sequence[int], timeline: Timeline) -> bool:
         """Delays what is live at this peak and would not be in the plan; whether any was new."""
@@ -162,16 +166,18 @@ class _Placer:
         return position
 
 
-def _turns(graph: CostGraph, resolved: Resolved, released: Sequence[int]) -> list[int]:
+def _turns(graph: CostGraph, resolved: Resolved, needed: Sequence[Collection[int]]) -> list[int]:
     """Return for each step the position before which all stands that it may wait for.
 
     Its own; for an op that TensorFlow may merge into its readers the turn of the first of them
     (there are several where they are equal, such as both gradients of x * x). With merged ops
     moved there every edge of the step still leads forward.
+
+    Args:
+      needed: `tfckpt.plan.executor.needed_before`, without waits.
     """
     turns = list(range(len(resolved.schedule)))
     first = [len(turns)] * len(turns)  # the turn of the first step that needs each
-    needed = needed_before(graph, resolved, released, ())
     for position in range(len(turns) - 1, -1, -1):
         vertex, copy = resolved.schedule[position]
         if graph.vertices[vertex].fusible and not copy and first[position] < len(turns):

@@ -8,26 +8,17 @@ another thread's. What starts a step is shared out. Ops take the time that they 
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from tfckpt.cost.costgraph import CostGraph, Vertex
+from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import PlanError
 from tfckpt.plan.allocator import BEFORE, replayed_peaks
-from tfckpt.plan.executor import (
-    BREADTH_FIRST,
-    EXPENSIVE_SECONDS,
-    ORDERS,
-    POOL,
-    POOL_LATE,
-    edges,
-)
+from tfckpt.plan.executor import BREADTH_FIRST, ORDERS, POOL, POOL_LATE, Edges
 from tfckpt.plan.liveness import Moment, taken_buffers
-from tfckpt.plan.schedule import Fence, Resolved, Wait
+from tfckpt.plan.schedule import Resolved, Wait
 from tfckpt.target import Target
 
 UNEVEN = 2.0
@@ -36,6 +27,7 @@ PACES = 6
 """Runs with such times."""
 Event = tuple[int, bool]
 """A node, and whether it ends; else it starts."""
+_NOTHING: Mapping[int, int] = {}
 
 
 class _Threads:
@@ -116,43 +108,41 @@ def walk_events(graph: CostGraph, resolved: Resolved, happened: Sequence[Event]
     instance of its own (`sizes`), and not told by the vertex.
     """
     storage, workspace = resolved.storage, len(resolved.storage)
-    working = frozenset(p for p, (v, _) in enumerate(resolved.schedule)
-                        if graph.vertices[v].workspace)
+    schedule, reads, writes = resolved.schedule, resolved.reads, resolved.writes
+    vertices, (starting, ending) = graph.vertices, graph.halves
     left = [0] * workspace
-    for reads in resolved.reads:
-        for i in reads:
+    for bound in reads:
+        for i in bound:
             left[i] += 1
-    fetched = [graph.storages[s].fetched for s in storage]
-    gone: set[int] = set()
-    starting = [_without(v, workspace=0, holds=()) for v in graph.vertices]
-    ending = [_without(v, workspace=0, updates=-1) for v in graph.vertices]
+    for i, s in enumerate(storage):
+        if graph.storages[s].fetched:
+            left[i] = -1  # never 0
+    gone = [False] * workspace
     for position, ends in happened:
-        index, works = resolved.schedule[position][0], position in working
-        vertex = (ending if ends else starting)[index]
-        bound, made = resolved.reads[position], resolved.writes[position]
+        index = schedule[position][0]
+        bound, made, works = reads[position], writes[position], vertices[index].workspace
         if not ends:
-            dying = [i for i in bound if left[i] == 1 and not fetched[i] and i not in gone]
-            taken: Mapping[int, int] = {}
-            if vertex.reuses and dying:
-                taken = taken_buffers(graph, vertex, storage, dying, made)
-                gone.update(taken.values())
+            vertex = starting[index]
+            taken = _NOTHING
+            if vertex.reuses:
+                dying = [i for i in bound if left[i] == 1 and not gone[i]]
+                if dying:
+                    taken = taken_buffers(graph, vertex, storage, dying, made)
+                    for i in taken.values():
+                        gone[i] = True
             yield vertex, (*made, workspace + position) if works else made, taken, ()
             continue
+        vertex = ending[index]
         freed = [workspace + position] if works else []
         for i in bound:
             left[i] -= 1
-            if i not in gone and ((not left[i] and not fetched[i])
-                                  or storage[i] in vertex.donates):
-                gone.add(i)
+            if not gone[i] and (not left[i] or storage[i] in vertex.donates):
+                gone[i] = True
                 freed.append(i)
-        freed += [i for i in made if not left[i] and not fetched[i] and i not in gone]
-        yield vertex, (), {}, freed
-
-
-def _without(vertex: Vertex, **none: Any) -> Vertex:
-    """Return a vertex without what is told otherwise, or only at its other end."""
-    same = all(getattr(vertex, name) == value for name, value in none.items())
-    return vertex if same else dataclasses.replace(vertex, **none)
+        for i in made:
+            if not left[i] and not gone[i]:
+                freed.append(i)
+        yield vertex, (), _NOTHING, freed
 
 
 def sizes(graph: CostGraph, resolved: Resolved) -> list[int]:
@@ -171,23 +161,25 @@ def requested_peak(moments: Sequence[Moment], size: Sequence[int]) -> int:
     return peak
 
 
-def concurrent(graph: CostGraph, resolved: Resolved, released: Sequence[int], policy: str,
-               count: int, waits: Sequence[Wait] = (), fences: Sequence[Fence] = (),
+def concurrent(edges: Edges, policy: str, count: int, waits: Sequence[Wait] = (),
                pace: int = 0) -> list[Moment]:
     """Return the moments of a schedule that runs on several threads.
 
     Args:
-      released, waits, fences, policy: as for `tfckpt.plan.executor.executor_order`.
+      edges: of the schedule with its fences.
+      policy, waits: as for `tfckpt.plan.executor.executor_order`.
+      count: threads.
       pace: 0 has every step take its time, any other number some up to `UNEVEN` times as long and
         others as much less.
 
     Raises:
       PlanError: the edges have a cycle.
     """
-    readers, waiting = edges(graph, resolved, released, waits, fences)
-    steps = len(resolved.schedule)
-    seconds = [graph.vertices[v].time for v, _ in resolved.schedule] + [0.0] * len(fences)
-    expensive = [policy != BREADTH_FIRST and time > EXPENSIVE_SECONDS for time in seconds]
+    graph, resolved, steps = edges.graph, edges.resolved, edges.steps
+    readers, waiting = edges.waiting_for(waits)
+    seconds = [graph.vertices[v].time for v, _ in resolved.schedule]
+    seconds += [0.0] * (len(waiting) - steps)
+    expensive = [False] * len(waiting) if policy == BREADTH_FIRST else edges.expensive
     if pace:
         chance = random.Random(pace)
         seconds = [time * UNEVEN ** chance.uniform(-1, 1) for time in seconds]
@@ -197,42 +189,37 @@ def concurrent(graph: CostGraph, resolved: Resolved, released: Sequence[int], po
     return list(walk_events(graph, resolved, [e for e in happened if e[0] < steps]))
 
 
-def concurrent_peak(graph: CostGraph, resolved: Resolved, released: Sequence[int], target: Target,
-                    waits: Sequence[Wait], fences: Sequence[Fence]) -> int:
+def concurrent_peak(edges: Edges, target: Target, waits: Sequence[Wait]) -> int:
     """Return the peak of a schedule on a target's threads in the worst of the orders.
 
     As the allocator counts it, where the target has one: in the middle one of several heaps.
     """
-    size = sizes(graph, resolved)
+    size = sizes(edges.graph, edges.resolved)
     peaks = []
     for policy in ORDERS:
-        moments = concurrent(graph, resolved, released, policy, target.threads, waits, fences)
-        heaps = _heaps(graph, resolved, moments, size, target)
+        heaps = _heaps(edges, concurrent(edges, policy, target.threads, waits), size, target)
         peaks.append(heaps[len(heaps) // 2])
     return max(peaks)
 
 
-def several_peaks(graph: CostGraph, resolved: Resolved, released: Sequence[int], target: Target,
-                  settled: bool) -> list[tuple[int, ...]]:
+def several_peaks(edges: Edges, target: Target, settled: bool) -> list[tuple[int, ...]]:
     """Return the peaks that may come about, in several heaps each, ascending.
 
     Args:
       settled: whether they are those of the long run, where variables move
         (`tfckpt.plan.allocator.replayed_peaks`); on several threads at uneven paces as well.
     """
-    size = sizes(graph, resolved)
-    found = [_heaps(graph, resolved, concurrent(
-        graph, resolved, released, policy, target.threads), size, target, settled=settled)
-        for policy in ORDERS]
+    size = sizes(edges.graph, edges.resolved)
+    found = [_heaps(edges, concurrent(edges, policy, target.threads), size, target,
+                    settled=settled) for policy in ORDERS]
     for pace in range(1, PACES + 1) if settled and target.threads > 1 else ():
-        moments = concurrent(graph, resolved, released, POOL, target.threads, pace=pace)
-        found.append(_heaps(graph, resolved, moments, size, target, BEFORE[::2]))
+        moments = concurrent(edges, POOL, target.threads, pace=pace)
+        found.append(_heaps(edges, moments, size, target, BEFORE[::2]))
     return found
 
 
-def _heaps(graph: CostGraph, resolved: Resolved, moments: Sequence[Moment], size: Sequence[int],
-           target: Target, before: Sequence[int] = BEFORE, settled: bool = False
-           ) -> tuple[int, ...]:
+def _heaps(edges: Edges, moments: Sequence[Moment], size: Sequence[int], target: Target,
+           before: Sequence[int] = BEFORE, settled: bool = False) -> tuple[int, ...]:
     smallest = target.smallest_counted
     return (requested_peak(moments, size),) if smallest is None else replayed_peaks(
-        graph, moments, size, resolved.storage, smallest, before, settled=settled)
+        edges.graph, moments, size, edges.resolved.storage, smallest, before, settled=settled)
