@@ -38,11 +38,11 @@ TEN = ("resnet50", "resnet152", "densenet121", "inception_v3", "mobilenet", "nas
 LARGE = ("dense1000",)
 PHASES: dict[str, tuple[str, ...]] = {
     "Grappler": ("tfckpt.capture.grappler:Question.answer",),
-    "its body": ("tfckpt.capture.optimised_body:optimise_in_place",),
+    "its body": ("tfckpt.carriers.trace_hook:optimise_in_place",),
     "capture": ("tfckpt.carriers.trace_hook:Traced.capture",),
     "cost": ("tfckpt.parts:build_cost_graph",),
     "plain peak": ("tfckpt.parts:price_plain",),
-    "asked": ("tfckpt.verify.optimised:Optimised.memory",),
+    "asked": ("tfckpt.trials:Trials._memory",),
     "search": ("tfckpt.plan.planner:StepPlanner._made",),
     "finalists": ("tfckpt.plan.planner:StepPlanner._finish",),
     "rewrite": ("tfckpt.judges:realise",),

@@ -48,7 +48,7 @@ from tfckpt.store.optimised import Answers
 from tfckpt.store.pools import pools_of
 from tfckpt.store.records import Decided
 from tfckpt.target import Target
-from tfckpt.trials import GRAPPLER_WORDS, Compiler, Trials
+from tfckpt.trials import GRAPPLER_WORDS, SIMULATED_WORDS, Compiler, Simulated, Trials
 from tfckpt.verify import background
 from tfckpt.verify.same import Certificate
 
@@ -59,7 +59,8 @@ LAST = ("check of the final edits", "report", "apply")
 """What runs after them."""
 OFF = "tfckpt is switched off (TFCKPT=off)"
 EXECUTOR_TRIALS = 3
-"""Plans that Grappler is asked about, of a step that the executor runs."""
+"""Plans that Grappler is asked about, or that are simulated on several threads, of a step that the
+executor runs."""
 ASKED_FROM = 16 << 20
 """Bytes of a plain peak below which it is not asked: a plan is made in less time than it takes."""
 _INSIDE = ("the gradient is computed inside of a loop, branch or function ({}); put the decorator "
@@ -270,6 +271,8 @@ def _trials(step: Captured, parts: Sequence[Part], options: Options, refused: st
         return Trials(step.name, None if refused else step.compiler, options.xla_trials)
     asks = (not refused and step.grappler is not None and len(parts) == 1
             and parts[0].plain.peak_bytes >= ASKED_FROM)
+    if asks and parts[0].target.optimised:
+        return Trials(step.name, Simulated(parts[0]), EXECUTOR_TRIALS, SIMULATED_WORDS)
     return Trials(step.name, step.grappler(parts[0].target) if asks and step.grappler else None,
                   EXECUTOR_TRIALS, GRAPPLER_WORDS)
 

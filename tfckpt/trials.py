@@ -1,7 +1,7 @@
 """The judge that asks what runs the step: XLA, or Grappler, which leaves it to the executor.
 
 They are asked what the step takes, plain and with a few of its plans: XLA compiles it, and what
-Grappler makes of it is simulated. A budget is one of these bytes then. What comes out corrects what
+Grappler makes of it is simulated; where that is the step already, nobody is asked. A budget is one of these bytes then. What comes out corrects what
 the next plan may need, by a line through what is known; the fastest plan whose bytes fit is taken.
 Where none of them does, the plan of the least peak is asked about before a budget is refused. For
 the least peak XLA tries two plans, or is held to one in two ways. Nothing runs.
@@ -20,6 +20,7 @@ from tfckpt.edits import Edits
 from tfckpt.hlo import XlaMemory
 from tfckpt.judges import Candidate, Rejected
 from tfckpt.parts import Part, Proposal, unchanged
+from tfckpt.plan.planner import executed_peaks
 from tfckpt.proposals import NOTHING_TO_GAIN
 from tfckpt.say import waiting_for
 from tfckpt.target import ORDER
@@ -58,6 +59,8 @@ XLA_WORDS = Words(who="XLA", takes="compiled by XLA it takes", refuses="XLA does
                   option="xla_trials")
 GRAPPLER_WORDS = Words(who="Grappler", takes="as Grappler leaves it, it takes",
                        refuses="Grappler does not accept it")
+SIMULATED_WORDS = Words(who="the simulator", takes="on several threads it takes",
+                        refuses="it is not simulated")
 
 
 class Compiler(Protocol):
@@ -65,6 +68,25 @@ class Compiler(Protocol):
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
         """Return it, for the step as it is or with edits; raise `NotAsked` where it is unknown."""
+
+
+class Simulated:
+    """What a step takes that nothing will change any more: its plans simulated as they run.
+
+    A plan of such a step is a plan of what runs, so that nobody has to be asked what becomes of it.
+    """
+
+    def __init__(self, part: Part):
+        self._part = part
+
+    def memory_of(self, proposal: Proposal | None) -> XlaMemory:
+        """Return the peak with a proposal, and the most of it; of the plain step in the middle."""
+        part = self._part
+        if proposal is None:
+            return XlaMemory(executed_peaks(part.cost, part.target)[0])
+        decision = proposal.decision
+        middle, most = executed_peaks(decision.cost, part.target, plan=decision.planned.plan)
+        return XlaMemory(middle, most_bytes=most)
 
 
 class Recorded:
@@ -109,7 +131,8 @@ class Trials:
       seconds: how long all answers took.
     """
 
-    def __init__(self, name: str, compiler: Compiler | None, most: int, words: Words = XLA_WORDS):
+    def __init__(self, name: str, compiler: Compiler | Simulated | None, most: int,
+                 words: Words = XLA_WORDS):
         self.name, self.most, self.words = name, most, words
         self.tried: list[Trial] = []
         self.answers: list[XlaMemory | None] = []
@@ -126,18 +149,21 @@ class Trials:
         self._compiler = compiler
         if not self.reason:
             try:
-                self.plain = self._memory("the plain step", None)
+                self.plain = self._memory("the plain step", None, None)
             except NotAsked as error:
                 self.reason = str(error)
 
-    def _memory(self, what: str, edits: Edits | None) -> XlaMemory:
-        assert self._compiler is not None
+    def _memory(self, what: str, edits: Edits | None, proposal: Proposal | None) -> XlaMemory:
+        compiler = self._compiler
+        assert compiler is not None
         check_time()
         self.answers.append(None)
         started = time.perf_counter()
         with waiting_for(f"asking {self.words.who} what {what} of {self.name} takes") as done:
             try:
-                memory = self.answers[-1] = self._compiler.memory(edits)
+                memory = self.answers[-1] = (
+                    compiler.memory_of(proposal) if isinstance(compiler, Simulated)
+                    else compiler.memory(edits))
             finally:
                 self.seconds += time.perf_counter() - started
             done(f"{what} of {self.name} takes {format_bytes(memory.bound)}")
@@ -187,7 +213,7 @@ class Trials:
     def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
         try:
             memory = self._memory(f"plan {self._count + 1} of at most {self._bound}",
-                                  candidate.edits)
+                                  candidate.edits, proposal)
         except NotAsked as error:
             self._refused += 1
             raise Rejected(f"{self.words.refuses}: {error}") from error

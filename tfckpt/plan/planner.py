@@ -202,19 +202,21 @@ def baseline(graph: CostGraph, target: Target = HERE, peak: int | None = None) -
     return Plain(plan, timeline, peaks[len(peaks) // 2])
 
 
-def executed_peaks(graph: CostGraph, target: Target, settled: bool = True) -> tuple[int, int]:
-    """Return the peak of a graph that runs as it is: what is expected, and the most of it.
+def executed_peaks(graph: CostGraph, target: Target, settled: bool = True,
+                   plan: Plan | None = None) -> tuple[int, int]:
+    """Return the peak of a graph that runs by a plan: what is expected, and the most of it.
 
-    There are no moves and no fences but its own edges. It is run in several orders, at several
-    paces, behind what several processes may have allocated before. Expected is the middle one; on
-    several threads the upper quartile, since real steps are less even than simulated ones.
+    It is run in several orders, at several paces, behind what several processes may have allocated
+    before. Expected is the middle one; on several threads the upper quartile, since real steps are
+    less even than simulated ones.
 
     Args:
       settled: whether what comes about in the long run counts.
+      plan: with its fences and waits; None for the graph as it is, with its own edges alone.
     """
-    plan = plain_plan(graph)
-    resolved = resolve(graph, plan.schedule)
-    peaks = several_peaks(Edges(graph, resolved, plan.moves.released, ()), target, settled)
+    plan = plan or plain_plan(graph)
+    edges = Edges(graph, resolve(graph, plan.schedule), plan.moves.released, plan.fences)
+    peaks = several_peaks(edges, target, settled, plan.waits)
     if target.threads > 1:
         every = sorted(itertools.chain.from_iterable(peaks))
         return every[int(EXPECTED * len(every))], every[-1]

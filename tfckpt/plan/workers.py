@@ -202,7 +202,8 @@ def concurrent_peak(edges: Edges, target: Target, waits: Sequence[Wait]) -> int:
     return max(peaks)
 
 
-def several_peaks(edges: Edges, target: Target, settled: bool) -> list[tuple[int, ...]]:
+def several_peaks(edges: Edges, target: Target, settled: bool, waits: Sequence[Wait] = ()
+                  ) -> list[tuple[int, ...]]:
     """Return the peaks that may come about, in several heaps each, ascending.
 
     Args:
@@ -210,10 +211,10 @@ def several_peaks(edges: Edges, target: Target, settled: bool) -> list[tuple[int
         (`tfckpt.plan.allocator.replayed_peaks`); on several threads at uneven paces as well.
     """
     size = sizes(edges.graph, edges.resolved)
-    found = [_heaps(edges, concurrent(edges, policy, target.threads), size, target,
+    found = [_heaps(edges, concurrent(edges, policy, target.threads, waits), size, target,
                     settled=settled) for policy in ORDERS]
     for pace in range(1, PACES + 1) if settled and target.threads > 1 else ():
-        moments = concurrent(edges, POOL, target.threads, pace=pace)
+        moments = concurrent(edges, POOL, target.threads, waits, pace)
         found.append(_heaps(edges, moments, size, target, BEFORE[::2]))
     return found
 

@@ -34,7 +34,7 @@ class Optimised:
     Args:
       live: the step's graph, complete and not edited.
       graph: the same as captured, for the shapes that the trace leaves open.
-      target: what runs it; it says whether Grappler has made the step already.
+      target: what runs it.
     """
 
     def __init__(self, live: tf.Graph, graph: Graph, target: Target):
@@ -67,11 +67,7 @@ class Optimised:
             definition = apply_to_graph_def(definition, edits)
         else:
             definition = tf.compat.v1.GraphDef.FromString(definition.SerializeToString())
-        if self.target.optimised:
-            grappler.as_body(self.live, definition)
-            found = definition
-        else:
-            found = grappler.question(self.live, (), definition).answer()
+        found = grappler.question(self.live, (), definition).answer()
         self._tell_arguments(found)
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
