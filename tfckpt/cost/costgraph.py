@@ -123,6 +123,16 @@ class CostGraph:
         )
 
     @functools.cached_property
+    def bytes(self) -> tuple[int, ...]:
+        """The size of each storage."""
+        return tuple(storage.bytes for storage in self.storages)
+
+    @functools.cached_property
+    def fetched(self) -> frozenset[int]:
+        """Storages that are held until the step ends; membership only."""
+        return frozenset(s for s, storage in enumerate(self.storages) if storage.fetched)
+
+    @functools.cached_property
     def only_after(self) -> tuple[tuple[int, ...], ...]:
         """For each vertex those that it needs for no storage: for small tensors or by control."""
         return tuple(

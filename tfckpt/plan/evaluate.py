@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.plan.keep import dropped, keep_schedule
-from tfckpt.plan.order import base_order, idle
+from tfckpt.plan.order import Thrifty, base_order, idle
 from tfckpt.plan.schedule import Moves, Schedule
 from tfckpt.plan.simulate import Timeline, simulate
 
@@ -67,7 +67,8 @@ class Evaluator:
         self.graph = graph
         self._known: dict[Candidate, Priced] = {}
         self._base_order = functools.cache(functools.partial(base_order, graph))
-        self._idle = functools.cache(functools.partial(idle, graph))
+        self._thrifty = functools.cache(lambda moves: Thrifty(graph, moves, idle(
+            graph, moves.released)))
 
     def price(self, candidate: Candidate) -> Priced:
         """Schedule and timeline of a candidate."""
@@ -91,8 +92,7 @@ class Evaluator:
     def _order(self, candidate: Candidate) -> tuple[int, ...]:
         if not candidate.thrifty:
             return self._base_order(candidate.moves)
-        return base_order(self.graph, candidate.moves, dropped(self.graph, candidate.keep),
-                          self._idle(candidate.moves.released))
+        return self._thrifty(candidate.moves).order(dropped(self.graph, candidate.keep))
 
     def everything(self) -> frozenset[int]:
         """The keep set that recomputes nothing."""

@@ -34,18 +34,19 @@ def walk(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None) -> I
     last = _last_reads(graph, resolved, steps)
     for when, position in enumerate(steps):
         vertex = vertices[schedule[position][0]]
-        bound, made = reads[position], writes[position]
-        freed = [i for i in bound if last[i] == when]
+        made = writes[position]
+        freed = [i for i in reads[position] if last[i] == when]
         taken = _NOTHING
-        if vertex.reuses and freed:
+        if freed and vertex.reuses:
             taken = taken_buffers(graph, vertex, storage, freed, made)
             if taken:
-                freed = [i for i in freed if i not in taken.values()]
+                gone = taken.values()
+                freed = [i for i in freed if i not in gone]
         for i in made:
             if last[i] == _NEVER_READ:
                 freed.append(i)
         if vertex.donates:
-            for i in bound:
+            for i in reads[position]:
                 if last[i] > when and storage[i] in vertex.donates:
                     freed.append(i)
                     last[i] = _GONE
@@ -54,26 +55,32 @@ def walk(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None) -> I
 
 def _last_reads(graph: CostGraph, resolved: Resolved, steps: Sequence[int]) -> list[int]:
     """For each instance when it is read for the last time; after all steps where it is fetched."""
-    storages, reads = graph.storages, resolved.reads
+    reads = resolved.reads
     last = [_NEVER_READ] * len(resolved.storage)
     for when, position in enumerate(steps):
         for i in reads[position]:
             last[i] = when
-    for i, s in enumerate(resolved.storage):
-        if storages[s].fetched:
-            last[i] = len(steps)
+    fetched = graph.fetched
+    if fetched:
+        for i, s in enumerate(resolved.storage):
+            if s in fetched:
+                last[i] = len(steps)
     return last
 
 
 def taken_buffers(graph: CostGraph, vertex: Vertex, storage: Sequence[int],
                    dying: Sequence[int], made: Sequence[int]) -> Mapping[int, int]:
     """Return dying instances by the written one that takes the buffer over, first pair first."""
-    storages = graph.storages
-    sources = {storage[i]: i for i in dying}
-    targets = {storage[i]: i for i in made}
     taken: dict[int, int] = {}
+    size = graph.bytes
     for written, read in vertex.reuses:
-        if (written in targets and read in sources
-                and storages[written].bytes == storages[read].bytes):
-            taken[targets.pop(written)] = sources.pop(read)
+        if size[written] != size[read]:
+            continue
+        for i in dying:
+            if storage[i] == read and i not in taken.values():
+                for target in made:
+                    if storage[target] == written and target not in taken:
+                        taken[target] = i
+                        break
+                break
     return taken

@@ -14,8 +14,9 @@ Under XLA, which ignores control edges, nothing can be moved; the first two it d
 
 from __future__ import annotations
 
+import copy
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.plan.schedule import Moves
@@ -149,116 +150,151 @@ def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = 
         given, the backward is ordered thriftily, else it keeps the graph's order.
       waiting: backward vertices that a thrifty order runs only when asked for (see `idle`).
     """
-    emitter = _Emitter(graph, moves, dropped, waiting)
-    backward = []
-    for v, vertex in enumerate(graph.vertices):
-        if v in emitter.late or v in emitter.joins:
-            continue
-        if dropped is not None and vertex.region == BACKWARD:
-            if v not in waiting:
-                backward.append(v)
-        elif vertex.region == FORWARD or dropped is None:
-            emitter.emit(v)
-    if backward:
-        _thrifty(emitter, backward)
+    if dropped is not None:
+        return Thrifty(graph, moves, waiting).order(dropped)
+    emitter = _Emitter(graph, moves, frozenset())
     for v in range(len(graph.vertices)):
-        if v not in emitter.joins:
+        if v not in emitter.late and v not in emitter.joins:
             emitter.emit(v)
-    return tuple(emitter.order)
+    return emitter.finish()
+
+
+class Thrifty:
+    """Thrifty orders under the same moves, whatever is dropped: their forward is the same.
+
+    Args:
+      graph, moves, waiting: as for `base_order`.
+    """
+
+    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]):
+        start = self._start = _Emitter(graph, moves, waiting)
+        apart = start.late | start.joins
+        backward = [v for v, vertex in enumerate(graph.vertices)
+                    if v not in apart and vertex.region == BACKWARD]
+        for v, vertex in enumerate(graph.vertices):
+            if v not in apart and vertex.region == FORWARD:
+                start.emit(v)
+        start.changed.clear()
+        self._member = [False] * len(graph.vertices)
+        for v in backward:
+            self._member[v] = True
+        self._first = [v for v in backward if start.ready(v)]
+        self._bytes = [storage.bytes for storage in graph.storages]
+        self._written = [sum(self._bytes[s] for s in vertex.writes) for vertex in graph.vertices]
+
+    def order(self, dropped: Sequence[bool]) -> tuple[int, ...]:
+        """Return vertices in order; of the backward ones that are ready the one that adds least.
+
+        Args:
+          dropped: as for `base_order`.
+        """
+        emitter, outside = self._start.copy(), list(self._member)  # backward, not found ready yet
+        graph, size, written = emitter.graph, self._bytes, self._written
+        unread, touched = emitter.unread, emitter.touched
+        vertices, readers, ready = graph.vertices, emitter.readers, emitter.ready
+        growth: dict[int, int] = {}  # of what is ready
+        heap: list[tuple[int, int]] = []  # of it the latest, and what it was before
+
+        def price(v: int) -> None:
+            total = written[v]
+            for s in vertices[v].reads:
+                if dropped[s] and not touched[s]:
+                    total += size[s]
+                if unread[s] == 1:
+                    total -= size[s]
+            if growth.get(v) != total:
+                growth[v] = total
+                heapq.heappush(heap, (total, v))
+
+        for v in self._first:
+            outside[v] = False
+            price(v)
+        while heap:
+            grown, v = heapq.heappop(heap)
+            if growth.get(v) != grown:
+                continue
+            del growth[v]
+            before = len(emitter.order)
+            emitter.emit(v)
+            for u in emitter.order[before:]:
+                for r in readers[u]:
+                    if outside[r] and ready(r):
+                        outside[r] = False
+                        price(r)
+            for s in emitter.changed:
+                for r in graph.readers[s]:
+                    if r in growth:
+                        price(r)
+            emitter.changed.clear()
+        return emitter.finish()
 
 
 class _Emitter:
     """Emits vertices so that what they need comes first and what they allow comes next."""
 
-    def __init__(self, graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None,
-                 waiting: frozenset[int]):
+    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]):
         self.graph = graph
-        self.joins = frozenset(moves.released)
-        self.late = frozenset(moves.deferred) | waiting
+        joins = self.joins = frozenset(moves.released)
+        late = self.late = frozenset(moves.deferred) | waiting
         self.readers = _readers(graph)
+        self.needed = [tuple(p for p in needed if p not in joins) if joins else needed
+                       for needed in graph.predecessors]
+        self.prompt = [v not in late and v not in joins and vertex.region not in (FORWARD, BACKWARD)
+                       for v, vertex in enumerate(graph.vertices)]
         self.done = [False] * len(graph.vertices)
         self.order: list[int] = []
-        self.dropped = dropped
         self.unread = [len(r) for r in graph.readers]  # readers that have not run
         self.touched = [False] * len(graph.storages)
         self.changed: list[int] = []  # storages with which `growth` of their readers changed
         self.runnable = [False] * len(graph.vertices)  # found ready: it stays so
 
+    def copy(self) -> _Emitter:
+        """Return another that goes on from here."""
+        other = copy.copy(self)
+        for name in ("done", "order", "unread", "touched", "changed", "runnable"):
+            setattr(other, name, list(getattr(self, name)))
+        return other
+
+    def finish(self) -> tuple[int, ...]:
+        """Emit what is left, and return all in order."""
+        for v in range(len(self.graph.vertices)):
+            if not self.done[v] and v not in self.joins:
+                self.emit(v)
+        return tuple(self.order)
+
     def emit(self, vertex: int) -> None:
         """Emits a vertex after what it still needs, then what becomes ready at once."""
+        done, needed, unread, touched = self.done, self.needed, self.unread, self.touched
+        prompt, vertices = self.prompt, self.graph.vertices
         stack = [vertex]
         while stack:
             v = stack[-1]
-            if self.done[v]:
+            if done[v]:
                 stack.pop()
                 continue
-            missing = [p for p in self.graph.predecessors[v]
-                       if not self.done[p] and p not in self.joins]
+            missing = [p for p in needed[v] if not done[p]]
             if missing:
-                stack.extend(reversed(missing))
+                missing.reverse()
+                stack += missing
                 continue
             stack.pop()
-            self.done[v] = True
+            done[v] = True
             self.order.append(v)
-            for s in self.graph.vertices[v].reads:
-                self.unread[s] -= 1
-                if self.unread[s] == 1 or not self.touched[s]:
+            for s in vertices[v].reads:
+                unread[s] -= 1
+                if unread[s] == 1 or not touched[s]:
                     self.changed.append(s)
-                self.touched[s] = True
-            stack.extend(r for r in reversed(self.readers[v]) if self._prompt(r))
+                touched[s] = True
+            for r in reversed(self.readers[v]):
+                if prompt[r] and not done[r] and self.ready(r):
+                    stack.append(r)
 
     def ready(self, v: int) -> bool:
         """Whether everything the vertex needs has run or can run at any time."""
         if not self.runnable[v]:  # remembered: late vertices share what they need
-            self.runnable[v] = all(
-                self.done[p] or p in self.joins or (p in self.late and self.ready(p))
-                for p in self.graph.predecessors[v])
-        return self.runnable[v]
-
-    def _prompt(self, v: int) -> bool:
-        return (not self.done[v] and v not in self.late and v not in self.joins
-                and self.graph.vertices[v].region not in (FORWARD, BACKWARD) and self.ready(v))
-
-    def growth(self, v: int) -> int:
-        """Bytes by which live memory grows when the vertex runs next."""
-        storages, vertex = self.graph.storages, self.graph.vertices[v]
-        total = sum(storages[s].bytes for s in vertex.writes)
-        for s in vertex.reads:
-            if self.dropped is not None and self.dropped[s] and not self.touched[s]:
-                total += storages[s].bytes
-            if self.unread[s] == 1:
-                total -= storages[s].bytes
-        return total
-
-
-def _thrifty(emitter: _Emitter, backward: Sequence[int]) -> None:
-    """Runs, of the backward vertices that are ready, the one that adds the least memory."""
-    members, queued = frozenset(backward), set[int]()
-    growth: dict[int, int] = {}  # of what is ready
-    heap: list[tuple[int, int]] = []  # of it the latest, and what it was before
-
-    def price(v: int) -> None:
-        growth[v] = emitter.growth(v)
-        heapq.heappush(heap, (growth[v], v))
-
-    def queue(vertices: Iterable[int]) -> None:
-        for v in vertices:
-            if v in members and v not in queued and emitter.ready(v):
-                queued.add(v)
-                price(v)
-
-    queue(backward)
-    while heap:
-        grown, v = heapq.heappop(heap)
-        if growth.get(v) != grown:
-            continue
-        del growth[v]
-        before = len(emitter.order)
-        emitter.changed.clear()
-        emitter.emit(v)
-        for u in emitter.order[before:]:
-            queue(emitter.readers[u])
-        for s in emitter.changed:
-            for r in emitter.graph.readers[s]:
-                if r in growth:
-                    price(r)
+            done, late = self.done, self.late
+            for p in self.needed[v]:
+                if not done[p] and not (p in late and self.ready(p)):
+                    return False
+            self.runnable[v] = True
+        return True

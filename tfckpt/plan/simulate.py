@@ -62,10 +62,10 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
 
     Complexity: linear in the number of steps and reads.
     """
-    storages, vertices, schedule = graph.storages, graph.vertices, resolved.schedule
+    vertices, schedule = graph.vertices, resolved.schedule
     check_time()  # every plan comes here many times on its way
     steps = range(len(schedule)) if order is None else order
-    size = [storages[s].bytes for s in resolved.storage]
+    size = [graph.bytes[s] for s in resolved.storage]
     end = [len(schedule)] * len(size)  # the last step through which each is live
     live = []
     current = 0
@@ -83,7 +83,7 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
     peak = max(live, default=0)
     at = live.index(peak) if peak else 0
     return Timeline(tuple(live), peak, at, _live_after(resolved, steps[:at + 1], size, end),
-                    sum(vertices[schedule[p][0]].time for p in steps),
+                    sum([vertices[schedule[p][0]].time for p in steps]),
                     schedule[steps[at]][0] if live else -1)
 
 
@@ -91,6 +91,7 @@ def _live_after(resolved: Resolved, steps: Sequence[int], size: Sequence[int],
                 end: Sequence[int]) -> tuple[Live, ...]:
     """Return what is live while the last of these first steps runs, largest first."""
     storage, copy, writes = resolved.storage, resolved.copy, resolved.writes
-    found = [Live(storage[i], copy[i], size[i])
-             for position in steps for i in writes[position] if end[i] >= len(steps) - 1]
-    return tuple(sorted(found, key=lambda live: (-live.bytes, live.storage, live.copy)))
+    when = len(steps) - 1
+    found = sorted([(-size[i], storage[i], copy[i])
+                    for position in steps for i in writes[position] if end[i] >= when])
+    return tuple([Live(s, again, -less) for less, s, again in found])
