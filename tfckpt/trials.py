@@ -1,10 +1,11 @@
 """The judge that asks what runs the step: XLA, or Grappler, which leaves it to the executor.
 
 They are asked what the step takes, plain and with a few of its plans: XLA compiles it, and what
-Grappler makes of it is simulated; where that is the step already, nobody is asked. A budget is one of these bytes then. What comes out corrects what
-the next plan may need, by a line through what is known; the fastest plan whose bytes fit is taken.
-Where none of them does, the plan of the least peak is asked about before a budget is refused. For
-the least peak XLA tries two plans, or is held to one in two ways. Nothing runs.
+Grappler makes of it is simulated; where that is the step already, nobody is asked. A budget is one
+of these bytes then. What comes out corrects what the next plan may need, by a line through what is
+known; the fastest plan whose bytes fit is taken. Where none of them does, the plan of the least
+peak is asked about before a budget is refused. For the least peak XLA tries two plans, or is held
+to one in two ways. Nothing runs.
 """
 
 from __future__ import annotations

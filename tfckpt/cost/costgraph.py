@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from tfckpt.cost.tables import Tables, tables_of
 from tfckpt.errors import CostError
 from tfckpt.graph import BACKWARD, FORWARD, OTHER, REGIONS, UPDATE
 
@@ -121,6 +122,11 @@ class CostGraph:
             tuple(sorted({self.storages[s].producer for s in vertex.reads} | set(vertex.after)))
             for vertex in self.vertices
         )
+
+    @functools.cached_property
+    def tables(self) -> Tables:
+        """Vertices and storages as arrays."""
+        return tables_of(self)
 
     @functools.cached_property
     def bytes(self) -> tuple[int, ...]:

@@ -3,15 +3,18 @@
 A step allocates what it writes, unless the kernel can take over the buffer of an input that dies
 in this very step (`Vertex.reuses`); its inputs stay until it ends; a storage is freed after its
 last reader. Fetched storages stay to the end of the step, donated ones pass to the resident set
-when they are donated. The simulator sums these requests, the allocator's replay serves them.
+when they are donated. The allocator's replay serves these requests one by one (`walk`), the
+simulator sums them all at once (`Account`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from tfckpt.cost.costgraph import CostGraph, Vertex
-from tfckpt.plan.schedule import Resolved
+from tfckpt.plan.schedule import Resolved, Schedule, resolve
 
 Moment = tuple[Vertex, Sequence[int], Mapping[int, int], Sequence[int]]
 """The vertex that a step runs, the instances it makes, for those of them that take a buffer over
@@ -51,6 +54,82 @@ def walk(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None) -> I
                     freed.append(i)
                     last[i] = _GONE
         yield vertex, made, taken, freed
+
+
+class Account:
+    """The same account of a schedule as `walk`'s, of all steps at once.
+
+    Instances have the numbers that `tfckpt.plan.schedule.resolve` gives them.
+
+    Attributes:
+      vertex: of each step.
+      storage, maker: of each instance.
+      read, reader: an instance and the step that reads it, for each read.
+
+    Raises:
+      PlanError: a step reads a storage that nothing has made yet.
+    """
+
+    def __init__(self, graph: CostGraph, schedule: Schedule):
+        tables = self.tables = graph.tables
+        count = len(schedule)
+        self.vertex = np.fromiter((v for v, _ in schedule), np.int64, count)
+        self.storage, self.maker = tables.writes.of(self.vertex)
+        wanted, self.reader = tables.reads.of(self.vertex)
+        made = self.storage * count + self.maker
+        by_storage = np.argsort(made, kind="stable")
+        place = np.searchsorted(made[by_storage], wanted * count + self.reader) - 1
+        self.read = by_storage[place] if len(made) else wanted
+        if len(wanted) and (not len(made) or place.min() < 0
+                            or (self.storage[self.read] != wanted).any()):
+            resolve(graph, schedule)  # names what is missing
+        first_read = _before(tables.reads.count[self.vertex])
+        first_made = _before(tables.writes.count[self.vertex])
+        self._takes = []
+        for reads, writes in tables.takes:
+            step = np.flatnonzero(reads[self.vertex] >= 0)
+            v = self.vertex[step]
+            self._takes.append((step, self.read[first_read[step] + reads[v]],
+                                first_made[step] + writes[v]))
+        self._donates = []
+        for reads in tables.donates:
+            step = np.flatnonzero(reads[self.vertex] >= 0)
+            self._donates.append((step, self.read[first_read[step] + reads[self.vertex[step]]]))
+
+    def spans(self, order: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each instance the first and the last moment at which it is live.
+
+        Args:
+          order: positions in execution order; None as scheduled.
+        """
+        count = len(self.vertex)
+        when, reader, read = np.arange(count), self.reader, self.read
+        if order is not None:
+            when = np.empty(count, np.int64)
+            when[np.array(order, dtype=np.int64)] = np.arange(count)
+            reader = when[reader]
+            by_time = np.argsort(reader, kind="stable")
+            reader, read = reader[by_time], read[by_time]
+        born = when[self.maker]
+        last = np.full(len(self.storage), _NEVER_READ)
+        last[read] = reader  # the last one of each stays
+        last[self.tables.fetched[self.storage]] = count
+        end = np.where(last == _NEVER_READ, born, last)
+        for step, instance in self._donates:
+            early = last[instance] > when[step]
+            np.minimum.at(end, instance[early], when[step][early])
+        dying = np.where(end == last, last, _GONE)
+        taken = np.zeros(len(self.storage), dtype=bool)
+        for step, instance, written in self._takes:
+            free = (dying[instance] == when[step]) & ~taken[written]
+            taken[written[free]] = True
+            end[instance[free]] -= 1  # its buffer is another's when the step runs
+            dying[instance[free]] = _GONE
+        return born, end
+
+
+def _before(count: np.ndarray) -> np.ndarray:
+    return np.cumsum(count) - count
 
 
 def _last_reads(graph: CostGraph, resolved: Resolved, steps: Sequence[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """The simulator: live bytes at every step of a schedule, the peak, and what is live there.
 
-It sums what `tfckpt.plan.liveness.walk` says that each step allocates and frees, and counts a
-step's workspace while it runs. Bytes are *dynamic*: above what is allocated when the step starts.
+It sums what each step allocates and frees (`tfckpt.plan.liveness.Account`), and counts a step's
+workspace while it runs. Bytes are *dynamic*: above what is allocated when the step starts.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from tfckpt.clock import check_time
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.plan.liveness import walk
-from tfckpt.plan.schedule import Resolved, Schedule, resolve
+from tfckpt.plan.liveness import Account
+from tfckpt.plan.schedule import Resolved, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +48,12 @@ class Timeline:
 
 
 def simulate(graph: CostGraph, schedule: Schedule) -> Timeline:
-    """Return the timeline of a schedule executed in its own order."""
-    return simulate_order(graph, resolve(graph, schedule), None)
+    """Return the timeline of a schedule executed in its own order.
+
+    Raises:
+      PlanError: planning has a time limit, which is over; or the schedule cannot be executed.
+    """
+    return timeline_of(Account(graph, schedule), schedule, None)
 
 
 def simulate_order(graph: CostGraph, resolved: Resolved,
@@ -60,38 +66,30 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
     Raises:
       PlanError: planning has a time limit, which is over.
 
-    Complexity: linear in the number of steps and reads.
+    Complexity: n log n in the number of steps and reads.
     """
-    vertices, schedule = graph.vertices, resolved.schedule
+    return timeline_of(Account(graph, resolved.schedule), resolved.schedule, order)
+
+
+def timeline_of(account: Account, schedule: Schedule, order: Sequence[int] | None) -> Timeline:
+    """Return the same from the account of the schedule."""
     check_time()  # every plan comes here many times on its way
-    steps = range(len(schedule)) if order is None else order
-    size = [graph.bytes[s] for s in resolved.storage]
-    end = [len(schedule)] * len(size)  # the last step through which each is live
-    live = []
-    current = 0
-    for when, (vertex, made, taken, freed) in enumerate(walk(graph, resolved, order)):
-        for i in made:
-            current += size[i]
-        if taken:
-            for i in taken.values():
-                current -= size[i]
-                end[i] = when - 1
-        live.append(current + vertex.workspace)
-        for i in freed:
-            current -= size[i]
-            end[i] = when
-    peak = max(live, default=0)
-    at = live.index(peak) if peak else 0
-    return Timeline(tuple(live), peak, at, _live_after(resolved, steps[:at + 1], size, end),
-                    sum([vertices[schedule[p][0]].time for p in steps]),
-                    schedule[steps[at]][0] if live else -1)
-
-
-def _live_after(resolved: Resolved, steps: Sequence[int], size: Sequence[int],
-                end: Sequence[int]) -> tuple[Live, ...]:
-    """Return what is live while the last of these first steps runs, largest first."""
-    storage, copy, writes = resolved.storage, resolved.copy, resolved.writes
-    when = len(steps) - 1
-    found = sorted([(-size[i], storage[i], copy[i])
-                    for position in steps for i in writes[position] if end[i] >= when])
-    return tuple([Live(s, again, -less) for less, s, again in found])
+    tables, vertex = account.tables, account.vertex
+    if order is not None:
+        vertex = vertex[np.array(order, dtype=np.int64)]
+    time = sum([tables.time[v] for v in vertex.tolist()])
+    if not len(vertex):
+        return Timeline((), 0, 0, (), time)
+    size = tables.bytes[account.storage]
+    born, end = account.spans(order)
+    grown = np.zeros(len(vertex) + 2, np.int64)
+    np.add.at(grown, born, size)
+    np.subtract.at(grown, end + 1, size)
+    live = np.cumsum(grown)[:len(vertex)] + tables.workspace[vertex]
+    at = int(live.argmax())
+    there = np.flatnonzero((born <= at) & (end >= at))
+    found = sorted(zip((-size[there]).tolist(), account.storage[there].tolist(),
+                       [schedule[p][1] for p in account.maker[there].tolist()], strict=True))
+    return Timeline(tuple(live.tolist()), int(live[at]), at,
+                    tuple([Live(s, copy, -less) for less, s, copy in found]), time,
+                    int(vertex[at]))

@@ -15,8 +15,9 @@ from collections.abc import Collection, Sequence
 from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.plan.executor import ORDERS, Edges
 from tfckpt.plan.fences import awaitable
+from tfckpt.plan.liveness import Account
 from tfckpt.plan.schedule import Fence, Resolved, Wait
-from tfckpt.plan.simulate import Timeline, simulate_order
+from tfckpt.plan.simulate import Timeline, timeline_of
 
 ROUNDS = 24
 TOLERANCE = 1.005
@@ -59,6 +60,7 @@ class _Placer:
         self.regions = (FORWARD, BACKWARD) + (("update",) if await_updates else ())
         self.waits: dict[tuple, Wait] = {}
         self.before: tuple[Wait, ...] = ()
+        self.account = Account(graph, resolved.schedule)
         self.known: list[tuple[list[int], Timeline]] = []  # of the round before
         self.where = edges.where
         self.turns = _turns(graph, resolved, edges.needed)
@@ -82,7 +84,7 @@ class _Placer:
         grew = False
         for order in self.edges.orders(ORDERS, self.before):
             timeline = next((t for known, t in (*found, *self.known) if known == order), None)
-            timeline = timeline or simulate_order(self.graph, self.resolved, order)
+            timeline = timeline or timeline_of(self.account, self.resolved.schedule, order)
             found.append((order, timeline))
             if timeline.peak_bytes > target * TOLERANCE:
                 grew |= self._add(order, timeline)
