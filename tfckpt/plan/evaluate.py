@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
-from tfckpt.plan.keep import dropped, keep_schedule
+from tfckpt.plan.keep import Ordered, dropped
 from tfckpt.plan.order import Thrifty, base_order, idle
 from tfckpt.plan.schedule import Moves, Schedule
 from tfckpt.plan.simulate import Timeline, simulate
@@ -67,6 +67,7 @@ class Evaluator:
         self.graph = graph
         self._known: dict[Candidate, Priced] = {}
         self._base_order = functools.cache(functools.partial(base_order, graph))
+        self._ordered = functools.cache(functools.partial(Ordered, graph))
         self._thrifty = functools.cache(lambda moves: Thrifty(graph, moves, idle(
             graph, moves.released)))
 
@@ -75,8 +76,7 @@ class Evaluator:
         known = self._known.get(candidate)
         if known is not None:
             return known
-        schedule = candidate.schedule or keep_schedule(
-            self.graph, candidate.keep, self._order(candidate), candidate.again)
+        schedule = candidate.schedule or self._schedule(candidate)
         timeline = simulate(self.graph, schedule)
         floor = int(timeline.peak_bytes * 0.97)
         excess = sum(live - floor for live in timeline.live_bytes if live > floor)
@@ -89,10 +89,11 @@ class Evaluator:
         """Everything priced so far, in the order in which it was."""
         return self._known.values()
 
-    def _order(self, candidate: Candidate) -> tuple[int, ...]:
-        if not candidate.thrifty:
-            return self._base_order(candidate.moves)
-        return self._thrifty(candidate.moves).order(dropped(self.graph, candidate.keep))
+    def _schedule(self, candidate: Candidate) -> Schedule:
+        gone = dropped(self.graph, candidate.keep)
+        order = self._thrifty(candidate.moves).order(gone) if candidate.thrifty else (
+            self._base_order(candidate.moves))
+        return self._ordered(order).schedule(gone, candidate.again)
 
     def everything(self) -> frozenset[int]:
         """The keep set that recomputes nothing."""

@@ -31,7 +31,7 @@ def keep_schedule(graph: CostGraph, keep: frozenset[int], order: Sequence[int],
       order: base order (`tfckpt.plan.order.base_order`).
       again: storages recomputed for every group of uses that lie close together.
     """
-    return _Builder(graph, keep, again).build(order)
+    return Ordered(graph, order).schedule(dropped(graph, keep), again)
 
 
 def dropped(graph: CostGraph, keep: frozenset[int]) -> list[bool]:
@@ -39,32 +39,60 @@ def dropped(graph: CostGraph, keep: frozenset[int]) -> list[bool]:
     return [s in graph.droppable and s not in keep for s in range(len(graph.storages))]
 
 
+class Ordered:
+    """An order of the originals, in which schedules of any keep set are made.
+
+    Args:
+      graph, order: as for `keep_schedule`.
+    """
+
+    def __init__(self, graph: CostGraph, order: Sequence[int]):
+        self.graph, vertices = graph, graph.vertices
+        self.order = tuple(order)
+        self.steps: list[Step] = [(v, 0) for v in self.order]
+        restores = [vertices[v].region in (BACKWARD, UPDATE) for v in self.order]
+        self.first = restores.index(True) if True in restores else len(restores)
+        self.later = [(now, v, restores[now]) for now, v in enumerate(self.order)
+                      if now >= self.first]
+        self.touched = [-1] * len(graph.storages)  # before the first that may restore
+        for now, v in enumerate(self.order[:self.first]):
+            for s in (*vertices[v].reads, *vertices[v].writes):
+                self.touched[s] = now
+        residual = frozenset(graph.residuals)
+        self.residual = [s in residual for s in range(len(graph.storages))]
+
+    def schedule(self, dropped: Sequence[bool], again: frozenset[int]) -> Schedule:
+        """Return the schedule that recomputes what is dropped, when it is read."""
+        return _Builder(self, dropped, again).build()
+
+
 class _Builder:
     """Walks the base order and inserts what each backward vertex misses."""
 
-    def __init__(self, graph: CostGraph, keep: frozenset[int], again: frozenset[int]):
-        self.graph = graph
-        residual = frozenset(graph.residuals)
-        self.dropped = dropped(graph, keep)
-        self.brief = [self.dropped[i] and (i in again or i not in residual)
-                      for i in range(len(graph.storages))]
-        self.still_there = int(len(graph.vertices) * STILL_THERE_FRACTION)
-        self.copies = [0] * len(graph.vertices)
-        self.touched = [-1] * len(graph.storages)  # when last made or read
-        self.steps: list[Step] = []
+    def __init__(self, ordered: Ordered, dropped: Sequence[bool], again: frozenset[int]):
+        self.ordered, self.graph, self.dropped = ordered, ordered.graph, dropped
+        self.brief = [gone and not stays for gone, stays in zip(
+            dropped, ordered.residual, strict=True)]
+        for s in again:
+            self.brief[s] = dropped[s]
+        self.still_there = int(len(self.graph.vertices) * STILL_THERE_FRACTION)
+        self.copies = [0] * len(self.graph.vertices)
+        self.touched = list(ordered.touched)  # when last made or read
+        self.steps = ordered.steps[:ordered.first]
         self.now = 0
 
-    def build(self, order: Sequence[int]) -> Schedule:
+    def build(self) -> Schedule:
         """The whole schedule."""
-        vertices = self.graph.vertices
-        for self.now, v in enumerate(order):
-            if vertices[v].region in (BACKWARD, UPDATE):
+        vertices, dropped = self.graph.vertices, self.dropped
+        for now, v, restores in self.ordered.later:
+            if restores:
                 for s in vertices[v].reads:
-                    if self.dropped[s]:
+                    if dropped[s]:
+                        self.now = now
                         self._restore(s)
             else:
                 for s in (*vertices[v].reads, *vertices[v].writes):
-                    self.touched[s] = self.now
+                    self.touched[s] = now
             self.steps.append((v, 0))
         return tuple(self.steps)
 

@@ -181,13 +181,21 @@ class Thrifty:
         self._first = [v for v in backward if start.ready(v)]
         self._bytes = [storage.bytes for storage in graph.storages]
         self._written = [sum(self._bytes[s] for s in vertex.writes) for vertex in graph.vertices]
+        self._untouched = [s for s in range(len(graph.storages)) if not start.touched[s]]
+        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def order(self, dropped: Sequence[bool]) -> tuple[int, ...]:
         """Return vertices in order; of the backward ones that are ready the one that adds least.
 
         Args:
-          dropped: as for `base_order`.
+          dropped: as for `base_order`; what the forward reads counts as made there in any case.
         """
+        choice = tuple([s for s in self._untouched if dropped[s]])
+        if choice not in self._known:
+            self._known[choice] = self._ordered(dropped)
+        return self._known[choice]
+
+    def _ordered(self, dropped: Sequence[bool]) -> tuple[int, ...]:
         emitter, outside = self._start.copy(), list(self._member)  # backward, not found ready yet
         graph, size, written = emitter.graph, self._bytes, self._written
         unread, touched = emitter.unread, emitter.touched

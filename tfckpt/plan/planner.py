@@ -400,7 +400,7 @@ class StepPlanner:
                 peaks = (timeline.peak_bytes,) if smallest is None else allocated_peaks(
                     graph, resolved, order, smallest)
                 if self.target.threads > 1:
-                    peaks += (concurrent_peak(edges, self.target, waits),)
+                    peaks = (concurrent_peak(edges, self.target, waits, max(peaks)),)
             check_plan(graph, plan)
             self.finished[candidate] = _Finished(plan, timeline, max(peaks), priced)
         return self.finished[candidate]
