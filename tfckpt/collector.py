@@ -1,4 +1,4 @@
-"""Python's garbage collector, put off while a step is read and rewritten.
+"""Python's garbage collector, put off while a step is read, planned and rewritten.
 
 Each of the many small values that stand for a graph counts as a reason to look for garbage, and
 what is looked through then is all that the program has made before: half a million objects of
@@ -22,3 +22,19 @@ def collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def older_objects_set_aside() -> Iterator[None]:
+    """Have the collector look at objects made in this context alone: for a search of any length.
+
+    Nothing is set aside where somebody has done that already, since it would be given back here.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

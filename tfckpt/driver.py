@@ -20,7 +20,7 @@ from absl import logging
 from tfckpt import dump, faults
 from tfckpt.carriers.here import place
 from tfckpt.clock import time_limit
-from tfckpt.collector import collector_paused
+from tfckpt.collector import collector_paused, older_objects_set_aside
 from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError, RewriteError, TfckptError
 from tfckpt.graph import Graph
@@ -200,7 +200,8 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
     if not step.graph.has_gradient():
         return _without_gradient(step, options, target_of, started)
     with waiting_for(f"planning {step.name} ({len(step.graph.ops):,} operations)") as done:
-        outcome, report = _planned(carrier, step, options, target_of, refused, started)
+        with older_objects_set_aside():
+            outcome, report = _planned(carrier, step, options, target_of, refused, started)
         done(report.summary)
     logging.info("%s", report)
     return outcome

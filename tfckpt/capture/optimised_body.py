@@ -27,11 +27,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import networkx
 import tensorflow as tf
 from absl import logging
 
@@ -221,18 +221,41 @@ def _in_traced_order(nodes: Sequence[tf.compat.v1.NodeDef], turns: Mapping[str, 
     What Grappler made, it comes just before the first that needs it.
     """
     named = {node.name: node for node in nodes}
-    order = networkx.DiGraph()
-    order.add_nodes_from(named)
-    for node in nodes:
-        order.add_edges_from((read, node.name) for name in node.input
-                             if (read := name.lstrip("^").partition(":")[0]) in named)
+    needed = {node.name: {read for name in node.input
+                          if (read := name.lstrip("^").partition(":")[0]) in named}
+              for node in nodes}
+    readers: dict[str, list[str]] = {name: [] for name in named}
+    for name, reads in needed.items():
+        for read in reads:
+            readers[read].append(name)
     turn = dict(turns)
-    for name in reversed(list(networkx.topological_sort(order))):
+    for name in reversed(_first_first(needed, readers, lambda name: 0)):
         if name not in turn:
-            turn[name] = min((turn[reader] for reader in order.successors(name)),
-                             default=(len(turns), 0))
-    return [named[name] for name in networkx.lexicographical_topological_sort(
-        order, key=lambda name: (turn[name], name))]
+            turn[name] = min((turn[reader] for reader in readers[name]), default=(len(turns), 0))
+    return [named[name] for name in _first_first(needed, readers, turn.__getitem__)]
+
+
+def _first_first(needed: Mapping[str, Collection[str]], readers: Mapping[str, Sequence[str]],
+                 turn: Callable[[str], Any]) -> list[str]:
+    """Return names in a topological order: of those that may come next the one of the first turn.
+
+    Raises:
+      ValueError: there is a cycle.
+    """
+    left = {name: len(reads) for name, reads in needed.items()}
+    ready = [(turn(name), name) for name, count in left.items() if not count]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, name = heapq.heappop(ready)
+        found.append(name)
+        for reader in readers[name]:
+            left[reader] -= 1
+            if not left[reader]:
+                heapq.heappush(ready, (turn(reader), reader))
+    if len(found) != len(left):
+        raise ValueError("what Grappler made has a cycle")
+    return found
 
 
 def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str], scope: str
@@ -271,7 +294,8 @@ def _tell_shapes(op: tf.Operation, traced: tf.Operation | None) -> None:
     if traced is None or traced.type != op.type:
         return
     for output, known in zip(op.outputs, traced.outputs, strict=True):
-        if output.shape.is_compatible_with(known.shape):
+        shape = output.shape
+        if not shape.is_fully_defined() and shape.is_compatible_with(known.shape):
             output.set_shape(known.shape)
 
 

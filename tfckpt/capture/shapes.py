@@ -74,6 +74,8 @@ class CallSizes:
 
 
 _SHOWN = 4
+_NO_SHAPES = frozenset((tf.resource, tf.variant, tf.string))
+"""Types of tensors that take no memory of a known size."""
 
 
 def _size(tensor) -> tuple[int, ...] | None:
@@ -85,7 +87,7 @@ def _size(tensor) -> tuple[int, ...] | None:
 def has_unknown_shapes(graph: tf.Graph) -> bool:
     """Whether any tensor that takes memory has an unknown dimension."""
     return any(not t.shape.is_fully_defined() for op in graph.get_operations()
-               for t in op.outputs if t.dtype not in (tf.resource, tf.variant, tf.string))
+               for t in op.outputs if t.dtype not in _NO_SHAPES)
 
 
 def call_tensors(arguments: object) -> list:

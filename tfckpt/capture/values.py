@@ -11,6 +11,9 @@ from tfckpt.capture import tf_adapter
 from tfckpt.graph import Tensor
 from tfckpt.ops import record
 
+_ELSEWHERE = frozenset((tf.variant, tf.string))
+"""Types of tensors whose bytes are not theirs; a set, since `==` of types is slow."""
+_HANDLES = frozenset((tf.resource,))
 _LARGEST_COMPARED = 1024
 """Elements of a constant that are compared to find whether they are all equal."""
 _VALUES = ("float_val", "half_val", "double_val", "bool_val")
@@ -60,10 +63,10 @@ def results_of(op: tf.Operation, lists: Mapping[int, int],
 
 def _tensor(tensor: tf.Tensor, known: tf.TensorShape, of_list: int) -> Tensor:
     dtype = tensor.dtype.base_dtype
-    shape = tuple(known.as_list()) if known.rank is not None else None
-    if dtype == tf.resource:
+    shape = None if known.rank is None else tuple(known.as_list())
+    if dtype in _HANDLES:
         return Tensor(dtype.name, shape, of_list, _variable_bytes(tensor))
-    if dtype in (tf.variant, tf.string):
+    if dtype in _ELSEWHERE:
         return Tensor(dtype.name, shape, of_list)
     if shape is None or None in shape:
         return Tensor(dtype.name, shape, None)

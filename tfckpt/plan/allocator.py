@@ -86,6 +86,17 @@ class BestFit:
             self.peak = self.in_use
         return chunk
 
+    def touch(self, size: int) -> None:
+        """Allocate and release at once: all is as before, but for the peak and for new regions."""
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        i = bisect_left(self._places, size << _ADDRESS_BITS)
+        if i == len(self._places):
+            self.release(self.allocate(size))
+            return
+        found = self._free[i].size
+        taken = size if found >= 2 * size or found - size >= MAX_SLACK else found
+        self.peak = max(self.peak, self.in_use + taken)
+
     def release(self, chunk: Chunk) -> None:
         """Free a chunk and merge it with its free neighbours."""
         chunk.used = False
@@ -262,7 +273,7 @@ class _Replay:
             elif kind == _RELEASE:
                 release(chunks[slot])
             elif kind == _WORK:
-                release(allocate(size))
+                heap.touch(size)
             elif kind == _UPDATE:
                 variables[size].append(allocate(size))
                 chunks[slot] = variables[size].popleft()

@@ -8,9 +8,10 @@ waits that the rewriter will place, as an allocator would count it (`tfckpt.plan
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from tfckpt.cost.costgraph import CostGraph
@@ -96,12 +97,46 @@ class _Finished:
     """A candidate with waits, its worse timeline, and the most that the allocator would count.
 
     Peaks measured lie nearer to the worst of several simulated heaps than to the middle one.
+
+    Attributes:
+      least: what the peak is not below: that of one thread.
+      most: takes `least` and returns the peak on all threads, where that is more.
     """
 
     plan: Plan
     timeline: Timeline
-    peak: int
+    least: int
     priced: Priced
+    most: Callable[[int], int] = int
+
+    @functools.cached_property
+    def peak(self) -> int:
+        """The peak on the target's threads: known only once it is asked for."""
+        return self.most(self.least)
+
+    def fits(self, usable: int) -> bool:
+        """Whether the peak is at most so many bytes."""
+        return self.least <= usable and self.peak <= usable
+
+
+def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tuple]) -> _Finished:
+    """The entry whose peak has the least value, the first of equals.
+
+    Asked for are the peaks of those alone that may be it by what their peaks are not below.
+
+    Args:
+      value: takes a peak and the entry; it never falls while the peak rises.
+    """
+    best: tuple[tuple, int, _Finished] | None = None
+    for bound, number, entry in sorted(
+            ((value(f.least, f), n, f) for n, f in enumerate(finished)), key=lambda e: e[:2]):
+        if best is not None and bound > best[0]:
+            break
+        found = value(entry.peak, entry), number
+        if best is None or found < best[:2]:
+            best = (*found, entry)
+    assert best is not None
+    return best[2]
 
 
 class Memory(Protocol):
@@ -349,10 +384,12 @@ class StepPlanner:
         for group in (self._near(pool), whole):
             left = [self._finish(p) for p in group]
             while left:
-                least = min(f.peak for f in left)
-                close = [f for f in left if f.peak <= least + ROOM * self.plain.peak_bytes]
-                best = min(close, key=lambda f: (
-                    _cost(f.peak, f.priced.time, *plain, self.objective), f.peak))
+                least = _lowest(left, lambda peak, _: (peak,)).peak
+                most = least + ROOM * self.plain.peak_bytes
+
+                def value(peak: int, f: _Finished, most: float = most) -> tuple:
+                    return peak > most, _cost(peak, f.priced.time, *plain, self.objective), peak
+                best = _lowest(left, value)
                 yield best
                 left = [f for f in left if f is not best]
 
@@ -364,16 +401,16 @@ class StepPlanner:
         if self.objective == "time":
             for priced in sorted(search.non_dominated(pool), key=lambda p: (p.time, p.peak)):
                 if priced.peak <= usable and left:
-                    if self._finish(priced).peak <= usable:
+                    if self._finish(priced).fits(usable):
                         yield self._finish(priced)
                         found = True
                     left -= found
         finished = [self._finish(p) for p in near]
-        yield from sorted((f for f in finished if f.peak <= usable),
-                          key=lambda f: (f.peak, f.priced.time))
-        if found or any(f.peak <= usable for f in finished):
+        fitting = [f for f in finished if f.fits(usable)]
+        yield from sorted(fitting, key=lambda f: (f.peak, f.priced.time))
+        if found or fitting:
             return
-        needed = int(min(f.peak for f in finished) / self.target.safety) + 2
+        needed = int(_lowest(finished, lambda peak, _: (peak,)).peak / self.target.safety) + 2
         raise InfeasibleBudgetError(
             f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the least dynamic "
             f"peak it can promise is {needed:,} bytes", needed)
@@ -386,6 +423,7 @@ class StepPlanner:
             plan = fenced(graph, priced.schedule, candidate.moves,
                           await_updates=self.await_updates, solver=candidate.source or self.solver)
             peaks: tuple[int, ...] = (priced.peak,)
+            most: Callable[[int], int] = int
             if self.target.orders_by_control:
                 resolved = resolve(graph, plan.schedule)
                 target = priced.peak if self.free_moves else 1 << 62
@@ -400,7 +438,7 @@ class StepPlanner:
                 peaks = (timeline.peak_bytes,) if smallest is None else allocated_peaks(
                     graph, resolved, order, smallest)
                 if self.target.threads > 1:
-                    peaks = (concurrent_peak(edges, self.target, waits, max(peaks)),)
+                    most = functools.partial(concurrent_peak, edges, self.target, waits)
             check_plan(graph, plan)
-            self.finished[candidate] = _Finished(plan, timeline, max(peaks), priced)
+            self.finished[candidate] = _Finished(plan, timeline, max(peaks), priced, most)
         return self.finished[candidate]
