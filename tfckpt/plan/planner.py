@@ -306,6 +306,7 @@ class StepPlanner:
             edits = plan.schedule, plan.moves.released, plan.waits  # what they depend on
             if edits not in given:
                 given.add(edits)
+                check_plan(self.graph, plan)
                 yield Planned(plan, chosen.timeline, chosen.peak, chosen.priced.time,
                               self.plain, front, others)
 
@@ -439,6 +440,5 @@ class StepPlanner:
                     graph, resolved, order, smallest)
                 if self.target.threads > 1:
                     most = functools.partial(concurrent_peak, edges, self.target, waits)
-            check_plan(graph, plan)
             self.finished[candidate] = _Finished(plan, timeline, max(peaks), priced, most)
         return self.finished[candidate]

@@ -31,6 +31,7 @@ SHARES = (1.0, 0.94, 0.87)
 """Of a budget, what a first fit aims at before copies are merged again."""
 
 
+_NONE: frozenset[int] = frozenset()
 LOOK = 0.05
 """Evaluations that looking up a known schedule counts for: it takes time as well."""
 
@@ -45,7 +46,9 @@ class _Point:
 
     def excess(self, budget: int) -> int:
         """Bytes above the budget, summed over the steps."""
-        return sum(live - budget for live in self.timeline.live_bytes if live > budget)
+        if self.timeline.peak_bytes <= budget:
+            return 0
+        return sum([live - budget for live in self.timeline.live_bytes if live > budget])
 
 
 class Refiner:
@@ -68,8 +71,9 @@ class Refiner:
         self.left -= LOOK
         if rows not in self.known:
             self.left -= 1
+            place = self.place.__getitem__
             resolved = resolve(self.graph, with_copies(
-                self.order, (sorted(row, key=self.place.__getitem__) for row in rows)))
+                self.order, [sorted(row, key=place) if row else () for row in rows]))
             useful = self._useful(resolved)
             if useful != rows:
                 self.known[rows] = self.point(useful)
@@ -80,19 +84,23 @@ class Refiner:
 
     def _useful(self, resolved: Resolved) -> Rows:
         """The copies that an original needs, directly or through other copies."""
-        needed = [False] * len(resolved.schedule)
-        rows: list[set[int]] = []
+        schedule, reads, maker = resolved.schedule, resolved.reads, resolved.maker
+        needed = [False] * len(schedule)
+        rows: list[frozenset[int]] = []
+        row: list[int] = []
         for position in range(len(needed) - 1, -1, -1):
-            v, copy = resolved.schedule[position]
+            v, copy = schedule[position]
             if not copy:
-                rows.append(set())
+                rows.append(frozenset(row) if row else _NONE)
+                row = []
             elif needed[position]:
-                rows[-1].add(v)
+                row.append(v)
             else:
                 continue
-            for i in resolved.reads[position]:
-                needed[resolved.maker[i]] = True
-        return tuple(frozenset(row) for row in reversed(rows))
+            for i in reads[position]:
+                needed[maker[i]] = True
+        rows.append(frozenset(row) if row else _NONE)
+        return tuple(rows[:0:-1])
 
     # Moves.
 

@@ -179,10 +179,9 @@ def resolve(graph: CostGraph, schedule: Schedule) -> Resolved:
     latest = [-1] * len(graph.storages)
     reads, writes = [], []
     storage: list[int] = []
-    copies: list[int] = []
     maker: list[int] = []
-    vertices = graph.vertices
-    for position, (index, copy) in enumerate(schedule):
+    vertices, count = graph.vertices, 0
+    for position, (index, _) in enumerate(schedule):
         vertex = vertices[index]
         bound = tuple([latest[s] for s in vertex.reads])
         if -1 in bound:
@@ -190,13 +189,13 @@ def resolve(graph: CostGraph, schedule: Schedule) -> Resolved:
             raise PlanError(f"plan: {vertex.name!r} reads {graph.storages[missing].name!r} "
                             "before anything has made it")
         reads.append(bound)
-        made = []
-        for s in vertex.writes:
-            made.append(len(storage))
-            latest[s] = len(storage)
-            storage.append(s)
-            copies.append(copy)
+        made = vertex.writes
+        first = count
+        for s in made:
+            latest[s] = count
+            count += 1
             maker.append(position)
-        writes.append(tuple(made))
-    return Resolved(schedule, tuple(reads), tuple(writes), tuple(storage), tuple(copies),
-                    tuple(maker))
+        storage += made
+        writes.append(tuple(range(first, count)))
+    return Resolved(schedule, tuple(reads), tuple(writes), tuple(storage),
+                    tuple([schedule[p][1] for p in maker]), tuple(maker))
