@@ -14,7 +14,8 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support.gelu_steps import gelu_step
-from tfckpt.verify import executed, measure_peak, optimised
+from tfckpt import trials
+from tfckpt.verify import executed, measure_peak
 
 LAYERS, WIDTH, ROWS = 8, 512, 2048
 
@@ -77,13 +78,13 @@ def test_a_missed_budget_is_said_once():
 
 def test_a_plan_that_is_likely_to_fit_is_taken_where_none_is_sure_to(monkeypatch):
     """Of every plan five times the bytes are said to be possible: none is sure to fit."""
-    simulated = optimised.executed_peaks
+    simulated = trials.executed_peaks
 
-    def unsure(cost, target):
-        middle, _ = simulated(cost, target)
+    def unsure(*arguments, **options):
+        middle, _ = simulated(*arguments, **options)
         return middle, 5 * middle
 
-    monkeypatch.setattr(optimised, "executed_peaks", unsure)
+    monkeypatch.setattr(trials, "executed_peaks", unsure)
     plain, x, _ = made()
     step = tfckpt.checkpoint(plain, budget=.6)
     step(x)
