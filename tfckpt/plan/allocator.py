@@ -74,7 +74,7 @@ class BestFit:
         del self._places[i]
         chunk = self._free.pop(i)
         found = chunk.size
-        if found >= 2 * size or found - size >= MAX_SLACK:
+        if _is_split(found, size):
             rest = Chunk(found - size, chunk.address + size, chunk, chunk.after)
             if rest.after is not None:
                 rest.after.before = rest
@@ -94,8 +94,7 @@ class BestFit:
             self.release(self.allocate(size))
             return
         found = self._free[i].size
-        taken = size if found >= 2 * size or found - size >= MAX_SLACK else found
-        self.peak = max(self.peak, self.in_use + taken)
+        self.peak = max(self.peak, self.in_use + (size if _is_split(found, size) else found))
 
     def release(self, chunk: Chunk) -> None:
         """Free a chunk and merge it with its free neighbours."""
@@ -130,6 +129,10 @@ class BestFit:
         self._end += self._region + _GAP
         if not grown:
             self._region *= 2
+
+
+def _is_split(found: int, size: int) -> bool:
+    return found >= 2 * size or found - size >= MAX_SLACK
 
 
 def _absorb(chunk: Chunk, gone: Chunk) -> None:
