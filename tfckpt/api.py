@@ -55,7 +55,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         runs on has free when it is planned; or a mapping from devices to such budgets
         (see `tfckpt.device_budgets`): a single one is that of each device.
       solver: "auto", "store_all", "chen", "lcg", "acg", "exact_dp",
-        "approx_dp" or "optimal".
+        "approx_dp", "recursive" or "optimal".
       objective: "time" (fastest plan that fits) or "memory" (least peak).
       batch_size: what an unknown leading dimension stands for where the call does not tell.
       free_moves: whether moves that cost no time may be used.

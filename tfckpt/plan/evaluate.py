@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.plan.keep import Ordered, dropped
 from tfckpt.plan.order import Thrifty, base_order, idle
+from tfckpt.plan.recursion import Recursion, recursive_schedule
 from tfckpt.plan.schedule import Moves, Schedule
 from tfckpt.plan.simulate import Timeline, simulate
 
@@ -26,6 +27,8 @@ class Candidate:
       source: the solver it comes from.
       schedule: the schedule itself, where a solver decides more than a keep set can say; `keep`
         and `again` then mean nothing.
+      recursion: what later runs of the forward keep, besides what the original one keeps (`keep`);
+        `again` then means nothing.
     """
 
     keep: frozenset[int]
@@ -34,6 +37,15 @@ class Candidate:
     thrifty: bool = False
     source: str = ""
     schedule: Schedule | None = None
+    recursion: Recursion | None = None
+
+
+def proposed(pattern: Candidate, proposal: frozenset[int] | Recursion, source: str) -> Candidate:
+    """Return a proposal as a candidate with the moves of a pattern."""
+    if isinstance(proposal, Recursion):
+        return dataclasses.replace(pattern, keep=proposal.original, recursion=proposal,
+                                   source=source)
+    return dataclasses.replace(pattern, keep=proposal, source=source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +88,7 @@ class Evaluator:
         known = self._known.get(candidate)
         if known is not None:
             return known
-        schedule = candidate.schedule or self._schedule(candidate)
+        schedule = candidate.schedule or self._made(candidate)
         timeline = simulate(self.graph, schedule)
         floor = int(timeline.peak_bytes * 0.97)
         excess = sum(live - floor for live in timeline.live_bytes if live > floor)
@@ -89,11 +101,17 @@ class Evaluator:
         """Everything priced so far, in the order in which it was."""
         return self._known.values()
 
-    def _schedule(self, candidate: Candidate) -> Schedule:
-        gone = dropped(self.graph, candidate.keep)
-        order = self._thrifty(candidate.moves).order(gone) if candidate.thrifty else (
-            self._base_order(candidate.moves))
-        return self._ordered(order).schedule(gone, candidate.again)
+    def _made(self, candidate: Candidate) -> Schedule:
+        order = self.order(candidate)
+        if candidate.recursion is not None:
+            return recursive_schedule(self.graph, candidate.recursion, candidate.keep, order)
+        return self._ordered(order).schedule(dropped(self.graph, candidate.keep), candidate.again)
+
+    def order(self, candidate: Candidate) -> tuple[int, ...]:
+        """The originals in the order in which a candidate runs them."""
+        if not candidate.thrifty:
+            return self._base_order(candidate.moves)
+        return self._thrifty(candidate.moves).order(dropped(self.graph, candidate.keep))
 
     def everything(self) -> frozenset[int]:
         """The keep set that recomputes nothing."""

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.plan.coarsen import coarsen
-from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
+from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated, proposed
 from tfckpt.plan.improve import descend, hasten
 from tfckpt.plan.order import base_order, deferrable, moves_of_xla, releasable
 from tfckpt.plan.refine import front
 from tfckpt.plan.schedule import Moves
+from tfckpt.plan.solvers.candidates import recursive
 from tfckpt.target import HERE, ORDER, Target
 
 EVALUATIONS, FEWEST, MOST = 300_000, 60, 1200
@@ -31,6 +32,8 @@ LARGEST = 2_500
 """Vertices searched one by one; larger graphs are coarsened to about this size."""
 REFINED = 14
 """Plans of the coarse graph that are priced on the fine one; fewer where each takes long."""
+CLIMB = 0.3
+"""Of the evaluations, what making plans faster may take once recursive ones are priced."""
 RUNGS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.17, 0.21, 0.26, 0.31, 0.37, 0.43,
          0.5, 0.57, 0.64, 0.71, 0.78, 0.85, 0.92)
 """Where between the least and the plain peak plans are made faster; dense where `min` chooses."""
@@ -60,6 +63,7 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
     if len(graph.vertices) <= LARGEST:
         improve(evaluator, starts(evaluator, patterns, solvers, objective), plain_bytes)
         refine(evaluator, evaluator.price(patterns[-1]))
+        recurse(evaluator, patterns, objective, plain_bytes)
         return list(evaluator.priced)
     pattern = patterns[-1]
     coarse = coarsen(graph, base_order(graph, pattern.moves),
@@ -74,7 +78,19 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
         source=p.candidate.source)) for p in spread(best, few(graph, REFINED))]
     climb(evaluator, min(p.peak for p in refined), plain_bytes,
           EVALUATIONS // len(graph.vertices))
+    recurse(evaluator, patterns, objective, plain_bytes)
     return list(evaluator.priced)
+
+
+def recurse(evaluator: Evaluator, patterns: Sequence[Candidate], objective: str,
+            plain_bytes: int) -> None:
+    """Prices recursive checkpoints and makes them faster; after all else, which they do not touch.
+    """
+    for proposal in recursive(evaluator, objective):
+        evaluator.price(proposed(patterns[-1], proposal, recursive.__name__))
+    vertices = max(len(evaluator.graph.vertices), 1)
+    climb(evaluator, min(p.peak for p in evaluator.priced), plain_bytes,
+          int(CLIMB * max(FEWEST, min(MOST, EVALUATIONS // vertices))))
 
 
 def few(graph: CostGraph, count: int) -> int:
@@ -116,8 +132,8 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
 def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Callable],
            objective: str) -> list[Priced]:
     """The solvers' proposals, priced under the last pattern's moves, and the patterns."""
-    found = [evaluator.price(dataclasses.replace(patterns[-1], keep=keep, source=solve.__name__))
-             for solve in solvers for keep in solve(evaluator, objective)]
+    found = [evaluator.price(proposed(patterns[-1], proposal, solve.__name__))
+             for solve in solvers for proposal in solve(evaluator, objective)]
     return found + [evaluator.price(p) for p in patterns]
 
 

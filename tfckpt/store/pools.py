@@ -21,6 +21,7 @@ from tfckpt import faults
 from tfckpt.clock import time_is_over
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.plan.evaluate import Candidate
+from tfckpt.plan.recursion import Recursion
 from tfckpt.plan.schedule import Moves
 from tfckpt.store import files
 from tfckpt.store.key import plain
@@ -94,19 +95,25 @@ def _key(graph: CostGraph, searched: object) -> str:
 
 
 def _entry(candidate: Candidate) -> dict[str, Any]:
-    schedule = candidate.schedule
+    schedule, recursion = candidate.schedule, candidate.recursion
     return {"keep": _bits(candidate.keep), "again": _bits(candidate.again),
             "deferred": candidate.moves.deferred, "released": candidate.moves.released,
             "thrifty": candidate.thrifty, "source": candidate.source,
-            "schedule": None if schedule is None else [list(step) for step in schedule]}
+            "schedule": None if schedule is None else [list(step) for step in schedule],
+            "recursion": None if recursion is None else {
+                "made": recursion.made, "through": recursion.through,
+                "kept": [_bits(kept) for kept in recursion.kept]}}
 
 
 def _candidate(entry: dict[str, Any]) -> Candidate:
-    schedule = entry["schedule"]
+    schedule, recursion = entry["schedule"], entry["recursion"]
     return Candidate(
         _numbers(entry["keep"]), _numbers(entry["again"]),
         Moves(tuple(entry["deferred"]), tuple(entry["released"])), entry["thrifty"],
-        entry["source"], None if schedule is None else tuple((v, copy) for v, copy in schedule))
+        entry["source"], None if schedule is None else tuple((v, copy) for v, copy in schedule),
+        None if recursion is None else Recursion(
+            tuple(recursion["made"]), tuple(recursion["through"]),
+            tuple(_numbers(kept) for kept in recursion["kept"])))
 
 
 def _bits(numbers: Collection[int]) -> str:

@@ -1,8 +1,9 @@
 """What each solver proposes: keep sets on the joint graph, cheap to enumerate.
 
 A solver searches under its paper's own cost model; what its proposal is worth is what the
-simulator says. `SOLVERS` is the ordered table of all of them; `auto` draws on every one (on
-`lcg` through `acg`, which finds the same on a chain).
+simulator says. `recursive` proposes what later runs of the forward keep as well, as a `Recursion`.
+`SOLVERS` is the ordered table of all of them; `auto` draws on every one (on `lcg` through `acg`,
+which finds the same on a chain).
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from collections.abc import Callable, Iterator
 from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.plan.cuts import narrow_cuts
 from tfckpt.plan.division_tree import division_tree
-from tfckpt.plan.evaluate import Evaluator
+from tfckpt.plan.evaluate import Candidate, Evaluator
 from tfckpt.plan.forward import ForwardGraph, forward_view
 from tfckpt.plan.lower_sets import kept_storages
+from tfckpt.plan.order import moves_of_xla
+from tfckpt.plan.recursion import Recursion
 from tfckpt.plan.reforwarding import Checkpoints
 from tfckpt.plan.solvers import acg as acg_solver
 from tfckpt.plan.solvers import approx_dp as approx_dp_solver
 from tfckpt.plan.solvers import chen as chen_solver
 from tfckpt.plan.solvers import exact_dp as exact_dp_solver
 from tfckpt.plan.solvers import lcg as lcg_solver
+from tfckpt.plan.solvers import recursive_times
+from tfckpt.plan.stage_costs import stages_of
 from tfckpt.plan.trunk import trunk
 
 INNER_BUDGETS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
@@ -28,6 +33,12 @@ INNER_BUDGETS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
 
 MAX_TERM_SHARES = (1, 2, 4, 8)
 """Largest segments that `acg` allows, in quarters of the one that its paper's cost favours."""
+
+FINE, COARSE = 256, 128
+"""Stages into which `recursive` divides the forward at most: for minimum peaks, for all budgets."""
+BUDGETS, FEWEST, MOST = 30_000, 6, 48
+"""Budgets for which `recursive` asks: the first divided by the graph's vertices, within the others.
+"""
 
 Proposals = Iterator[frozenset[int]]
 
@@ -151,13 +162,28 @@ def _at_inner_budgets(solver, evaluator, objective):
         yield from _with_boundary(evaluator.graph, forward, found)
 
 
-SOLVERS: dict[str, Callable[[Evaluator, str], Proposals]] = {
+def recursive(evaluator: Evaluator, objective: str) -> Iterator[Recursion]:
+    """Checkpoints within what lies between checkpoints (Griewank and Walther 2000, Rotor).
+
+    Not keep sets: what later runs of the forward keep is part of the proposal.
+    """
+    pattern = Candidate(frozenset(), moves=moves_of_xla(evaluator.graph), thrifty=True)
+    order = evaluator.order(pattern)
+    fine = coarse = stages_of(evaluator.graph, order, FINE)
+    if len(fine) > COARSE + 1:
+        coarse = stages_of(evaluator.graph, order, COARSE)
+    count = BUDGETS // max(len(evaluator.graph.vertices), 1)
+    yield from recursive_times.proposals(fine, coarse, max(FEWEST, min(MOST, count)))
+
+
+SOLVERS: dict[str, Callable[[Evaluator, str], Iterator[frozenset[int] | Recursion]]] = {
     "store_all": store_all,
     "chen": chen,
     "lcg": lcg,
     "acg": acg,
     "exact_dp": exact_dp,
     "approx_dp": approx_dp,
+    "recursive": recursive,
 }
 """Solvers a user may name besides `auto`, in the order of the design's table."""
 
