@@ -67,7 +67,7 @@ def test_idle_copies():
     make, sizes = FAMILIES["chain"]
     graph = make(sizes[0])
     state = CopySchedule(graph, range(len(graph.vertices)))
-    state.add(1, 5)
-    assert state.idle(state.key(1, 5))  # a product's result: only the ReLU reads it, and has run
-    state.add(2, 5)
-    assert not state.idle(state.key(1, 5)) and not state.idle(state.key(2, 5))
+    state.add(3, 9)
+    assert state.idle(state.key(3, 9))  # a product's result: only the ReLU reads it, and has run
+    state.add(4, 9)
+    assert not state.idle(state.key(3, 9)) and not state.idle(state.key(4, 9))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -31,15 +31,21 @@ from tfckpt.plan.schedule import Schedule, copies_before
 
 NOISE = 0.6
 """How much the price of a split may seem to differ when a window is repaired."""
-STEP = 0.02
-"""Of the peak, by how much a search for less memory tries to lower it at once."""
+WIDTH = 24
+"""Storages live at an overfull step that are tried at most, the largest."""
+STEP, SMALLEST_STEP = 0.02, 0.001
+"""Of the peak, by how much a search for less memory tries to lower it at once, at first and at last."""
+FREED = 0.7
+"""Where a budget does not hold, how often a window is freed; else a split is forced."""
+LOWER, DOWN = 0.3, 0.3
+"""Of the evaluations, what lowering the peak takes, and a first sweep over falling budgets."""
 SLACK = 1e-9
 """Of the plain time: smaller differences come from adding up floats."""
 Copies = tuple[tuple[int, int], ...]
 
 
 class Neighbourhood:
-    """A search from one order of originals.
+    """A search from one order of originals, begun at a schedule.
 
     Attributes:
       found: schedules worth pricing, each with its peak and time.
@@ -54,7 +60,8 @@ class Neighbourhood:
         self.left = 0
         self.slack = SLACK * sum(graph.vertices[v].time for v in order)
         self.found: dict[Copies, tuple[int, float]] = {}
-        self.droppable = sorted(s for s in graph.droppable if graph.storages[s].bytes)
+        self.droppable = sorted(s for s in graph.droppable if graph.storages[s].bytes
+                                and self.state.makes[s])
 
     # Where the search is.
 
@@ -77,12 +84,13 @@ class Neighbourhood:
         return tuple((key // state.stride, state.vertex(key)) for key in sorted(state.copies))
 
     def goto(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Make a known schedule the present one."""
+        """Make a known schedule the present one, which takes as long as some changes."""
+        self.left -= 1 + len(self.state.order) // 20
         self.state = CopySchedule(self.graph, self.state.order, copies)
 
     # Splits.
 
-    def fit(self, budget: int, most: float = float("inf"), tabu: Sequence[int] = (),
+    def fit(self, budget: int, most: float = float("inf"), tabu: Collection[int] = (),
             noise: float = 0.0) -> bool:
         """Split until the budget holds; return whether it does.
 
@@ -135,21 +143,39 @@ class Neighbourhood:
         now = state.keys[at]
         vertex = self.graph.vertices[state.vertex(now)]
         here = {*vertex.reads, *vertex.writes}
-        found: dict[tuple[int, ...], None] = {}
+        across: list[tuple[int, int]] = []
         for s in self.droppable:
-            makes, uses = state.makes[s], state.uses[s]
-            if not makes or makes[0] >= now or not uses or uses[-1] <= now or s in here:
-                continue
-            following = bisect_right(uses, now)
-            use = uses[following]
-            made = bisect_left(makes, use) - 1
-            if makes[made] > now:
-                continue  # it is made again after this step
-            stage = use // state.stride
+            uses = state.uses[s]
+            if uses and uses[-1] > now > state.makes[s][0] and s not in here:
+                use = uses[bisect_right(uses, now)]
+                makes = state.makes[s]
+                if makes[bisect_left(makes, use) - 1] < now:
+                    across.append((s, use))
+        if len(across) > WIDTH:  # the largest; with noise any of twice as many
+            across.sort(key=lambda entry: -state.size[entry[0]])
+            across = self.rng.sample(across[:2 * WIDTH], WIDTH) if noise else across[:WIDTH]
+        found: dict[tuple[int, ...], None] = {}
+        for s, use in across:
             producer = self.graph.storages[s].producer
             for deep in (True, False):
-                found[self._closure(producer, stage, now, deep)] = None
+                found[self._closure(producer, use // state.stride, now, deep)] = None
+            early = self._while_inputs_live(producer, now, use)
+            if early is not None:
+                found[(early,)] = None
         return list(found)
+
+    def _while_inputs_live(self, vertex: int, now: int, use: int) -> int | None:
+        """Return the key of a copy in the last stage at which all its inputs are live.
+
+        None where that is not between the two steps.
+        """
+        state = self.state
+        end = min((state.instance(s, use)[1] for s in self.graph.vertices[vertex].reads
+                   if not self.graph.storages[s].fetched), default=use)
+        if not now < end < use or end // state.stride == use // state.stride:
+            return None
+        key = state.key(vertex, end // state.stride)
+        return key if now < key < use and key not in state.copies else None
 
     def _closure(self, vertex: int, stage: int, now: int, deep: bool) -> tuple[int, ...]:
         """Return keys of a copy and, if `deep`, of those of its inputs that are gone by now."""
@@ -230,25 +256,28 @@ class Neighbourhood:
         """
         check_time()
         state = self.state
-        rest, self.left = self.left - evaluations, evaluations
+        rest, self.left = self.left - evaluations, evaluations - 1
         self.fit(budget)
         self.speed_up(budget)
         best = self.excess(budget), state.time
         while self.left > 0 and state.copies and (best[0] or not lower):
             state.log.clear()
-            was = best
-            self._free()
-            tabu = self.tabu
-            fits = self.fit(budget, float("inf") if was[0] else was[1] + self.slack, tabu, NOISE)
-            if fits or was[0]:
+            if not best[0] or self.rng.random() < FREED:
+                tabu = self._free()
+            else:
+                tabu = self._force(budget)
+            most = float("inf") if best[0] else best[1] + self.slack
+            if self.fit(budget, most, tabu, NOISE) or best[0]:
                 self.speed_up(budget)
             now = self.excess(budget), state.time
-            if now[0] < was[0] or now[0] == was[0] and now[1] <= was[1] + self.slack:
+            if now[0] < best[0] or now[0] == best[0] and now[1] <= best[1] + self.slack:
+                if not now[0] and now != best:
+                    self.keep()
                 best = now
             else:
                 state.undo(0)
-        self.left = rest + self.left
         state.log.clear()
+        self.left = rest + self.left
         return not best[0]
 
     def lower(self, evaluations: int, bound: int = 0) -> int:
@@ -267,8 +296,8 @@ class Neighbourhood:
             else:
                 step /= 2
                 self.goto(best)
-            if peak * step < 1:
-                step = STEP
+            if step < SMALLEST_STEP:
+                step = STEP  # other windows, this time
         self.goto(best)
         self.left = end
         return peak
@@ -294,8 +323,12 @@ class Neighbourhood:
             self.search(budget, self.left)
             self.keep()
 
-    def _free(self) -> None:
-        """Leave out the copies of a window of stages, of some vertices, or a few at random."""
+    def _free(self) -> frozenset[int]:
+        """Leave out the copies of a window of stages, of some vertices, or a few at random.
+
+        Returns:
+          Keys of those that may not come back at once.
+        """
         state, rng = self.state, self.rng
         copies = sorted(state.copies)
         kind = rng.randrange(3)
@@ -312,8 +345,65 @@ class Neighbourhood:
             chosen = [centre, *rng.sample(copies, min(len(copies), rng.randrange(3)))]
         if len(chosen) > 1 and rng.random() < 0.3:
             chosen = [k for k in chosen if rng.random() < 0.6] or chosen[:1]
-        self.tabu = frozenset(chosen) if len(chosen) < 3 else frozenset((rng.choice(chosen),))
         self.leave_out(chosen)
+        return frozenset(chosen) if len(chosen) < 3 else frozenset((rng.choice(chosen),))
+
+    def _force(self, budget: int) -> frozenset[int]:
+        """Split something at an overfull step whatever that does elsewhere: for `fit` to repair."""
+        splits = [split for split in self._splits(budget, NOISE) if split]
+        if splits:
+            self._try(self.rng.choice(splits))
+        return frozenset()
+
+
+def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
+          evaluations: int) -> list[Schedule]:
+    """Return schedules of which none is both slower and larger than another.
+
+    Args:
+      starts: schedules known before, over the same originals in the same order, at least one.
+      rungs: where between the smallest and the largest peak a budget is tried, ascending.
+      evaluations: changes that are tried, or a few more.
+    """
+    search = Neighbourhood(graph, starts[0])
+    for start in starts:
+        search.goto(copies_of(start))
+        search.keep()
+    low, high = (pick(search.found, key=search.found.__getitem__) for pick in (min, max))
+    most = search.found[high][0]
+    search.goto(low)
+    least = search.lower(int(evaluations * LOWER), working_set(graph))
+    search.keep()
+    budgets = [least + int(rung * (most - least)) for rung in (0.0, *rungs)]
+    search.goto(high)
+    search.sweep(budgets[::-1], int(evaluations * DOWN))
+    search.sweep(budgets, int(evaluations * (1 - LOWER - DOWN)))
+    found = []
+    fastest = float("inf")
+    for copies, (_, time) in sorted(search.found.items(), key=lambda entry: entry[1]):
+        if time < fastest:
+            fastest = time
+            search.goto(copies)
+            found.append(search.state.schedule())
+    return found
+
+
+def working_set(graph: CostGraph) -> int:
+    """Return bytes that no schedule stays below: the most that one vertex needs by itself.
+
+    What it reads and writes is there while it runs, but for buffers that are taken over and what
+    a donor may have handed over before.
+    """
+    donated = {s for v in graph.vertices for s in v.donates}
+    most = 0
+    for vertex in graph.vertices:
+        size = {s: graph.storages[s].bytes for s in (*vertex.reads, *vertex.writes)
+                if s not in donated}
+        over = {r for _, r in vertex.reuses}
+        saved = min(sum(size.get(s, 0) for s in over),
+                    sum(size.get(w, 0) for w in {w for w, _ in vertex.reuses}))
+        most = max(most, sum(size.values()) + vertex.workspace - saved)
+    return most
 
 
 def copies_of(schedule: Schedule) -> Copies:

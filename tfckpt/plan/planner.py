@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan import search
 from tfckpt.plan.allocator import allocated_peaks
@@ -26,7 +26,7 @@ from tfckpt.plan.order import base_order, moves_of_xla
 from tfckpt.plan.schedule import Plan, plain_plan, resolve
 from tfckpt.plan.simulate import Timeline, simulate, simulate_order
 from tfckpt.plan.solvers import optimal
-from tfckpt.plan.solvers.candidates import CHEAP, SOLVERS
+from tfckpt.plan.solvers.candidates import CHEAP, DEAR, SOLVERS
 from tfckpt.plan.waits import place_waits
 from tfckpt.plan.workers import concurrent_peak, several_peaks
 from tfckpt.target import HERE, Target
@@ -38,6 +38,10 @@ OPTIMA = 4
 """Times that `optimal` is asked for less until what the allocator counts fits."""
 FINALISTS = 10
 """Candidates near the least peak that get waits and an allocator before one is chosen."""
+MOST_FINALISTS, SMALL = 120, 6_000
+"""... on small graphs more: the second divided by the vertices, at most the first."""
+EXACT_FORWARD = 16
+"""Forward vertices of the largest graph on which `auto` asks the solvers of `DEAR` as well."""
 ROOM = 0.045
 """The least peak is asked for: how much more, as a fraction of the plain one, a plan may take."""
 WORTH = 0.75
@@ -139,6 +143,10 @@ def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tup
     return best[2]
 
 
+def _smallest_peak(finished: Iterable[_Finished]) -> int:
+    return _lowest(finished, lambda peak, _: (peak,)).peak
+
+
 class Memory(Protocol):
     """What was found by searches of graphs of the same structure, whatever their sizes."""
 
@@ -163,17 +171,17 @@ def check_names(solver: str, objective: str) -> None:
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
               objective: str = "time", free_moves: bool = True,
               await_updates: bool = True, target: Target = HERE,
-              plain: Plain | None = None) -> Planned:
+              plain: Plain | None = None, effort: float = 1.0) -> Planned:
     """Return the best plan of a step: the first of `plans_of`, which says what is asked for."""
     return next(plans_of(graph, budget, solver=solver, objective=objective, free_moves=free_moves,
-                         await_updates=await_updates, target=target, plain=plain))
+                         await_updates=await_updates, target=target, plain=plain, effort=effort))
 
 
 def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
              objective: str = "time", free_moves: bool = True, await_updates: bool = True,
              target: Target = HERE, plain: Plain | None = None,
-             known: dict[tuple, StepPlanner] | None = None, memory: Memory | None = None
-             ) -> Iterator[Planned]:
+             known: dict[tuple, StepPlanner] | None = None, memory: Memory | None = None,
+             effort: float = 1.0) -> Iterator[Planned]:
     """Yield different plans of a step, best first, each made when it is asked for.
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
@@ -192,17 +200,20 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       plain: what `baseline` returned for this graph, if it was called already.
       known: takes what is searched once for all budgets, and gives it to later calls with it.
       memory: what a search of "auto" is kept in; one that is known there is priced, not searched.
+      effort: how many evaluations the search of "auto" may take, as a multiple of the default, which
+        is in proportion to the graph. More are never less good in what a search of one kind finds
+        first, and usually better.
 
     Raises:
-      PlanError: unknown solver or objective; a graph too large for "optimal".
+      PlanError: effort that is not positive; unknown solver or objective; a graph too large for "optimal".
       InfeasibleBudgetError: the first plan is asked for, and none found fits; names the smallest
         peak found.
     """
-    key = id(graph), solver, objective, free_moves, await_updates  # a planner keeps its graph
+    key = id(graph), solver, objective, free_moves, await_updates, effort  # a planner keeps its graph
     planner = None if known is None else known.get(key)
     if planner is None:
         planner = StepPlanner(graph, solver, objective, free_moves, await_updates, target, plain,
-                              memory)
+                              memory, effort)
     if known is not None:
         known[key] = planner
     return planner.plans(budget)
@@ -274,6 +285,10 @@ def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int
     return next(n for n, score in enumerate(scores) if score <= min(scores) + MARGIN)
 
 
+def _alone(priced: Sequence[Priced]) -> search.Pool:
+    return search.pool_of(priced, [priced])
+
+
 def _cost(peak: int, time: float, plain_peak: int, plain_time: float, objective: str) -> float:
     """What the least plan is chosen by; bytes alone where the objective is memory."""
     worth = 0.0 if objective == "memory" else WORTH
@@ -285,21 +300,25 @@ class StepPlanner:
 
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
                  await_updates: bool, target: Target,
-                 plain: Plain | None = None, memory: Memory | None = None):
+                 plain: Plain | None = None, memory: Memory | None = None,
+                 effort: float = 1.0):
         check_names(solver, objective)
-        self.memory = memory
+        if not 0 < effort < math.inf:
+            raise PlanError(f"plan: effort must be a positive number, not {effort!r}")
+        self.memory, self.effort = memory, effort
         self.graph, self.solver, self.objective = graph, solver, objective
         self.free_moves, self.await_updates, self.target = free_moves, await_updates, target
         self.evaluator = Evaluator(graph)
         self.plain = plain or baseline(graph, target)
         self.finished: dict[Candidate, _Finished] = {}
-        self._pool: list[Priced] = []  # the same for every budget
+        self._pool: search.Pool | None = None  # the same for every budget
 
     def plans(self, budget: int | None) -> Iterator[Planned]:
         """Yield plans, best first; see `plans_of`."""
         pool = self._made(budget)
-        front = self._points(search.non_dominated(pool))
-        others = tuple(p for p in self._points(search.best_of_each(pool)) if p not in front)
+        front = self._points(search.non_dominated(pool.priced))
+        others = tuple(p for p in self._points(search.best_of_each(pool.priced))
+                       if p not in front)
         given: set[tuple] = set()
         for chosen in self._least(pool) if budget is None else self._fitting(pool, budget):
             plan = chosen.plan
@@ -310,32 +329,38 @@ class StepPlanner:
                 yield Planned(plan, chosen.timeline, chosen.peak, chosen.priced.time,
                               self.plain, front, others)
 
-    def _made(self, budget: int | None) -> list[Priced]:
+    def _made(self, budget: int | None) -> search.Pool:
         """The pool of candidates; that of "optimal" alone depends on the budget."""
         if self._pool:
             return self._pool
         patterns = search.templates(self.evaluator, self.free_moves, self.target)
         if self.solver == OPTIMAL:
-            return self._optima([p for p in patterns if not p.thrifty][-1], budget)
+            return _alone(self._optima([p for p in patterns if not p.thrifty][-1], budget))
         if self.solver == AUTO:
             self._pool = self._explored(patterns)
         else:
             named = () if self.solver == "store_all" else (SOLVERS[self.solver],)
-            self._pool = search.starts(self.evaluator, patterns, named, self.objective)
+            self._pool = _alone(search.starts(self.evaluator, patterns, named, self.objective))
         return self._pool
 
-    def _explored(self, patterns: list[Candidate]) -> list[Priced]:
+    def _explored(self, patterns: list[Candidate]) -> search.Pool:
         """The pool of `auto`: what is remembered, priced for these sizes, or searched."""
         plain, target = self.plain.timeline.peak_bytes, self.target
-        searched = self.objective, self.free_moves, target.orders_by_control, target.hold
+        searched = self.free_moves, target.orders_by_control, target.hold, self.effort
         known = self.memory.read(self.graph, searched, plain) if self.memory else []
         if known:
-            return [self.evaluator.price(c) for c in (*patterns, *known)]
-        pool = search.explore(self.evaluator, patterns, CHEAP, self.objective, plain)
+            return _alone([self.evaluator.price(c) for c in (*patterns, *known)])
+        pool = search.explore(self.evaluator, patterns, self._solvers(), plain,
+                              self.effort)
         if self.memory:
             self.memory.write(self.graph, searched, plain,
-                              [p.candidate for p in search.non_dominated(pool)])
+                              [p.candidate for p in search.non_dominated(pool.priced)])
         return pool
+
+    def _solvers(self) -> tuple[Callable, ...]:
+        """What `auto` draws on: on small graphs also what is dear, or refuses others."""
+        forward = sum(v.region == FORWARD for v in self.graph.vertices)
+        return CHEAP if forward > EXACT_FORWARD else (*CHEAP, *DEAR)
 
     def _points(self, pool: list[Priced]) -> tuple[search.Point, ...]:
         return tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
@@ -365,56 +390,119 @@ class StepPlanner:
             room = min(room * usable // highest, found[-1].peak - 1)
         return found
 
-    def _near(self, pool: list[Priced]) -> list[Priced]:
-        """Candidates that may turn out to be the least once the allocator has counted.
+    def _floor(self, priced: Priced) -> int:
+        """Return bytes that the finished plan will need at least: the planned order's own peak.
 
-        They are spread over the front's lower end, since neighbours share the allocator's luck.
+        Less what an allocator does not count: requests smaller than the smallest.
         """
-        front = search.non_dominated(pool)[::-1]
-        most = 1.1 * (front[0].peak + ROOM * self.plain.timeline.peak_bytes)
-        near = [p for p in front if p.peak <= most]
-        return search.spread(near, search.few(self.graph, FINALISTS))
+        smallest = self.target.smallest_counted or 0
+        timeline = priced.timeline
+        small = sum(live.bytes for live in timeline.live_at_peak if live.bytes < smallest)
+        working = self.graph.vertices[timeline.working].workspace if timeline.working >= 0 else 0
+        return max(0, priced.peak - small - (working if working < smallest else 0))
 
-    def _least(self, pool: list[Priced]) -> Iterator[_Finished]:
+    def _limit(self) -> int:
+        """Return how many candidates are finished before one is chosen: on small graphs, all."""
+        return max(search.few(self.graph, FINALISTS),
+                   min(MOST_FINALISTS, SMALL // max(len(self.graph.vertices), 1)))
+
+    def _smallest(self, pool: search.Pool) -> list[_Finished]:
+        """Return finished choices, the one of the smallest peak among them, for all budgets.
+
+        A choice whose floor is above a finished peak cannot be the smallest. Where there are too
+        many, they are spread over the lower end of the front, since neighbours share the
+        allocator's luck.
+        """
+        choices = sorted(pool.choices, key=lambda p: (self._floor(p), p.time))
+        limit = self._limit()
+        most = 1.1 * (choices[0].peak + ROOM * self.plain.timeline.peak_bytes)
+        near = [p for p in choices if p.peak <= most]
+        if len(near) > limit:
+            return [self._finish(p)
+                    for p in search.spread(search.non_dominated(near)[::-1], limit)]
+        found: list[_Finished] = []
+        for priced in choices:
+            if found and (len(found) >= limit or self._floor(priced) >= _smallest_peak(found)):
+                break
+            found.append(self._finish(priced))
+        return found
+
+    def _least(self, pool: search.Pool) -> Iterator[_Finished]:
         """The smallest peak, but for a little memory that buys much time; then so among the rest.
 
-        Candidates from the whole front follow those that may have the smallest peak.
+        Every choice that may win by that rule is finished, the likeliest first, up to a limit.
         """
         plain = self.plain.peak_bytes, self.plain.timeline.time
-        whole = search.spread(search.non_dominated(pool)[::-1], search.few(self.graph, FINALISTS))
-        for group in (self._near(pool), whole):
-            left = [self._finish(p) for p in group]
-            while left:
-                least = _lowest(left, lambda peak, _: (peak,)).peak
-                most = least + ROOM * self.plain.peak_bytes
+        room = ROOM * self.plain.peak_bytes
 
-                def value(peak: int, f: _Finished, most: float = most) -> tuple:
-                    return peak > most, _cost(peak, f.priced.time, *plain, self.objective), peak
-                best = _lowest(left, value)
+        def cost(peak: int, time: float) -> float:
+            return _cost(peak, time, *plain, self.objective)
+
+        def chosen(entries: Sequence[_Finished]) -> _Finished:
+            most = _smallest_peak(entries) + room
+            return _lowest(entries, lambda peak, f: (
+                peak > most, cost(peak, f.priced.time), peak))
+
+        finished = self._smallest(pool)
+        done = {f.priced.candidate for f in finished}
+        left = sorted((p for p in pool.choices if p.candidate not in done),
+                      key=lambda p: cost(self._floor(p), p.time))
+        for priced in left:
+            best = chosen(finished)
+            if len(finished) >= len(done) + self._limit() or (
+                    cost(self._floor(priced), priced.time) > cost(best.peak, best.priced.time)):
+                break
+            if self._floor(priced) <= _smallest_peak(finished) + room:
+                finished.append(self._finish(priced))
+        for group in (finished, self._further(pool)):
+            rest = list(group)
+            while rest:
+                best = chosen(rest)
                 yield best
-                left = [f for f in left if f is not best]
+                rest = [f for f in rest if f is not best]
 
-    def _fitting(self, pool: list[Priced], budget: int) -> Iterator[_Finished]:
-        """The fastest plans (with objective "memory" the smallest) whose allocated peaks fit."""
+    def _further(self, pool: search.Pool) -> Iterator[_Finished]:
+        """Finish choices from the whole front, for who has refused what came before."""
+        front = search.non_dominated(pool.choices)[::-1]
+        for priced in search.spread(front, search.few(self.graph, FINALISTS)):
+            yield self._finish(priced)
+
+    def _fitting(self, pool: search.Pool, budget: int) -> Iterator[_Finished]:
+        """The fastest plans (with objective "memory" the smallest) whose allocated peaks fit.
+
+        A budget that the plain step meets as it is, is met by that.
+        """
         usable = int(budget * self.target.safety)
-        near = self._near(pool)
+        plain = [self._untouched()] if self.plain.peak_bytes <= budget else []
         found, left = False, search.few(self.graph, FINALISTS)
         if self.objective == "time":
-            for priced in sorted(search.non_dominated(pool), key=lambda p: (p.time, p.peak)):
-                if priced.peak <= usable and left:
+            for priced in sorted(pool.choices, key=lambda p: (p.time, p.peak)):
+                if plain and priced.time > plain[0].priced.time:
+                    yield plain.pop()
+                    found = True
+                if self._floor(priced) <= usable and left:
                     if self._finish(priced).fits(usable):
                         yield self._finish(priced)
                         found = True
                     left -= found
-        finished = [self._finish(p) for p in near]
-        fitting = [f for f in finished if f.fits(usable)]
+        smallest = self._smallest(pool)
+        fitting = [f for f in smallest if f.fits(usable)] + plain
         yield from sorted(fitting, key=lambda f: (f.peak, f.priced.time))
         if found or fitting:
+            yield from sorted((f for f in self._further(pool) if f.fits(usable)),
+                              key=lambda f: f.peak)
             return
-        needed = int(_lowest(finished, lambda peak, _: (peak,)).peak / self.target.safety) + 2
+        needed = min(int(_smallest_peak(smallest) / self.target.safety) + 2, self.plain.peak_bytes)
         raise InfeasibleBudgetError(
             f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the least dynamic "
             f"peak it can promise is {needed:,} bytes", needed)
+
+    def _untouched(self) -> _Finished:
+        """The plain step as a plan."""
+        plain = self.plain
+        priced = Priced(Candidate(self.evaluator.everything(), source="store_all"),
+                        plain.plan.schedule, plain.timeline, 0)
+        return _Finished(plain.plan, plain.timeline, plain.peak_bytes, priced)
 
     def _finish(self, priced: Priced) -> _Finished:
         """The plan with its waits, and what its worse order needs."""
@@ -440,5 +528,6 @@ class StepPlanner:
                     graph, resolved, order, smallest)
                 if self.target.threads > 1:
                     most = functools.partial(concurrent_peak, edges, self.target, waits)
-            self.finished[candidate] = _Finished(plan, timeline, max(peaks), priced, most)
+            self.finished[candidate] = _Finished(
+                plan, timeline, max(*peaks, self._floor(priced)), priced, most)
         return self.finished[candidate]

@@ -1,39 +1,48 @@
 """The search of `auto`: a pool of priced candidates, the same for every budget.
 
-All solvers' proposals are priced, the most promising are led down to less memory
-(`tfckpt.plan.improve.descend`), and between the least peak found and the plain one several rungs
-are climbed back, each spending its room on time (`hasten`). Since no budget enters, a larger
-budget chooses from the same plans and never gets a slower one.
+The search is several *runs*, none of which knows what another finds: one from what the planner
+always tries (`OWN`), and one for each further solver, from its proposals under both objectives. A
+run leads its best start down to less memory (`tfckpt.plan.improve.descend`), then searches
+schedule by schedule around what it found (`tfckpt.plan.neighbourhood`): less memory, and less time within
+budgets between the smallest peak and the plain one. The pool is the union. So another solver adds
+plans to it and takes none away; and since no budget enters, a larger budget chooses from the same
+plans and never gets a slower one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
+from tfckpt.clock import time_is_over
 from tfckpt.cost.costgraph import CostGraph
+from tfckpt.errors import PlanError
+from tfckpt.plan import neighbourhood
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated, proposed
 from tfckpt.plan.improve import descend, hasten
 from tfckpt.plan.order import base_order, deferrable, moves_of_xla, releasable
-from tfckpt.plan.refine import front
 from tfckpt.plan.schedule import Moves
-from tfckpt.plan.solvers.candidates import recursive
+from tfckpt.plan.solvers.candidates import OWN, recursive
 from tfckpt.target import HERE, ORDER, Target
 
-EVALUATIONS, FEWEST, MOST = 300_000, 60, 1200
+OBJECTIVES = ("time", "memory")
+EVALUATIONS, FEWEST, MOST = 300_000, 60, 600
 """Candidates priced: the first divided by the graph's vertices, within the other two."""
-DESCENTS = (0.4, 0.12, 0.08)
-"""Of the evaluations, what leading down the best starts may take."""
-REFINEMENTS, WORTHWHILE, ENOUGH = 16_000_000, 500, 8_000
-"""Schedules priced in `tfckpt.plan.refine`: the first divided by the square of the vertices, so
-that the work is the same for all; none where fewer than the second, at most the third."""
+DESCENT, CLIMB, SOLVER = 0.3, 0.3, 0.1
+"""Of the evaluations, what leading down the best start of `OWN` may take, what making it faster on
+the way back, and what each further solver's best start."""
+CHANGES, EACH, CHANGES_MOST = 2_000_000, 80, 8_000
+"""Changes of single copies tried in `tfckpt.plan.neighbourhood`: the first divided by the vertices, so
+that the work is the same for all; at most the second for each vertex, at most the third."""
+OWN_CHANGES, SOLVER_CHANGES = 0.5, 0.1
+"""Of these, what goes to `OWN`, and to each further solver."""
+SCHEDULES = 24
+"""Schedules of a run that are priced, as `few` counts."""
 LARGEST = 2_500
 """Vertices searched one by one; larger graphs are coarsened to about this size."""
 REFINED = 14
 """Plans of the coarse graph that are priced on the fine one; fewer where each takes long."""
-CLIMB = 0.3
-"""Of the evaluations, what making plans faster may take once recursive ones are priced."""
 RUNGS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.17, 0.21, 0.26, 0.31, 0.37, 0.43,
          0.5, 0.57, 0.64, 0.71, 0.78, 0.85, 0.92)
 """Where between the least and the plain peak plans are made faster; dense where `min` chooses."""
@@ -48,49 +57,137 @@ class Point:
     solver: str
 
 
+class _Run(Evaluator):
+    """An evaluator that lends its prices and counts what one run has asked for."""
+
+    def __init__(self, whole: Evaluator):
+        self.graph, self.whole = whole.graph, whole
+        self._mine: dict[Candidate, Priced] = {}
+
+    def price(self, candidate: Candidate) -> Priced:
+        """Return what the shared evaluator says."""
+        found = self._mine[candidate] = self.whole.price(candidate)
+        return found
+
+    def order(self, candidate: Candidate) -> tuple[int, ...]:
+        """Return what the shared evaluator has."""
+        return self.whole.order(candidate)
+
+    @property
+    def priced(self) -> Collection[Priced]:
+        """Return everything that this run has priced."""
+        return self._mine.values()
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """What was priced, and what a plan is chosen from.
+
+    Attributes:
+      priced: everything.
+      choices: what nothing of its own run, or of its own solver and objective, beats in both
+        requested peak and time. Other runs beat some of it, but not always once an allocator has
+        counted; and a run more must not take a choice away.
+    """
+
+    priced: tuple[Priced, ...]
+    choices: tuple[Priced, ...]
+
+
+def pool_of(priced: Iterable[Priced], groups: Iterable[Iterable[Priced]]) -> Pool:
+    """Return the pool with the fronts of some groups as choices."""
+    fronts = (p for group in groups for p in non_dominated(group))
+    return Pool(tuple(priced), tuple({p.candidate: p for p in fronts}.values()))
+
+
 def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequence[Callable],
-            objective: str, plain_bytes: int) -> list[Priced]:
-    """The pool of `auto`.
+            plain_bytes: int, effort: float = 1.0) -> Pool:
+    """Return the pool of `auto`.
 
     Args:
       patterns: what `templates` returned.
+      solvers: whose proposals are searched from, besides `OWN`.
       plain_bytes: requested peak of the plain step.
+      effort: how much of the default number of evaluations each run may take.
 
     Graphs of more than `LARGEST` vertices are searched on a coarse graph; the front found there
     is priced on the fine one.
     """
     graph = evaluator.graph
-    if len(graph.vertices) <= LARGEST:
-        improve(evaluator, starts(evaluator, patterns, solvers, objective), plain_bytes)
-        refine(evaluator, evaluator.price(patterns[-1]))
-        recurse(evaluator, patterns, objective, plain_bytes)
-        return list(evaluator.priced)
-    pattern = patterns[-1]
+    families = [OWN, *((solve,) for solve in solvers if solve not in OWN)]
+    if len(graph.vertices) > LARGEST:
+        return _explore_coarse(evaluator, patterns, families, plain_bytes, effort)
+    groups: list[Collection[Priced]] = []
+    for family in families:
+        run = _Run(evaluator)
+        groups += proposals(run, patterns, family)
+        if not run.priced:
+            continue
+        improve(run, plain_bytes, effort, family is OWN)
+        reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES))
+        groups.append(run.priced)
+    groups.append(recurse(evaluator, patterns, plain_bytes, effort))
+    return pool_of(evaluator.priced, groups)
+
+
+def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Callable]
+              ) -> list[Collection[Priced]]:
+    """Return what each solver alone would choose from, under each objective."""
+    found: list[Collection[Priced]] = []
+    for solve in solvers:
+        for objective in OBJECTIVES:
+            try:
+                found.append(starts(run, patterns, (solve,), objective))
+            except PlanError:  # it refuses the graph
+                if time_is_over():
+                    raise
+    return found
+
+
+def _explore_coarse(evaluator: Evaluator, patterns: Sequence[Candidate],
+                    families: Sequence[Sequence[Callable]], plain_bytes: int,
+                    effort: float) -> Pool:
+    """Return the pool of a graph that is searched on a coarse one."""
+    graph, pattern = evaluator.graph, patterns[-1]
     coarse = coarsen(graph, base_order(graph, pattern.moves),
                      -(-2 * len(graph.vertices) // LARGEST))
     rough = Evaluator(coarse.graph)
-    found = starts(rough, templates(rough, False), solvers, objective)
-    best = non_dominated(improve(rough, found, plain_bytes))
-    for untouched in patterns:
-        evaluator.price(untouched)
-    refined = [evaluator.price(dataclasses.replace(
-        pattern, keep=coarse.fine(p.candidate.keep), again=coarse.fine(p.candidate.again),
-        source=p.candidate.source)) for p in spread(best, few(graph, REFINED))]
-    climb(evaluator, min(p.peak for p in refined), plain_bytes,
-          EVALUATIONS // len(graph.vertices))
-    recurse(evaluator, patterns, objective, plain_bytes)
-    return list(evaluator.priced)
+    rough_patterns = templates(rough, False)
+    groups: list[Collection[Priced]] = []
+    for family in families:
+        search, run = _Run(rough), _Run(evaluator)
+        proposals(search, rough_patterns, family)
+        if not search.priced:
+            continue
+        improve(search, plain_bytes, effort, family is OWN)
+        for untouched in patterns:
+            run.price(untouched)
+        count = few(graph, REFINED) if family is OWN else max(2, few(graph, REFINED) // 4)
+        for p in spread(non_dominated(search.priced), count):
+            run.price(dataclasses.replace(
+                pattern, keep=coarse.fine(p.candidate.keep), again=coarse.fine(p.candidate.again),
+                source=p.candidate.source))
+        if family is OWN:
+            climb(run, min(p.peak for p in run.priced), plain_bytes,
+                  int(effort * EVALUATIONS / len(graph.vertices)))
+        reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES))
+        groups.append(run.priced)
+    groups.append(recurse(evaluator, patterns, plain_bytes, effort))
+    return pool_of(evaluator.priced, groups)
 
 
-def recurse(evaluator: Evaluator, patterns: Sequence[Candidate], objective: str,
-            plain_bytes: int) -> None:
-    """Prices recursive checkpoints and makes them faster; after all else, which they do not touch.
+def recurse(evaluator: Evaluator, patterns: Sequence[Candidate], plain_bytes: int,
+            effort: float) -> Collection[Priced]:
+    """Return what a run prices that checkpoints within what lies between checkpoints.
+
+    On the graph itself, however large: such plans have their own stages.
     """
-    for proposal in recursive(evaluator, objective):
-        evaluator.price(proposed(patterns[-1], proposal, recursive.__name__))
-    vertices = max(len(evaluator.graph.vertices), 1)
-    climb(evaluator, min(p.peak for p in evaluator.priced), plain_bytes,
-          int(CLIMB * max(FEWEST, min(MOST, EVALUATIONS // vertices))))
+    run = _Run(evaluator)
+    starts(run, patterns, (recursive,), OBJECTIVES[0])
+    vertices = max(len(run.graph.vertices), 1)
+    climb(run, min(p.peak for p in run.priced), plain_bytes,
+          int(effort * CLIMB * max(FEWEST, min(MOST, EVALUATIONS // vertices))))
+    return run.priced
 
 
 def few(graph: CostGraph, count: int) -> int:
@@ -131,27 +228,26 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
 
 def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Callable],
            objective: str) -> list[Priced]:
-    """The solvers' proposals, priced under the last pattern's moves, and the patterns."""
+    """Return the solvers' proposals, priced under the last pattern's moves, and the patterns."""
     found = [evaluator.price(proposed(patterns[-1], proposal, solve.__name__))
              for solve in solvers for proposal in solve(evaluator, objective)]
     return found + [evaluator.price(p) for p in patterns]
 
 
-def improve(evaluator: Evaluator, pool: list[Priced], plain_bytes: int) -> list[Priced]:
-    """Everything priced on the way down from the best starts and back up.
+def improve(run: Evaluator, plain_bytes: int, effort: float, whole: bool) -> None:
+    """Lead the best of what a run has priced down to less memory.
 
     Args:
-      pool: the priced starts.
       plain_bytes: requested peak of the plain step.
+      effort: see `explore`.
+      whole: whether it is made faster as well, on the way back up.
     """
-    vertices = max(len(evaluator.graph.vertices), 1)
-    evaluations = max(FEWEST, min(MOST, EVALUATIONS // vertices))
-    order = sorted(pool, key=lambda p: (p.peak, p.time))
-    lowest = min((descend(evaluator, start, 0, int(evaluations * share))
-                  for start, share in zip(order, DESCENTS, strict=False)),
-                 key=lambda p: (p.peak, p.time))
-    climb(evaluator, lowest.peak, plain_bytes, int(evaluations * (1 - sum(DESCENTS))))
-    return list(evaluator.priced)
+    vertices = max(len(run.graph.vertices), 1)
+    evaluations = effort * max(FEWEST, min(MOST, EVALUATIONS // vertices))
+    start = min(run.priced, key=lambda p: (p.peak, p.time))
+    lowest = descend(run, start, 0, int(evaluations * (DESCENT if whole else SOLVER)))
+    if whole:
+        climb(run, lowest.peak, plain_bytes, int(evaluations * CLIMB))
 
 
 def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int) -> None:
@@ -163,20 +259,31 @@ def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int)
         hasten(evaluator, min(fitting, key=lambda p: (p.time, p.peak)), limit, each)
 
 
-def refine(evaluator: Evaluator, untouched: Priced) -> None:
-    """Prices the front that a search over schedules finds, where the graph is small enough.
+def reschedule(run: Evaluator, share: float) -> None:
+    """Price the front that a search over schedules finds around what a run has priced.
 
-    It starts from a plan that recomputes nothing and from the one of the least peak so far.
+    It keeps the order of originals that the plan of the smallest peak has, and starts from the
+    plans of that order.
+
+    Args:
+      share: of `CHANGES`.
     """
-    graph = evaluator.graph
-    evaluations = min(ENOUGH, REFINEMENTS // max(len(graph.vertices), 1) ** 2)
-    if evaluations < WORTHWHILE:
-        return
-    lowest = min(evaluator.priced, key=lambda p: (p.peak, p.time))
-    for start in (untouched, lowest):
-        for schedule in front(graph, start.schedule, RUNGS, evaluations // 2):
-            evaluator.price(dataclasses.replace(
-                start.candidate, schedule=schedule, source=f"{start.candidate.source}, refined"))
+    graph = run.graph
+    vertices = max(len(graph.vertices), 1)
+    changes = int(share * min(CHANGES_MOST, EACH * vertices, CHANGES // vertices))
+    lowest = min(run.priced, key=lambda p: (p.peak, p.time))
+    order = _originals(lowest)
+    known = [p.schedule for p in non_dominated(run.priced) if _originals(p) == order]
+    plain = tuple((v, 0) for v in order)
+    found = neighbourhood.front(graph, [plain, *known], RUNGS, changes)
+    count = few(graph, SCHEDULES)
+    for i in sorted({n * (len(found) - 1) // max(count - 1, 1) for n in range(count)}):
+        run.price(dataclasses.replace(lowest.candidate, schedule=found[i],
+                                      source=f"{lowest.candidate.source}, rescheduled"))
+
+
+def _originals(priced: Priced) -> list[int]:
+    return [v for v, copy in priced.schedule if not copy]
 
 
 def best_of_each(pool: Sequence[Priced]) -> list[Priced]:

@@ -187,6 +187,12 @@ SOLVERS: dict[str, Callable[[Evaluator, str], Iterator[frozenset[int] | Recursio
 }
 """Solvers a user may name besides `auto`, in the order of the design's table."""
 
+OWN: tuple[Callable[[Evaluator, str], Proposals], ...] = (store_all, elementwise, cuts)
+"""What the search of `auto` always begins with, whichever solvers it is given."""
+
 CHEAP: tuple[Callable[[Evaluator, str], Proposals], ...] = (
     store_all, elementwise, cuts, chen, acg, approx_dp)
 """What `auto` starts from."""
+
+DEAR: tuple[Callable[[Evaluator, str], Proposals], ...] = (lcg, exact_dp)
+"""What `auto` asks besides on small graphs."""
