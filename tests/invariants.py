@@ -2,8 +2,8 @@
 
     python -m tests.invariants [--count=10000] [--seed=0]
 
-Each seed makes a small joint graph: random ones with every feature of the simulator, random nets, and
-small members of the families of `tests.support.families`. Checked for each:
+Each seed makes a small joint graph: random ones with every feature of the simulator, random nets,
+and small members of the families of `tests.support.families`. Checked for each:
 
 1. `auto` is never worse than a single solver, under either objective, within any budget;
 2. a proposal more never makes it worse: `auto` without one of its solvers is not better;
@@ -11,7 +11,8 @@ small members of the families of `tests.support.families`. Checked for each:
 4. a budget that the plain step meets is met, in no more time than the plain step takes;
 5. the minimum that an `InfeasibleBudgetError` names is accepted when passed back, and no solver of
    ours promises less;
-6. "min" takes, of the choices, the one that its rule says, and no other plan of theirs or of a single
+6. "min" takes, of the choices, the one that its rule says, and no other plan of theirs or of a
+single
    solver is both smaller and faster.
 
 A violation is printed with its seed; `--count=1 --seed=N` runs it again.

@@ -28,21 +28,22 @@ _Result = TypeVar("_Result")
 def checkpoint(fn: Callable[_Arguments, _Result], *, budget: object = ..., solver: str = ...,
                objective: str = ..., batch_size: int | None = ..., free_moves: bool = ...,
                fad: str | bool = ..., xla_trials: int = ...,
-               op_seconds: Mapping[str, float] | None = ..., exact: bool = ...
-               ) -> CheckpointedStep[_Arguments, _Result]: ...
+               op_seconds: Mapping[str, float] | None = ..., exact: bool = ...,
+               effort: float = ...) -> CheckpointedStep[_Arguments, _Result]: ...
 
 
 @overload
 def checkpoint(*, budget: object = ..., solver: str = ..., objective: str = ...,
                batch_size: int | None = ..., free_moves: bool = ..., fad: str | bool = ...,
                xla_trials: int = ..., op_seconds: Mapping[str, float] | None = ...,
-               exact: bool = ...) -> _Decorator: ...
+               exact: bool = ..., effort: float = ...) -> _Decorator: ...
 
 
 def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
                fad: str | bool = False, xla_trials: int = XLA_TRIALS,
-               op_seconds: Mapping[str, float] | None = None, exact: bool = False) -> Any:
+               op_seconds: Mapping[str, float] | None = None, exact: bool = False,
+               effort: float = 1.0) -> Any:
     """Rewrites a training step so that it needs less memory and computes the same.
 
     Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
@@ -79,6 +80,9 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         takes about as long again as the trace. A step of which that cannot be known, because XLA
         compiles it or because it does not run on one CPU, is left as it is. Without it, the applied
         plan is compared while the step trains.
+      effort: how much the search of "auto" may evaluate, as a multiple of the default, which is in
+        proportion to the step. More takes longer and usually finds better plans. Counted, not
+        timed: all processes agree.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and
@@ -91,7 +95,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         of the step or has one that does not exist.
     """
     options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials,
-                           op_seconds, exact=exact)
+                           op_seconds, exact=exact, effort=effort)
     if fn is None:
         return lambda function: CheckpointedStep(_checked(function), options)
     return CheckpointedStep(_checked(fn), options)

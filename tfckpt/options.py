@@ -9,7 +9,7 @@ from typing import Any
 
 from tfckpt.device_budgets import Budgets, parse_budgets
 from tfckpt.errors import PlanError
-from tfckpt.plan.planner import AUTO, check_names
+from tfckpt.plan.planner import AUTO, check_effort, check_names
 from tfckpt.target import Target
 
 XLA_TRIALS = 2
@@ -22,7 +22,8 @@ class Options:
 
     Attributes:
       budgets: that of each device.
-      solver, objective, batch_size, free_moves, fad, exact: as `tfckpt.checkpoint` takes them.
+      solver, objective, batch_size, free_moves, fad, exact, effort: as `tfckpt.checkpoint` takes
+        them.
       target: what the step is planned for; None for the devices of this process.
       time_limit: seconds after which a step that is still being planned is left as it was; None
         for no limit.
@@ -37,6 +38,7 @@ class Options:
     free_moves: bool = True
     fad: str | bool = False
     exact: bool = False
+    effort: float = 1.0
     target: Target | None = None
     time_limit: float | None = None
     xla_trials: int = XLA_TRIALS
@@ -53,7 +55,8 @@ class Options:
         return dataclasses.replace(self, time_limit=float(seconds))
 
 
-NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad", "exact")
+NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad", "exact",
+         "effort")
 """The options that every front end offers."""
 
 
@@ -61,7 +64,8 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
                  batch_size: int | None = None, free_moves: bool = True,
                  fad: str | bool = False, xla_trials: int = XLA_TRIALS,
                  op_seconds: Mapping[str, float] | None = None,
-                 target: Target | None = None, exact: bool = False) -> Options:
+                 target: Target | None = None, exact: bool = False,
+                 effort: float = 1.0) -> Options:
     """Check options before anything is traced.
 
     Raises:
@@ -79,11 +83,13 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
     if exact and fad is not False:
         raise PlanError(f"plan: fad={fad!r} keeps derivatives, which may change rounding; with "
                         "exact=True it must be False")
+    check_effort(effort)
     trials: object = xla_trials
     if isinstance(trials, bool) or not isinstance(trials, numbers.Integral) or trials < 0:
         raise PlanError(f"plan: xla_trials={xla_trials!r} must be an int, 0 to ask XLA nothing")
     return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, exact,
-                   target, xla_trials=int(xla_trials), op_seconds=_seconds(op_seconds))
+                   float(effort), target, xla_trials=int(xla_trials),
+                   op_seconds=_seconds(op_seconds))
 
 
 def _seconds(given: Any) -> dict[str, float]:

@@ -290,7 +290,8 @@ def decisions(part: Part, options: Options, limits: Limits,
         def plans(of: CostGraph) -> Iterator[Planned]:
             return plans_of(of, room, solver=options.solver, objective=options.objective,
                             free_moves=limits.free_moves, await_updates=limits.await_updates,
-                            target=part.target, plain=plain, known=planners, memory=memory)
+                            target=part.target, plain=plain, known=planners, memory=memory,
+                            effort=options.effort)
 
         def found(fad: object) -> Iterator[Decision]:
             return decisions_of(part.graph, cost, plans, fad=fad, budget=room,

@@ -69,6 +69,7 @@ class Report:
         else here is of that one.
       unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
       compiled: what XLA, or Grappler, said of the step; None where nobody was asked.
+      bound_bytes: requested bytes that no plan stays below: what the largest op needs by itself.
       allowed_bytes: what the budget allows above what the step starts with; None for the least.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
       observed_calls: calls in which something looked at the peak.
@@ -110,6 +111,7 @@ class Report:
     unknown_variables: int = 0
     compiled: CompiledReport | None = None
     stored: str = ""
+    bound_bytes: int = 0
     allowed_bytes: int | None = None
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
@@ -140,6 +142,9 @@ class Report:
             ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
             *([("slack", f"{format_bytes(self.slack_bytes)} of it: chunks larger than asked for, "
                          "gaps between them, threads")] if self.slack_bytes else []),
+            *([("lower bound", f"{format_bytes(self.bound_bytes)}, by the largest op; the planned "
+                f"peak is {self.planned_peak_bytes / self.bound_bytes:.2f} times that")]
+              if self.bound_bytes else []),
             *([(self.compiled.label, str(self.compiled))] if self.compiled else []),
             ("measured peak", "not measured" if self.measured_peak_bytes is None
              else format_bytes(self.measured_peak_bytes)),
@@ -334,7 +339,7 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         released_joins=len(plan.moves.released) if applied else 0,
         fences=sum(op.name.startswith(FENCE) for op in added) if applied else 0,
         pins=len(plan.waits) if applied else 0,
-        plan_seconds=seconds, op_count=len(graph.ops),
+        plan_seconds=seconds, op_count=len(graph.ops), bound_bytes=planned.bound_bytes,
         front=_front(name, planned, total, applied), fates=fates,
         timeline_before=planned.baseline, timeline_after=after,
         held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),

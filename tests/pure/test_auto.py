@@ -11,8 +11,8 @@ from tests.support import best_schedule, liveness
 from tests.support.graphs import random_joint_graph, random_paper_graph
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.plan.neighbourhood import front
 from tfckpt.plan.planner import baseline, plan_step
-from tfckpt.plan.refine import front
 from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.search import RUNGS
 from tfckpt.plan.solvers import optimal
@@ -66,11 +66,11 @@ def test_never_worse_than_a_solver_or_than_itself_with_less(seed, compiled):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_refined_schedules_are_valid_and_never_below_the_optimum(seed):
+def test_rescheduled_plans_are_valid_and_never_below_the_optimum(seed):
     graph = with_backward((None, *random_paper_graph(seed, 2 + seed % 5, 0.4))) \
         if seed % 2 else random_joint_graph(seed, 8 + seed % 4)
     best = best_schedule.front(graph)
-    for schedule in front(graph, plain_plan(graph).schedule, RUNGS, 400):
+    for schedule in front(graph, [plain_plan(graph).schedule], RUNGS, 400):
         check_schedule(graph, schedule)
         peak = max(liveness.live_bytes(graph, schedule))
         time = sum(graph.vertices[v].time for v, _ in schedule)

@@ -1,7 +1,7 @@
 """Steps of 50 to 120 vertices, shaped as networks are: forty of eight families, and others.
 
-The eight are those that the planner is held to a proven optimum on (`benchmarks.optimality`): U-Net,
-DenseNet, HRNet, attention, two views, mixture of experts, inception, chain.
+The eight are those that the planner is held to a proven optimum on (`benchmarks.optimality`):
+U-Net, DenseNet, HRNet, attention, two views, mixture of experts, inception, chain.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tfckpt.options import Options, make_options
 FUNCTIONS = {"decorator": tfckpt.checkpoint, "Keras": tfckpt.keras.checkpoint,
              "native pass": grappler_ext.enable}
 OTHER = {"budget": 0.5, "solver": "chen", "objective": "memory", "batch_size": 7,
-         "free_moves": False, "fad": "auto", "exact": True}
+         "free_moves": False, "fad": "auto", "exact": True, "effort": 2.0}
 """A value for each option that is not its default."""
 
 OF_THE_DRIVER = ("target", "time_limit")

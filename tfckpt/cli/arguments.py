@@ -189,6 +189,8 @@ def flags_of(command: str) -> flags.FlagValues:
                           "from; gradients then agree to rounding.", **where)
         flags.DEFINE_bool("exact", False, "Whether a step is left as it is where it is not certain "
                           "that no bit changes.", **where)
+        flags.DEFINE_float("effort", 1.0, "How much the search may evaluate, as a multiple of the "
+                           "default.", **where)
     if command not in ("rewrite", "replay"):
         flags.DEFINE_bool("json", False, "Prints JSON.", **where)
     if command == "inspect":

@@ -73,7 +73,7 @@ def _options(request: Request) -> Options:
     try:
         return make_options(request.budget, request.solver, request.objective,
                             request.batch_size, request.free_moves, request.fad,
-                            exact=request.exact)
+                            exact=request.exact, effort=request.effort)
     except PlanError as error:
         raise flags.Error(str(error)) from error
 

@@ -8,12 +8,12 @@ A schedule is the copies that run before each original (`tfckpt.plan.incremental
 
 `Neighbourhood.fit` splits until a budget holds, by bytes saved (summed over the steps above the
 budget) for each second spent. `Neighbourhood.search` frees a window: the copies of some stages, of
-some vertices or a few at random are left out, and what no longer fits is repaired by `fit`, with some
-noise on its prices. What is better, or as good, is kept.
+some vertices or a few at random are left out, and what no longer fits is repaired by `fit`, with
+some noise on its prices. What is better, or as good, is kept.
 
 Source: ours; the scheme is Shaw 1998, "Using constraint programming and local search methods to
-solve vehicle routing problems", with a greedy repair as in Ropke and Pisinger 2006. Deterministic: the
-random numbers have a fixed seed, limits count evaluations.
+solve vehicle routing problems", with a greedy repair as in Ropke and Pisinger 2006. Deterministic:
+the random numbers have a fixed seed, limits count evaluations.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ import numpy as np
 
 from tfckpt.clock import check_time
 from tfckpt.cost.costgraph import CostGraph
-from tfckpt.plan.incremental import FOREVER, CopySchedule
+from tfckpt.plan.incremental import CopySchedule
 from tfckpt.plan.schedule import Schedule, copies_before
 
 NOISE = 0.6
 """How much the price of a split may seem to differ when a window is repaired."""
 WIDTH = 24
 """Storages live at an overfull step that are tried at most, the largest."""
-STEP, SMALLEST_STEP = 0.02, 0.001
-"""Of the peak, by how much a search for less memory tries to lower it at once, at first and at last."""
+STEP, SMALLEST_STEP, LARGEST_STEP = 0.03, 0.001, 0.08
+"""Of the peak, by how much a search for less memory tries to lower it at once: at first, at least
+and at most; more after each success, less after each failure."""
 FREED = 0.7
 """Where a budget does not hold, how often a window is freed; else a split is forced."""
 LOWER, DOWN = 0.3, 0.3
@@ -142,7 +143,8 @@ class Neighbourhood:
             at = int(state.live.argmax())
         now = state.keys[at]
         vertex = self.graph.vertices[state.vertex(now)]
-        here = {*vertex.reads, *vertex.writes}
+        # what is read here may go only where its buffer would be taken over
+        here = {*vertex.reads, *vertex.writes} - {r for _, r in vertex.reuses}
         across: list[tuple[int, int]] = []
         for s in self.droppable:
             uses = state.uses[s]
@@ -260,12 +262,13 @@ class Neighbourhood:
         self.fit(budget)
         self.speed_up(budget)
         best = self.excess(budget), state.time
-        while self.left > 0 and state.copies and (best[0] or not lower):
+        while self.left > 0 and (best[0] or state.copies and not lower):
             state.log.clear()
-            if not best[0] or self.rng.random() < FREED:
+            if state.copies and (not best[0] or self.rng.random() < FREED):
                 tabu = self._free()
             else:
-                tabu = self._force(budget)
+                self._force(budget)
+                tabu = frozenset()
             most = float("inf") if best[0] else best[1] + self.slack
             if self.fit(budget, most, tabu, NOISE) or best[0]:
                 self.speed_up(budget)
@@ -293,6 +296,7 @@ class Neighbourhood:
             target = max(bound, peak - max(1, int(peak * step)))
             if self.search(target, min(self.left - end, evaluations // 6), lower=True):
                 best, peak = self.copies(), self.peak
+                step = min(1.3 * step, LARGEST_STEP)
             else:
                 step /= 2
                 self.goto(best)
@@ -348,12 +352,12 @@ class Neighbourhood:
         self.leave_out(chosen)
         return frozenset(chosen) if len(chosen) < 3 else frozenset((rng.choice(chosen),))
 
-    def _force(self, budget: int) -> frozenset[int]:
+    def _force(self, budget: int) -> None:
         """Split something at an overfull step whatever that does elsewhere: for `fit` to repair."""
         splits = [split for split in self._splits(budget, NOISE) if split]
+        self.left -= not splits
         if splits:
             self._try(self.rng.choice(splits))
-        return frozenset()
 
 
 def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
@@ -408,4 +412,5 @@ def working_set(graph: CostGraph) -> int:
 
 def copies_of(schedule: Schedule) -> Copies:
     """Return (stage, vertex) of each copy of a schedule, each once in a stage."""
-    return tuple((stage, v) for stage, row in enumerate(copies_before(schedule)) for v in sorted(row))
+    return tuple((stage, v) for stage, row in enumerate(copies_before(schedule)) for v in
+    sorted(row))

@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import itertools
 import math
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
@@ -22,6 +23,7 @@ from tfckpt.plan.check import check_plan
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
 from tfckpt.plan.executor import ORDERS, Edges
 from tfckpt.plan.fences import fenced
+from tfckpt.plan.neighbourhood import working_set
 from tfckpt.plan.order import base_order, moves_of_xla
 from tfckpt.plan.schedule import Plan, plain_plan, resolve
 from tfckpt.plan.simulate import Timeline, simulate, simulate_order
@@ -75,6 +77,8 @@ class Planned:
       front: the Pareto front of all priced candidates, by falling peak. Its peaks are requested
         bytes in the planned order, before waits and the allocator's slack.
       others: the best of every solver that the front beats, priced in the same way.
+      bound_bytes: requested bytes that no plan of the graph stays below: the largest vertex's
+        working set.
     """
 
     plan: Plan
@@ -84,6 +88,7 @@ class Planned:
     plain: Plain
     front: tuple[search.Point, ...]
     others: tuple[search.Point, ...] = ()
+    bound_bytes: int = 0
 
     @property
     def baseline(self) -> Timeline:
@@ -168,6 +173,13 @@ def check_names(solver: str, objective: str) -> None:
                         f"{', '.join(OBJECTIVES)}")
 
 
+def check_effort(effort: Any) -> None:
+    """Raises `PlanError` unless the effort is a positive number."""
+    if isinstance(effort, bool) or not isinstance(effort, numbers.Real) or not (
+            0 < float(effort) < math.inf):
+        raise PlanError(f"plan: effort={effort!r} must be a positive number, 1 by default")
+
+
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
               objective: str = "time", free_moves: bool = True,
               await_updates: bool = True, target: Target = HERE,
@@ -200,16 +212,18 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       plain: what `baseline` returned for this graph, if it was called already.
       known: takes what is searched once for all budgets, and gives it to later calls with it.
       memory: what a search of "auto" is kept in; one that is known there is priced, not searched.
-      effort: how many evaluations the search of "auto" may take, as a multiple of the default, which
-        is in proportion to the graph. More are never less good in what a search of one kind finds
-        first, and usually better.
+      effort: how many evaluations the search of "auto" may take, as a multiple of the default,
+        which is in proportion to the graph. More are never less good in what a search of one kind
+        finds first, and usually better.
 
     Raises:
-      PlanError: effort that is not positive; unknown solver or objective; a graph too large for "optimal".
+      PlanError: effort that is not positive; unknown solver or objective; a graph too large for
+        "optimal".
       InfeasibleBudgetError: the first plan is asked for, and none found fits; names the smallest
         peak found.
     """
-    key = id(graph), solver, objective, free_moves, await_updates, effort  # a planner keeps its graph
+    # a planner keeps its graph
+    key = id(graph), solver, objective, free_moves, await_updates, effort
     planner = None if known is None else known.get(key)
     if planner is None:
         planner = StepPlanner(graph, solver, objective, free_moves, await_updates, target, plain,
@@ -303,8 +317,7 @@ class StepPlanner:
                  plain: Plain | None = None, memory: Memory | None = None,
                  effort: float = 1.0):
         check_names(solver, objective)
-        if not 0 < effort < math.inf:
-            raise PlanError(f"plan: effort must be a positive number, not {effort!r}")
+        check_effort(effort)
         self.memory, self.effort = memory, effort
         self.graph, self.solver, self.objective = graph, solver, objective
         self.free_moves, self.await_updates, self.target = free_moves, await_updates, target
@@ -327,7 +340,7 @@ class StepPlanner:
                 given.add(edits)
                 check_plan(self.graph, plan)
                 yield Planned(plan, chosen.timeline, chosen.peak, chosen.priced.time,
-                              self.plain, front, others)
+                              self.plain, front, others, working_set(self.graph))
 
     def _made(self, budget: int | None) -> search.Pool:
         """The pool of candidates; that of "optimal" alone depends on the budget."""
@@ -403,7 +416,7 @@ class StepPlanner:
 
     def _limit(self) -> int:
         """Return how many candidates are finished before one is chosen: on small graphs, all."""
-        return max(search.few(self.graph, FINALISTS),
+        return max(min(FINALISTS, search.few(self.graph, FINALISTS)),
                    min(MOST_FINALISTS, SMALL // max(len(self.graph.vertices), 1)))
 
     def _smallest(self, pool: search.Pool) -> list[_Finished]:
@@ -449,7 +462,7 @@ class StepPlanner:
                       key=lambda p: cost(self._floor(p), p.time))
         for priced in left:
             best = chosen(finished)
-            if len(finished) >= len(done) + self._limit() or (
+            if len(finished) >= len(done) + self._limit() // 2 or (
                     cost(self._floor(priced), priced.time) > cost(best.peak, best.priced.time)):
                 break
             if self._floor(priced) <= _smallest_peak(finished) + room:

@@ -3,10 +3,10 @@
 The search is several *runs*, none of which knows what another finds: one from what the planner
 always tries (`OWN`), and one for each further solver, from its proposals under both objectives. A
 run leads its best start down to less memory (`tfckpt.plan.improve.descend`), then searches
-schedule by schedule around what it found (`tfckpt.plan.neighbourhood`): less memory, and less time within
-budgets between the smallest peak and the plain one. The pool is the union. So another solver adds
-plans to it and takes none away; and since no budget enters, a larger budget chooses from the same
-plans and never gets a slower one.
+schedule by schedule around what it found (`tfckpt.plan.neighbourhood`): less memory, and less time
+within budgets between the smallest peak and the plain one. The pool is the union. So another solver
+adds plans to it and takes none away; and since no budget enters, a larger budget chooses from the
+same plans and never gets a slower one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ EVALUATIONS, FEWEST, MOST = 300_000, 60, 600
 DESCENT, CLIMB, SOLVER = 0.3, 0.3, 0.1
 """Of the evaluations, what leading down the best start of `OWN` may take, what making it faster on
 the way back, and what each further solver's best start."""
-CHANGES, EACH, CHANGES_MOST = 2_000_000, 80, 8_000
-"""Changes of single copies tried in `tfckpt.plan.neighbourhood`: the first divided by the vertices, so
-that the work is the same for all; at most the second for each vertex, at most the third."""
+CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 2_000_000, 140, 6_000, 14_000
+"""Changes of single copies tried in `tfckpt.plan.neighbourhood`: the first divided by the vertices,
+so that the work is the same for all; but not more than the second for each vertex (the third where
+these are few), and at most the fourth."""
 OWN_CHANGES, SOLVER_CHANGES = 0.5, 0.1
 """Of these, what goes to `OWN`, and to each further solver."""
 SCHEDULES = 24
@@ -270,7 +271,8 @@ def reschedule(run: Evaluator, share: float) -> None:
     """
     graph = run.graph
     vertices = max(len(graph.vertices), 1)
-    changes = int(share * min(CHANGES_MOST, EACH * vertices, CHANGES // vertices))
+    changes = int(share * min(
+        max(FEWEST_CHANGES, EACH * vertices), MOST_CHANGES, CHANGES // vertices))
     lowest = min(run.priced, key=lambda p: (p.peak, p.time))
     order = _originals(lowest)
     known = [p.schedule for p in non_dominated(run.priced) if _originals(p) == order]
