@@ -71,10 +71,7 @@ class CopySchedule:
         self.copies: dict[int, None] = {}
         self.makes: list[Keys] = [() for _ in graph.storages]
         self.uses: list[Keys] = [() for _ in graph.storages]
-        self.donors = [frozenset(k for k, v in zip(self.keys, self.order, strict=True)
-                                 if s in graph.vertices[v].donates)
-                       for s in range(len(graph.storages))] if any(
-                           v.donates for v in graph.vertices) else None
+        self.donors = self._donors()
         self.time = sum(graph.vertices[v].time for v in self.order)
         self.live = np.array([graph.vertices[v].workspace for v in self.order], dtype=np.int64)
         self.taken: dict[int, int] = {}
@@ -94,6 +91,16 @@ class CopySchedule:
         for stage, v in copies:
             self.add(v, stage)
         self.log.clear()
+
+    def _donors(self) -> list[frozenset[int]] | None:
+        """Return for each storage the keys of what donates it; None where nothing donates."""
+        if not any(v.donates for v in self.graph.vertices):
+            return None
+        found: list[set[int]] = [set() for _ in self.graph.storages]
+        for key, v in zip(self.keys, self.order, strict=True):
+            for s in self.graph.vertices[v].donates:
+                found[s].add(key)
+        return [frozenset(keys) for keys in found]
 
     # What is there.
 

@@ -85,9 +85,17 @@ class Neighbourhood:
         return tuple((key // state.stride, state.vertex(key)) for key in sorted(state.copies))
 
     def goto(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Make a known schedule the present one, which takes as long as some changes."""
-        self.left -= 1 + len(self.state.order) // 20
-        self.state = CopySchedule(self.graph, self.state.order, copies)
+        """Make a known schedule the present one, copy by copy; each is a change."""
+        state = self.state
+        wanted = {state.key(v, stage): (v, stage) for stage, v in copies}
+        gone = [key for key in state.copies if key not in wanted]
+        come = [made for key, made in wanted.items() if key not in state.copies]
+        self.left -= 1 + len(gone) + len(come)
+        for key in gone:
+            state.remove(key)
+        for v, stage in come:
+            state.add(v, stage)
+        state.log.clear()
 
     # Splits.
 
