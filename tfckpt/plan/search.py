@@ -269,8 +269,9 @@ def reschedule(run: Evaluator, share: float) -> None:
     Args:
       share: of `CHANGES`.
     """
-    graph = run.graph
-    vertices = max(len(graph.vertices), 1)
+    graph, vertices = run.graph, len(run.graph.vertices)
+    if not vertices:
+        return
     changes = int(share * min(
         max(FEWEST_CHANGES, EACH * vertices), MOST_CHANGES, CHANGES // vertices))
     lowest = min(run.priced, key=lambda p: (p.peak, p.time))
