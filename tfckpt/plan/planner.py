@@ -362,12 +362,13 @@ class StepPlanner:
         searched = self.free_moves, target.orders_by_control, target.hold, self.effort
         known = self.memory.read(self.graph, searched, plain) if self.memory else []
         if known:
-            return _alone([self.evaluator.price(c) for c in (*patterns, *known)])
+            choices = tuple(self.evaluator.price(c) for c in known)
+            return search.Pool((*(self.evaluator.price(c) for c in patterns), *choices), choices)
         pool = search.explore(self.evaluator, patterns, self._solvers(), plain,
                               self.effort)
         if self.memory:
             self.memory.write(self.graph, searched, plain,
-                              [p.candidate for p in search.non_dominated(pool.priced)])
+                              [p.candidate for p in pool.choices])
         return pool
 
     def _solvers(self) -> tuple[Callable, ...]:

@@ -29,7 +29,7 @@ from tfckpt.store.surroundings import surroundings
 
 FAR = 4.0
 """How many times larger or smaller a step may be than the one that was searched."""
-MOST = 200
+MOST = 600
 """Candidates that are kept at most."""
 
 

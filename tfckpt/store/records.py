@@ -124,7 +124,7 @@ def _decision(decision: Decision, texts: Texts) -> dict[str, Any]:
     planned = decision.planned
     return {
         "plan": _plan(planned.plan), "requested": planned.timeline.peak_bytes,
-        "peak": planned.peak_bytes, "time": planned.time,
+        "peak": planned.peak_bytes, "time": planned.time, "bound": planned.bound_bytes,
         "front": [dataclasses.astuple(point) for point in planned.front],
         "others": [dataclasses.astuple(point) for point in planned.others],
         "regions": [[texts.index(r.source), [texts.index(op) for op in r.ops], r.saved_bytes,
@@ -146,7 +146,7 @@ def _decision_of(record: Mapping[str, Any], part: Part, texts: Texts) -> Decisio
                         f"{timeline.peak_bytes:,} now")
     planned = Planned(plan, timeline, record["peak"], record["time"], part.plain,
                       tuple(Point(*point) for point in record["front"]),
-                      tuple(Point(*point) for point in record["others"]))
+                      tuple(Point(*point) for point in record["others"]), record["bound"])
     return Decision(graph, cost, planned, regions, edits)
 
 
