@@ -19,6 +19,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.ops import Calls, record
 from tfckpt.ops.names import NO_OP
 
+_MERGE = "Merge"
 _PASSED_IN = re.compile(r"Func/(.*)/input/_\d+$")
 _BEFORE_BODY = re.compile(r"Func/(.*)/input_control_node/_\d+$")
 _BEFORE_LOOP = re.compile(r"(.*)/LoopControlInputs/_\d+$")
@@ -27,6 +28,8 @@ _BEFORE_LOOP = re.compile(r"(.*)/LoopControlInputs/_\d+$")
 def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
                    ) -> None:
     """Have bodies and lowered loops wait for no more than their calls did.
+
+    What a lowered loop's condition waits for keeps its constants in the loop.
 
     Args:
       definition: what became of a graph whose calls were inlined; changed.
@@ -49,7 +52,8 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
         else:
             continue
         more = given - set(calls[found[1]]) if found[1] in calls else {
-            name for name in given if not tf_adapter.is_stateful_type(kinds[name])}
+            name for name in given if not (tf_adapter.is_stateful_type(kinds[name])
+                                           or kinds[name] == _MERGE)}
         _keep_inputs(node, [name for name in node.input if _op_of(name) not in more])
         if not node.input:
             empty.add(node.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -80,15 +80,17 @@ class Question:
 
 
 def question(graph: tf.Graph, wanted: Sequence[str] = (),
-             definition: tf.compat.v1.GraphDef | None = None) -> Question:
+             definition: tf.compat.v1.GraphDef | None = None,
+             renamed: Mapping[str, str] | None = None) -> Question:
     """Return a graph that runs by itself, for Grappler to be asked about.
 
     Args:
       wanted: the ops that a session would run, by name; a FuncGraph knows its own.
       definition: of the graph, where it is not what the graph shows now; changed here.
+      renamed: ops of the graph in whose place the definition has others.
     """
     definition = tf_adapter.shown_definition(graph) if definition is None else definition
-    running = as_body(graph, definition)
+    running = [(renamed or {}).get(name, name) for name in as_body(graph, definition)]
     return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())))
 
 
