@@ -50,7 +50,7 @@ from tfckpt.store.records import Decided
 from tfckpt.target import Target
 from tfckpt.trials import GRAPPLER_WORDS, SIMULATED_WORDS, Compiler, Simulated, Trials
 from tfckpt.verify import background
-from tfckpt.verify.same import Certificate
+from tfckpt.verify.same import COMPILED, Certificate
 
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
@@ -109,6 +109,9 @@ class Arithmetic(Protocol):
 
     def after(self) -> Certificate:
         """Compare the step with what edits have made of it."""
+
+    def loops(self, edits: Edits) -> Certificate:
+        """Compare the bodies of loops that edits recompute in segments with those of the step."""
 
 
 class Carrier(Protocol):
@@ -349,7 +352,7 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
         except Rejected as error:
             blamed = [search for search in changing if search.part.device == error.device]
             for search in blamed or changing:
-                search.reject(str(error), error.room, error.instead)
+                search.reject(str(error), error.room, error.instead, error.segments)
         except InfeasibleBudgetError:
             raise
         except Exception as error:
@@ -372,6 +375,28 @@ def _fullest_first(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
     return tuple(sorted(proposals, key=lambda p: -p.decision.planned.peak_bytes))
 
 
+def _check_loops(step: Captured, edits: Edits | None) -> None:
+    """Accept edits whose loops in segments compute in the arithmetic of the plain loops.
+
+    Where XLA compiles the step that is not looked into.
+
+    Raises:
+      Rejected: that is not so, or not known.
+    """
+    if edits is None or not edits.replaced:
+        return
+    why = step.doubt()
+    if why == COMPILED:
+        return
+    if not why and step.arithmetic is not None:
+        found = step.arithmetic.loops(edits)
+        if found.same:
+            return
+        why = found.reason or ", ".join(found.differences[:3])
+    raise Rejected("loops recomputed in segments are not known to compute in the same arithmetic: "
+                   f"{why or 'nobody can be asked'}", segments=True)
+
+
 def _certificate(step: Captured, edits: Edits | None, options: Options) -> Certificate | None:
     """Return what is known of the arithmetic of a step with edits; None where it is not asked for.
 
@@ -382,7 +407,7 @@ def _certificate(step: Captured, edits: Edits | None, options: Options) -> Certi
         return None
     found = step.arithmetic.before(edits)
     if not found.same:
-        raise Rejected(f"exact=True: {found}")
+        raise Rejected(f"exact=True: {found}", segments=bool(edits.replaced))
     return found
 
 
@@ -393,6 +418,7 @@ def _applied(carrier: Carrier, step: Captured, candidate: Candidate, decided: De
     Raises:
       Rejected: exact=True, and a bit may change.
     """
+    _check_loops(step, candidate.edits)
     certificate = _certificate(step, candidate.edits, options)
     proposals = _fullest_first(decided.proposals)
     report = report_of(step.name, step.graph, proposals, candidate.edits, decided.rejected,

@@ -19,6 +19,9 @@ COPY = "_tfckpt_copy"
 PROTECTED = "_grappler_do_not_remove"
 """Attribute of what Grappler would replace by control edges on its readers."""
 
+TRIPS = "_tfckpt_trips"
+"""Attribute of loops that run over segments, or over one: how often they run, at most."""
+
 OPTIMIZED = "optimized"
 """The scope of what Grappler makes of a step while it is traced."""
 _OPTIMIZED = re.compile(rf"^{OPTIMIZED}(_\d+)?/")
@@ -36,8 +39,8 @@ class Create:
     Attributes:
       dtypes: output dtypes by name, as in `Tensor.dtype`.
       attrs: plain attribute values: bool, int, str (a dtype is written "dtype:float32"), or a
-        constant ("const", dtype name, value) for the `value` of a Const, or a list of dtypes
-        ("types", name, name ...).
+        constant ("const", dtype name, value) for the `value` of a Const, a list of dtypes
+        ("types", name, name ...), or any other as a serialised proto ("attr", bytes).
     """
 
     name: str
@@ -83,6 +86,14 @@ class AddControl:
     control: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replace:
+    """What waits for the op `old` waits for the new op `new` instead; nothing reads `old`."""
+
+    old: str
+    new: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Edits:
     """Everything a plan changes.
@@ -92,17 +103,26 @@ class Edits:
       rewires, controls: changes to existing ops.
       dropped: ops whose work new ops do; a definition loses those that nothing reads any more, a
         live graph keeps them, unread.
+      replaced: ops that have effects, or are awaited, and do not run any more.
+      functions: FunctionDefs that new ops call, serialised.
     """
 
     added: tuple[Create | Clone, ...] = ()
     rewires: tuple[Rewire, ...] = ()
     controls: tuple[AddControl, ...] = ()
     dropped: tuple[str, ...] = ()
+    replaced: tuple[Replace, ...] = ()
+    functions: tuple[bytes, ...] = ()
 
     @property
     def clones(self) -> tuple[Clone, ...]:
         """The copies among the added ops."""
         return tuple(op for op in self.added if isinstance(op, Clone))
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The ops that have the places of others, by the names of these."""
+        return {entry.old: entry.new for entry in self.replaced}
 
     def then(self, second: Edits) -> Edits:
         """Return these edits, and edits made for the graph that they give, as one value.
@@ -111,7 +131,10 @@ class Edits:
         creation.
         """
         created = {op.name: n for n, op in enumerate(self.added)}
-        added: list[Create | Clone] = list(self.added)
+        renamed = second.renamed
+        added: list[Create | Clone] = [
+            dataclasses.replace(op, controls=tuple(renamed.get(c, c) for c in op.controls))
+            if renamed else op for op in self.added]
         rewires: dict[tuple[str, int], Rewire] = {(r.op, r.index): r for r in self.rewires}
         for rewire in second.rewires:
             if rewire.op not in created:
@@ -121,8 +144,12 @@ class Edits:
             inputs = list(op.inputs)
             inputs[rewire.index] = rewire.tensor
             added[created[rewire.op]] = dataclasses.replace(op, inputs=tuple(inputs))
+        controls = tuple(AddControl(c.op, renamed.get(c.control, c.control))
+                         for c in self.controls) if renamed else self.controls
         return Edits(_in_order([*added, *second.added]), tuple(rewires.values()),
-                     (*self.controls, *second.controls), (*self.dropped, *second.dropped))
+                     (*controls, *second.controls), (*self.dropped, *second.dropped),
+                     (*self.replaced, *second.replaced),
+                     tuple(dict.fromkeys((*self.functions, *second.functions))))
 
 
 def together(several: Iterable[Edits]) -> Edits:
@@ -131,7 +158,9 @@ def together(several: Iterable[Edits]) -> Edits:
     return Edits(tuple(new for edits in found for new in edits.added),
                  tuple(rewire for edits in found for rewire in edits.rewires),
                  tuple(control for edits in found for control in edits.controls),
-                 tuple(name for edits in found for name in edits.dropped))
+                 tuple(name for edits in found for name in edits.dropped),
+                 tuple(entry for edits in found for entry in edits.replaced),
+                 tuple(dict.fromkeys(f for edits in found for f in edits.functions)))
 
 
 def op_of(tensor: str) -> str:
@@ -184,7 +213,28 @@ def edited(graph: Graph, edits: Edits) -> tuple[dict[str, list[str]], dict[str, 
         if control.op not in tensors:
             raise RewriteError(f"rewrite: {control.op!r}, which is to wait, does not exist")
         waits[control.op].append(control.control)
+    _take_away(edits.replaced, tensors, waits, kinds)
     return tensors, waits, kinds
+
+
+def _take_away(replaced: Sequence[Replace], tensors: dict[str, list[str]],
+               waits: dict[str, list[str]], kinds: dict[str, str]) -> None:
+    """Take ops away that others have the place of.
+
+    Raises:
+      RewriteError: something still reads one.
+    """
+    renamed = {entry.old: entry.new for entry in replaced}
+    for old in renamed:
+        if old not in tensors:
+            raise RewriteError(f"rewrite: {old!r}, which is to give way, does not exist")
+        for known in (tensors, waits, kinds):
+            del known[old]
+    for name in tensors if renamed else ():
+        waits[name] = [renamed.get(c, c) for c in waits[name]]
+        for tensor in tensors[name]:
+            if op_of(tensor) in renamed:
+                raise RewriteError(f"rewrite: {name!r} reads {tensor!r}, which gives way")
 
 
 def _check_creation(added: Sequence[Create | Clone]) -> None:

@@ -37,6 +37,34 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Segments:
+    """How a loop of the forward can be run again segment by segment, in the loop of its gradient.
+
+    Slots are positions among the inputs and outputs of a loop.
+
+    Attributes:
+      gradient: name of the gradient's loop, the only reader of the lists.
+      bounded: whether the loop's condition compares its counter with the bound in slot 1.
+      states: slots that an iteration hands on to the next, the counter (slot 0) among them.
+      lists: slots of the lists that the gradient's loop empties.
+      residuals: the slots of these lists in the gradient's loop.
+      trips: the slot of the gradient's loop that says how often the loop has run.
+      written: slots of lists in which iterations set entries.
+      idle: slots of the gradient's loop that its body hands on as they are, or that nobody needs:
+        TensorFlow leaves those out.
+    """
+
+    gradient: str
+    bounded: bool
+    states: tuple[int, ...]
+    lists: tuple[int, ...]
+    residuals: tuple[int, ...]
+    trips: int
+    written: tuple[int, ...] = ()
+    idle: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Loop:
     """What is known of a while loop beyond its inputs and outputs.
 
@@ -47,6 +75,7 @@ class Loop:
       takes: for a list, the inputs of the loop whose memory it can have, first wish first.
       later_writes: names of the ops that may run only after the loop's copies, since they may
         write a variable that it reads.
+      segments: how it can be recomputed segment by segment; None where it cannot.
     """
 
     trips: int
@@ -54,6 +83,7 @@ class Loop:
     shares: Mapping[int, int] = dataclasses.field(default_factory=dict)
     takes: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     later_writes: tuple[str, ...] = ()
+    segments: Segments | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

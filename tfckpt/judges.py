@@ -67,12 +67,14 @@ class Rejected(Exception):
       device: whose part is to blame; None where all are.
       room: planned bytes that the next plan may need; None for no other than before.
       instead: a proposal that was judged before and is better; None where none is.
+      segments: whether no loop of the step may be recomputed in segments.
     """
 
     def __init__(self, reason: str, device: str | None = None, room: int | None = None,
-                 instead: Proposal | None = None):
+                 instead: Proposal | None = None, segments: bool = False):
         super().__init__(reason)
         self.device, self.room, self.instead = device, room, instead
+        self.segments = segments
 
 
 def realisable(candidate: Candidate) -> None:

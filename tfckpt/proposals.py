@@ -25,6 +25,7 @@ from tfckpt.ops import record
 from tfckpt.options import Options
 from tfckpt.parts import DevicePart, Part, Proposal, priced, unchanged
 from tfckpt.plan.forward_ad import Decision, decisions_of
+from tfckpt.plan.loop_choice import with_loops_in_segments
 from tfckpt.plan.planner import AUTO, Memory, Planned, StepPlanner, plans_of
 from tfckpt.rewrite.passes.reference_variables import has_references
 from tfckpt.target import Target
@@ -110,6 +111,7 @@ class Search:
         self.proposal: Proposal
         self.rejected: list[str] = []
         self.leader = leader
+        self._segments = True
         self._reason = refused = refused or (
             PLAIN_FITS if _plain_fits(part, part.target.safety) else "")
         self.part = self._whole = part if refused else part.updated_late()
@@ -119,13 +121,15 @@ class Search:
         self._step()
 
     def reject(self, reason: str, room: int | None = None,
-               instead: Proposal | None = None) -> None:
+               instead: Proposal | None = None, segments: bool = False) -> None:
         """Give the present proposal up and move on to the next.
 
         Args:
           room: planned bytes that the next may need, where these have been corrected.
           instead: the next proposal, where it is one of those before.
+          segments: whether loops are not to be recomputed in segments from now on.
         """
+        self._segments = self._segments and not segments
         planned = self.proposal.decision.planned
         self.rejected.append(f"{planned.plan.solver}, {planned.peak_bytes:,} bytes: {reason}")
         self._reason = reason
@@ -213,17 +217,22 @@ class Search:
 
     def _decisions(self, part: Part, limits: Limits) -> Iterator[Decision]:
         if part is not self._whole:
-            return decisions(part, self.options, limits, self._planners, self.memory)
+            return decisions(part, self.options, limits, self._planners, self.memory,
+                             self._in_segments)
         if self.leader is None:
             return self.decided(limits)
         return (dataclasses.replace(d, graph=part.graph, cost=part.cost)
                 for d in self.leader.decided(limits))
 
+    def _in_segments(self) -> bool:
+        """Return whether loops may be recomputed in segments."""
+        return self._segments
+
     def decided(self, limits: Limits) -> Iterator[Decision]:
         """Yield the part's decisions from the best on, remembering them for replicas."""
         source, known = self._known.setdefault(
-            limits, (decisions(self._whole, self.options, limits, self._planners, self.memory),
-                     []))
+            limits, (decisions(self._whole, self.options, limits, self._planners, self.memory,
+                               self._in_segments), []))
         for number in itertools.count():
             if number == len(known):
                 decision = next(source, None)
@@ -269,8 +278,8 @@ def _nameless(cost: CostGraph) -> tuple:
 
 
 def decisions(part: Part, options: Options, limits: Limits,
-              planners: dict[tuple, StepPlanner], memory: Memory | None = None
-              ) -> Iterator[Decision]:
+              planners: dict[tuple, StepPlanner], memory: Memory | None = None,
+              in_segments: Callable[[], bool] = lambda: True) -> Iterator[Decision]:
     """Yield the plans of a part, best first.
 
     Where XLA is asked what plans need, one is yielded though none is predicted to fit.
@@ -278,6 +287,7 @@ def decisions(part: Part, options: Options, limits: Limits,
     Args:
       planners: what is known of the part's graphs for every budget.
       memory: of searches of the same step for other sizes and budgets.
+      in_segments: says, whenever a decision is asked for, whether loops may be in segments.
 
     Raises:
       InfeasibleBudgetError: in the unit of the budget that was asked for.
@@ -293,12 +303,19 @@ def decisions(part: Part, options: Options, limits: Limits,
                             target=part.target, plain=plain, known=planners, memory=memory,
                             effort=options.effort)
 
-        def found(fad: object) -> Iterator[Decision]:
-            return decisions_of(part.graph, cost, plans, fad=fad, budget=room,
-                                objective=options.objective, plain_bytes=plain.peak_bytes,
-                                target=part.target)
+        def over(graph: Graph, cost: CostGraph) -> Iterator[Decision]:
+            def found(fad: object) -> Iterator[Decision]:
+                return decisions_of(graph, cost, plans, fad=fad, budget=room,
+                                    objective=options.objective, plain_bytes=plain.peak_bytes,
+                                    target=part.target)
 
-        return found(False) if fad is False else _or_without(found, fad)
+            return found(False) if fad is False else _or_without(found, fad)
+
+        if options.solver != AUTO or part.number is not None:  # replicas get one plan
+            return over(part.graph, cost)
+        return with_loops_in_segments(part.graph, cost, over, budget=room,
+                                      objective=options.objective, target=part.target,
+                                      allowed=in_segments)
 
     try:
         yield from within(part.room)

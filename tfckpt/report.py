@@ -62,6 +62,8 @@ class Report:
       traced: before and after, the cost graph and the plan of it, for pictures.
       forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
         derivative saves, whether it is kept, and why; empty with `fad=False`.
+      segments: loops that are recomputed segment by segment in the backward, and how many
+        iterations a segment has.
       inlined: nested functions whose bodies were planned and rewritten with the step.
       refused: calls that the rewriter does not look into, with the reason.
       rejected: plans that were given up before the one that was taken, with the reason.
@@ -102,6 +104,7 @@ class Report:
     held_before: tuple[Held, ...]
     held_after: tuple[Held, ...]
     fates: tuple[Fate, ...] = ()
+    segments: tuple[tuple[str, int], ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
@@ -154,6 +157,8 @@ class Report:
             ("planned overhead", f"{100 * self.overhead:+.1f} % time"),
             ("kept for backward", format_bytes(self.kept_bytes)),
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
+            *[("in segments", f"{loop}, of {length} iterations each")
+              for loop, length in self.segments],
             ("free moves", f"{self.deferred_ops} deferred, {self.released_joins} joins released"),
             ("forward AD", self._forward_ad()),
             ("plan", f"{self.solver}, {self._origin} in {self.plan_seconds:.1f} s"),
@@ -344,6 +349,8 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         timeline_before=planned.baseline, timeline_after=after,
         held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
         inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
+        segments=tuple((traced(loop), length) for loop, length in decision.segments) if (
+            applied) else (),
         forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
 
 

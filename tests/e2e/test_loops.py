@@ -14,6 +14,7 @@ import tfckpt
 from tests.support import process
 from tests.support.passes import replace_pass
 from tfckpt.edits import AddControl
+from tfckpt.plan import loop_choice
 
 WIDTH, BATCH, LENGTH = 64, 1024, 12
 """An entry of a list takes 256 KiB, since the CPU's allocator counts no less."""
@@ -63,6 +64,12 @@ def test_what_a_loop_keeps_is_in_the_planned_plain_peak(make):
     assert not marked.report.refused
 
 
+@pytest.fixture
+def whole(monkeypatch):
+    """Loops are recomputed whole; in segments: `test_segmented_loops.py`."""
+    monkeypatch.setattr(loop_choice, "choices", lambda graph, target: [])
+
+
 def stacked(layer_type):
     """A model of three recurrent layers, its weights, and a batch."""
     process.fresh()
@@ -92,7 +99,7 @@ def _by_hand(layer_type, wrap):
 
 @pytest.mark.parametrize("layer_type", [
     keras.layers.LSTM, pytest.param(keras.layers.GRU, marks=pytest.mark.nightly)])
-def test_stacked_recurrent_layers_need_less_and_train_alike(layer_type):
+def test_stacked_recurrent_layers_need_less_and_train_alike(layer_type, whole):
     wanted, plain, x = _by_hand(layer_type, lambda f: f)
     found, ours, x = _by_hand(layer_type, tfckpt.checkpoint)
     assert found == wanted
@@ -123,7 +130,7 @@ def _assert_loops_ran_again(ours, x, plain):
         assert count == before[name.partition("-tfckpt")[0]]
 
 
-def test_fit_of_stacked_recurrent_layers():
+def test_fit_of_stacked_recurrent_layers(whole):
     trained, peaks = [], []
     for rewrite in (False, True):
         model, x = stacked(keras.layers.LSTM)
@@ -141,7 +148,7 @@ def test_fit_of_stacked_recurrent_layers():
     assert tfckpt.keras.report(model).recomputed_ops > 0
 
 
-def test_a_write_behind_a_loop_waits_for_the_copy(monkeypatch):
+def test_a_write_behind_a_loop_waits_for_the_copy(monkeypatch, whole):
     """A variable that changes as soon as the loop has read it: no data lead from copy to write."""
     def train(wrap):
         process.fresh()

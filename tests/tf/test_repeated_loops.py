@@ -178,10 +178,14 @@ def test_a_variable_that_is_an_argument_too_may_be_any():
     assert loop.pure and len(loop.loop.later_writes) == 1
 
 
-def test_under_xla_loops_are_not_recomputed():
+def test_under_xla_loops_are_recomputed_in_segments_alone():
     graph = _captured(lambda i, t: tf.tanh(t), compiled=True)
     (loop,) = _loops(graph)
-    assert not loop.pure and any("XLA" in text for text in graph.refused)
+    assert not loop.pure and loop.loop.segments is not None and not graph.refused
+    graph = _captured(lambda i, t: tf.map_fn(tf.tanh, t), compiled=True)
+    loop = _loops(graph)[0]
+    assert not loop.pure and loop.loop.segments is None
+    assert any("XLA holds copies back" in text for text in graph.refused)
 
 
 def test_a_late_write_waits_for_the_copy():
@@ -272,7 +276,8 @@ def test_where_writes_cannot_wait_the_step_is_planned_without_loops(monkeypatch,
     assert len(refused) == 3
     for loop, line in zip(("while", "while_1", "while_2"), refused, strict=True):
         assert line.startswith(f"{loop}: the loop is not recomputed: rewrite: for this test (pass: "
-                               "state writes; before it: derivatives, late updates, copies")
+                               "state writes; before it: derivatives, loop segments, late "
+                               "updates, copies")
     monkeypatch.setenv("TFCKPT_CACHE", str(tmp_path))
     planned(graph)
     again = planned(graph)  # its loops are left alone as well

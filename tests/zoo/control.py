@@ -94,7 +94,7 @@ def stacked_lstm_with_masks_and_dropout(wrap):
     return supervised(wrap, keras.Model(text, layers.Dense(CLASSES)(h[:, -1])), tokens(length=12))
 
 
-@GROUP.entry(xla=True, expect=LESS, refused="XLA holds copies back")
+@GROUP.entry(xla=True, expect=LESS)
 def stacked_lstm_compiled(wrap):
     return supervised(wrap, _sequences(layers.LSTM), batches((64, 12, FEATURES)),
                       jit_compile=True)

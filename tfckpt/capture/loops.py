@@ -20,6 +20,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.capture.variables import argument
+from tfckpt.edits import TRIPS
 from tfckpt.graph import FORWARD, Graph, Loop, Op
 from tfckpt.ops import Access, record
 from tfckpt.target import HERE, Target
@@ -33,11 +34,13 @@ class Kept:
       bytes: of each output that is a list, by slot; 0 where the loop only reads the list.
       unknown: what could not be found out, in words; "" where all is known.
       loop: what later stages read of the loop; None where its number of iterations is not known.
+      workspace: bytes of lists that loops in its body fill and that do not leave an iteration.
     """
 
     bytes: dict[int, int]
     unknown: str = ""
     loop: Loop | None = None
+    workspace: int = 0
 
 
 def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
@@ -109,7 +112,34 @@ class _Loop:
                 unknown = f"the size of {entry.name} in its body is not known"
             found[slot] = self._times(trips, slot, entry) * (size or 0)
         shares, takes = self._shared(lists, found) if self.target.shares_list_entries else ({}, {})
-        return Kept(found, unknown, Loop(trips, self._priced(), shares, takes))
+        workspace = 0
+        if self._told_trips() is not None:
+            passed, workspace = self._of_segments(trips)
+            found.update(passed)
+        return Kept(found, unknown, Loop(trips, self._priced(), shares, takes), workspace)
+
+    def _told_trips(self) -> int | None:
+        """How often the loop runs, where tfckpt has made it."""
+        attr = tf_adapter.node_attrs(self.op).get(TRIPS)
+        return None if attr is None else int(attr.i)
+
+    def _of_segments(self, trips: int) -> tuple[dict[int, int], int]:
+        """Of a loop over segments, the bytes of lists that the loops inside hand on, and of those
+        that they fill and leave."""
+        passed: dict[int, int] = {}
+        filled = 0
+        for op in self.body.get_operations():
+            if not record(op.type).is_loop:
+                continue
+            kept = _Loop(op, self._in_body, self.target).kept()
+            if kept.loop is None:
+                continue
+            handed = {_behind(made).value_index: slot for slot, made in enumerate(self.body.outputs)
+                      if made.dtype == tf.variant and _behind(made).op is op}
+            sizes = {n: size for n, size in kept.bytes.items() if n not in kept.loop.shares}
+            passed.update({slot: trips * sizes.get(n, 0) for n, slot in handed.items()})
+            filled = max(filled, sum(size for n, size in sizes.items() if n not in handed))
+        return passed, filled
 
     def _times(self, trips: int, slot: int, entry: tf.Tensor) -> int:
         """How many entries of a list have memory of their own."""
@@ -195,6 +225,9 @@ class _Loop:
 
         It is a conjunction; each part that compares a counter with a limit bounds them.
         """
+        told = self._told_trips()
+        if told is not None:
+            return told
         bounds, pending = [], list(self.cond.outputs)
         while pending:
             op = pending.pop().op

@@ -9,15 +9,16 @@ one must run before the backward reads what the loop computed, the loop is not r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
 from tfckpt.capture.loop_purity import Again, may_loop_again
 from tfckpt.capture.loops import Kept
+from tfckpt.capture.segments import with_segments
 from tfckpt.capture.shapes import uncaptured_inputs
 from tfckpt.capture.variables import ANY, may_write
-from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, ancestors
+from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, TensorId, ancestors
 from tfckpt.ops import record
 from tfckpt.target import Target
 
@@ -26,7 +27,8 @@ _UNDER_XLA = ("XLA holds copies back at their inputs, and those of a loop may be
 
 
 def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple[Op, ...],
-                 lists: dict[int, Kept], target: Target) -> tuple[tuple[Op, ...], tuple[str, ...]]:
+                 lists: dict[int, Kept], target: Target, fetched: Collection[TensorId]
+                 ) -> tuple[tuple[Op, ...], tuple[str, ...]]:
     """Marks loops that may be recomputed as pure, and says why others may not.
 
     Those get their `Loop.later_writes`.
@@ -35,21 +37,21 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
       operations: of the graph, in the order of `ops`.
       ops: what was captured of them.
       lists: what each loop keeps.
+      fetched: results that leave the step.
 
     Returns:
       The ops, and a line for each loop that is not counted, or not recomputed.
     """
     refused = [f"{ops[i].name}: what the loop keeps for each iteration is not counted: "
                f"{kept.unknown}" for i, kept in lists.items() if kept.unknown]
-    found = list(ops)
+    found, whole = list(ops), []
     unsure = _unsure(graph)
     for i, kept in lists.items():
         loop = kept.loop
         if (loop is None or ops[i].region != FORWARD or kept.unknown
                 or not any(kept.bytes.values())):
             continue
-        again = (may_loop_again(operations[i], unsure) if target.repeats_loops else
-                 Again(_UNDER_XLA))
+        again = may_loop_again(operations[i], unsure)
         if ops[i].conditional:
             again = Again("it runs in one branch only")
         waiting: tuple[str, ...] = ()
@@ -61,18 +63,29 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
         if again.refused:
             refused.append(f"{ops[i].name}: the loop is not recomputed: {again.refused}")
             continue
-        found[i] = dataclasses.replace(ops[i], pure=True,
+        whole.append(i)
+        found[i] = dataclasses.replace(ops[i], pure=target.repeats_loops,
                                        loop=dataclasses.replace(loop, later_writes=waiting))
-    return tuple(found), tuple(refused)
+    segmented, more = with_segments(operations, found, whole, fetched, not target.repeats_loops)
+    if not target.repeats_loops:
+        more = tuple(f"{segmented[i].name}: the loop is not recomputed: {_UNDER_XLA}"
+                     for i in whole if not _has_segments(segmented[i])) + more
+    return segmented, (*refused, *more)
+
+
+def _has_segments(op: Op) -> bool:
+    return op.loop is not None and op.loop.segments is not None
 
 
 def without_loops(graph: Graph, reason: str) -> Graph | None:
     """The same graph with loops that may not be recomputed; None where none may."""
-    loops = [op.name for op in graph.ops if op.pure and record(op.type).is_loop]
+    loops = [op.name for op in graph.ops if record(op.type).is_loop and (
+        op.pure or _has_segments(op))]
     if not loops:
         return None
-    ops = tuple(dataclasses.replace(op, pure=False) if record(op.type).is_loop else op
-                for op in graph.ops)
+    ops = tuple(dataclasses.replace(
+        op, pure=False, loop=op.loop and dataclasses.replace(op.loop, segments=None))
+        if record(op.type).is_loop else op for op in graph.ops)
     said = tuple(f"{name}: the loop is not recomputed: {reason}" for name in loops)
     return dataclasses.replace(graph, ops=ops, refused=(*graph.refused, *said))
 

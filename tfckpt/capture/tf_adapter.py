@@ -25,6 +25,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function import (
     atomic_function,
     concrete_function,
+    function_type_utils,
     polymorphic_function,
 )
 from tensorflow.python.framework import (
@@ -235,7 +236,12 @@ def _copy(graph: FuncGraph, definition: tf.compat.v1.GraphDef, order: Sequence[i
         tf.graph_util.import_graph_def(definition, name="")
     copy.inputs = [copy.get_tensor_by_name(graph.inputs[i].name) for i in order]
     copy.outputs = [copy.get_tensor_by_name(t.name) for t in graph.outputs]
-    copy.control_outputs = [copy.get_operation_by_name(op.name) for op in graph.control_outputs]
+    made = {op.name: op for op in copy.get_operations()}
+    copy.control_outputs = [made[op.name] for op in graph.control_outputs if op.name in made]
+    ctx = eager_context.context()
+    for function in definition.library.function:  # those that edits have added
+        if not ctx.has_function(function.signature.name):
+            ctx.add_function_def(function)
     return copy
 
 
@@ -434,6 +440,28 @@ def import_nodes(graph: tf.Graph, definition: tf.compat.v1.GraphDef,
         return list(tf.graph_util.import_graph_def(
             definition, {f"{name}:0": inputs[name] for name in sorted(read & inputs.keys())},
             [node.name for node in definition.node], name=scope))
+
+
+def add_functions(graph: tf.Graph, functions: Sequence[bytes]) -> None:
+    """Add FunctionDefs, serialised, to those that a graph knows and may call; no op changes.
+
+    Args:
+      functions: each after those among them that it calls.
+    """
+    ctx = eager_context.context()
+    ctx.ensure_initialized()
+    with graph.as_default():
+        for text in functions:
+            definition = FunctionDef.FromString(text)
+            name = definition.signature.name
+            if _function(graph, name) is not None:
+                continue
+            body = function_def_to_graph.function_def_to_graph(definition)
+            if not ctx.has_function(name):
+                ctx.add_function_def(definition)
+            graph._add_function_recursive(atomic_function.AtomicFunction(
+                name, ctx, function_type_utils.derive_from_graph(body),
+                list(graph._functions.values()), cached_graph=body))
 
 
 def free_scope(graph: tf.Graph, scope: str) -> str:

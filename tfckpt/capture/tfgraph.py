@@ -83,12 +83,13 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            and is_pure(op.type, stateful[op.name], tuple(t.dtype for t in outputs[i]))
            and reads_counted_list(op),
            op.device, attrs_of(op), bool(needed.get(op.name)),
-           lists[i].loop if i in lists else None, held.get(op.name, 0))
+           lists[i].loop if i in lists else None,
+           held.get(op.name, 0) + (lists[i].workspace if i in lists else 0))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
-    ops, refused = repeat_loops(graph, operations, ops, lists, target)
+    ops, refused = repeat_loops(graph, operations, ops, lists, target, ids)
     result = Graph(getattr(graph, "name", name), ops, ids, sinks,
                    inlining.functions if inlining is not None else (),
                    (inlining.refused if inlining is not None else ()) + refused + unknown)

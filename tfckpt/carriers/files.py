@@ -23,6 +23,7 @@ from tfckpt.options import Options
 from tfckpt.parts import DevicePart, Part, priced
 from tfckpt.report import Report
 from tfckpt.rewrite.apply_graphdef import (
+    add_functions,
     edit_function_def,
     edit_graph_def,
     function_with_inlined,
@@ -72,6 +73,11 @@ class InFile:
         """Compare the function with what edits would make of it."""
         assert self._arithmetic is not None
         return self._arithmetic.before(edits)
+
+    def loops(self, edits: Edits) -> Certificate:
+        """Compare the bodies of loops that edits recompute in segments with those there were."""
+        assert self._arithmetic is not None
+        return self._arithmetic.loops(edits)
 
     def after(self) -> Certificate:
         """Compare the function with what the edits will make of it."""
@@ -126,4 +132,5 @@ def rewrite(document: Document, results: Sequence[Result]) -> Document:
                 if result.step.inlining is not None:
                     function_with_inlined(function, result.step.inlining, library)
                 edit_function_def(function, result.edits, library)
+        add_functions(definition, result.edits)
     return edited

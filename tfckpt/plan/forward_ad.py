@@ -69,6 +69,7 @@ class Decision:
       planned: its plan, against the plain step.
       regions: what became of each region, in the order of the graph; empty where forward AD was
         switched off.
+      segments: loops that are recomputed segment by segment, and the iterations of a segment.
     """
 
     graph: Graph
@@ -76,6 +77,7 @@ class Decision:
     planned: Planned
     regions: tuple[ForwardAdRegion, ...] = ()
     edits: Edits = Edits()
+    segments: tuple[tuple[str, int], ...] = ()
 
 
 def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object = AUTO,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -43,6 +43,7 @@ def apply(graph: tf.Graph, edits: Edits, changes: LiveChanges | None = None,
 
 def _apply(graph: tf.Graph, edits: Edits, changes: LiveChanges, protected: bool) -> None:
     ops = {op.name: op for op in tf_adapter.every_operation(graph)}
+    tf_adapter.add_functions(graph, edits.functions)
     for new in edits.added:
         if protected:
             new = dataclasses.replace(new, attrs={**new.attrs, PROTECTED: True})
@@ -51,6 +52,31 @@ def _apply(graph: tf.Graph, edits: Edits, changes: LiveChanges, protected: bool)
         changes.update_input(ops[rewire.op], rewire.index, _tensor(ops, rewire.tensor))
     for control in edits.controls:
         changes.add_control_input(ops[control.op], ops[control.control])
+    _replace(graph, {entry.old: ops[entry.new] for entry in edits.replaced}, ops, changes)
+
+
+def _replace(graph: Any, replaced: Mapping[str, tf.Operation], ops: Mapping[str, tf.Operation],
+             changes: LiveChanges) -> None:
+    """Have others wait for new ops, and hide the old."""
+    if not replaced:
+        return
+    for old in replaced:
+        for waiting in tf_adapter.waiting_for(ops[old]):
+            changes.replace_control_inputs(waiting, list(dict.fromkeys(
+                replaced.get(c.name, c) for c in waiting.control_inputs)))
+    results = tf_adapter.control_outputs(graph)
+    if any(op.name in replaced for op in results):
+        changes.replace_results("control_outputs", [replaced.get(op.name, op) for op in results])
+    changes.show(tf_adapter.how_shown(graph)[0], _only_for(graph, replaced))
+
+
+def _only_for(graph: Any, gone: Collection[str]) -> list[str]:
+    """Return ops that give way, and those that read them and nobody reads."""
+    found = set(gone)
+    for op in graph.get_operations():
+        if not found.isdisjoint(t.op.name for t in op.inputs):
+            found.add(op.name)
+    return sorted(found)
 
 
 def _without_unread(graph: Any) -> tuple[Sequence[str], list[str]]:

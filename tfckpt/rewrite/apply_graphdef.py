@@ -36,6 +36,16 @@ def edit_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> None:
     """Edits a definition in place: large ones are worth not copying. See `apply_to_graph_def`."""
     _Nodes(definition.node, (), {}).apply(edits)
     _drop(definition.node, edits.dropped, ())
+    add_functions(definition, edits)
+
+
+def add_functions(definition: tf.compat.v1.GraphDef, edits: Edits) -> None:
+    """Add the functions that new ops call to the library of a definition."""
+    known = {function.signature.name for function in definition.library.function}
+    for text in edits.functions:
+        function = tf_adapter.FunctionDef.FromString(text)
+        if function.signature.name not in known:
+            definition.library.function.append(function)
 
 
 def edit_function_def(function: Any, edits: Edits, library: Iterable[Any] = ()) -> None:
@@ -52,6 +62,9 @@ def edit_function_def(function: Any, edits: Edits, library: Iterable[Any] = ()) 
     arguments = [argument.name for argument in function.signature.input_arg]
     signatures = {entry.signature.name: entry.signature for entry in library}
     _Nodes(function.node_def, arguments, signatures, nested=True).apply(edits)
+    renamed = edits.renamed
+    for key, name in function.control_ret.items():
+        function.control_ret[key] = renamed.get(name, name)
     results = [*function.ret.values(), *(f"^{name}" for name in function.control_ret.values())]
     _drop(function.node_def, edits.dropped, results)
 
@@ -136,6 +149,15 @@ class _Nodes:
             inputs[rewire.index] = self.tensor(rewire.tensor)
         for control in edits.controls:
             self._wait(self._node(control.op), control.control)
+        renamed = {f"^{entry.old}": entry.new for entry in edits.replaced}
+        for node in self.nodes if renamed else ():
+            awaited = [renamed[name] for name in node.input if name in renamed]
+            if awaited and node.name not in edits.dropped:
+                kept = [name for name in node.input if name not in renamed]
+                del node.input[:]
+                node.input.extend(kept)
+                for name in awaited:
+                    self._wait(node, name)
 
     def _node(self, name: str):
         if name not in self.by_name:

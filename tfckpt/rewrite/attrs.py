@@ -32,6 +32,8 @@ def _value(value: object) -> tf.compat.v1.AttrValue:
     if isinstance(value, tuple) and value[0] == "const":
         return tf.compat.v1.AttrValue(
             tensor=tf.make_tensor_proto(value[2], tf.dtypes.as_dtype(value[1])))
+    if isinstance(value, tuple) and value[0] == "attr":
+        return tf.compat.v1.AttrValue.FromString(value[1])
     if isinstance(value, tuple) and value[0] == "types":
         types = [tf.dtypes.as_dtype(name).as_datatype_enum for name in value[1:]]
         return tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(type=types))

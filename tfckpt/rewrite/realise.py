@@ -7,13 +7,14 @@ from tfckpt.rewrite.passes import (
     derivatives,
     late_products,
     late_updates,
+    loop_segments,
     operand_order,
     reference_variables,
     state_writes,
 )
 from tfckpt.rewrite.passes.manager import Context, Realised, run_passes
 
-PASSES = (derivatives.PASS, late_updates.PASS, copies.PASS, late_products.PASS,
+PASSES = (derivatives.PASS, loop_segments.PASS, late_updates.PASS, copies.PASS, late_products.PASS,
           operand_order.PASS, state_writes.PASS, reference_variables.PASS)
 
 

@@ -17,6 +17,7 @@ from tfckpt.hlo import XlaBuffer, XlaMemory
 from tfckpt.parts import DevicePart, Part, PlainPeak, Proposal, priced, unchanged
 from tfckpt.plan.check import check_plan
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion, with_derivatives
+from tfckpt.plan.loop_choice import segmented
 from tfckpt.plan.planner import Planned
 from tfckpt.plan.schedule import Fence, Moves, Plan, Wait, resolve
 from tfckpt.plan.search import Point
@@ -128,14 +129,17 @@ def _decision(decision: Decision, texts: Texts) -> dict[str, Any]:
         "front": [dataclasses.astuple(point) for point in planned.front],
         "others": [dataclasses.astuple(point) for point in planned.others],
         "regions": [[texts.index(r.source), [texts.index(op) for op in r.ops], r.saved_bytes,
-                     r.taken, texts.pieces(r.why)] for r in decision.regions]}
+                     r.taken, texts.pieces(r.why)] for r in decision.regions],
+        "segments": [[texts.index(name), length] for name, length in decision.segments]}
 
 
 def _decision_of(record: Mapping[str, Any], part: Part, texts: Texts) -> Decision:
     regions = tuple(ForwardAdRegion(texts.name(source), tuple(map(texts.name, ops)), saved, taken,
                                     texts.text(why))
                     for source, ops, saved, taken, why in record["regions"])
-    graph, cost, edits = with_derivatives(part.graph, part.cost, [r.taken for r in regions],
+    segments = tuple((texts.name(loop), length) for loop, length in record["segments"])
+    whole, priced_whole, first = segmented(part.graph, part.cost, dict(segments), part.target)
+    graph, cost, edits = with_derivatives(whole, priced_whole, [r.taken for r in regions],
                                           part.target)
     plan = dataclasses.replace(_plan_of(record["plan"]), alternatives=tuple(
         r.source for r in regions if r.taken))
@@ -147,7 +151,7 @@ def _decision_of(record: Mapping[str, Any], part: Part, texts: Texts) -> Decisio
     planned = Planned(plan, timeline, record["peak"], record["time"], part.plain,
                       tuple(Point(*point) for point in record["front"]),
                       tuple(Point(*point) for point in record["others"]), record["bound"])
-    return Decision(graph, cost, planned, regions, edits)
+    return Decision(graph, cost, planned, regions, first.then(edits), segments)
 
 
 # A plan, without the names of its alternatives.

@@ -9,7 +9,7 @@ same is tested with random steps.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -20,8 +20,10 @@ from tfckpt.capture.optimised_body import is_on_one_cpu
 from tfckpt.edits import PROTECTED, Edits
 from tfckpt.errors import TfckptError
 from tfckpt.ops.names import ARG
+from tfckpt.plan.segments import MARK
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
-from tfckpt.verify.same import COMPILED, Certificate, compared
+from tfckpt.verify import loop_bodies
+from tfckpt.verify.same import COMPILED, SEGMENTED, Certificate, compared
 from tfckpt.verify.terms import Computation
 
 ELSEWHERE = ("of a step on a GPU or on several devices it is not known whether the arithmetic "
@@ -58,21 +60,39 @@ class Arithmetic:
     def before(self, edits: Edits) -> Certificate:
         """Compare the step with the same as edited, before the edits are applied."""
         try:
-            edited = apply_to_graph_def(tf_adapter.shown_definition(self.live), edits)
+            return self._compared(self._edited(edits), edits.renamed)
         except _REFUSALS as error:
             return _unknown(error)
+
+    def loops(self, edits: Edits) -> Certificate:
+        """Compare the bodies of loops that edits recompute in segments with those of the step.
+
+        Nothing else is compared.
+        """
+        try:
+            ours = question(self.live, (), self._edited(edits), edits.renamed).answer(lower=True)
+            found = loop_bodies.differences(self._answer, ours, edits)
+        except _REFUSALS as error:
+            return _unknown(error)
+        return Certificate(not found, found, found)
+
+    def _edited(self, edits: Edits) -> tf.compat.v1.GraphDef:
+        edited = apply_to_graph_def(tf_adapter.shown_definition(self.live), edits)
         for node in edited.node if self.marked else ():
             if not calls_functions(node):
                 node.attr[PROTECTED].b = True
-        return self._compared(edited)
+        return edited
 
     def after(self) -> Certificate:
         """Compare the step with what has become of it."""
         return self._compared(tf_adapter.shown_definition(self.live))
 
-    def _compared(self, edited: tf.compat.v1.GraphDef) -> Certificate:
+    def _compared(self, edited: tf.compat.v1.GraphDef,
+                  renamed: Mapping[str, str] | None = None) -> Certificate:
+        if any(node.name.endswith(MARK) for node in edited.node):
+            return Certificate(None, reason=SEGMENTED)
         try:
-            ours = question(self.live, (), edited).answer(lower=True)
+            ours = question(self.live, (), edited, renamed).answer(lower=True)
             return certificate_of_definitions(self._answer, ours, functools.partial(
                 tf_adapter.find_function, self.live))
         except _REFUSALS as error:

@@ -67,7 +67,8 @@ class Optimised:
             definition = apply_to_graph_def(definition, edits)
         else:
             definition = tf.compat.v1.GraphDef.FromString(definition.SerializeToString())
-        found = grappler.question(self.live, (), definition).answer()
+        renamed = {} if edits is None else edits.renamed
+        found = grappler.question(self.live, (), definition, renamed).answer()
         self._tell_arguments(found)
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]

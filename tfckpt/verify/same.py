@@ -22,6 +22,8 @@ _COPY = re.compile(r"-tfckpt\d+(?=$|/)")
 _SHOWN = 6
 UNCHANGED = "the step runs as it is"
 COMPILED = "XLA compiles the step, and its arithmetic is not looked into"
+SEGMENTED = ("loops are recomputed in segments: their bodies compute as before, and what is around "
+             "them is not compared")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +77,8 @@ def same_arithmetic(step: Callable, *args: Any, **kwargs: Any) -> Certificate:
         return Certificate(True, reason=UNCHANGED)
     if tf_adapter.compiles_with_xla(plain):
         return Certificate(None, reason=COMPILED)
+    if report.segments:
+        return Certificate(None, reason=SEGMENTED)
     again: Any = tf_adapter.clone_function(plain, plain.python_function)
     traced = again.get_concrete_function(*args, **kwargs)
     called: dict[int, str] = {}

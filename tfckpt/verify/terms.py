@@ -29,7 +29,7 @@ _SAME_ENDS = frozenset((
 _OTHERWISE_CALLED = {"Add": "AddV2", "_HostRecv": "_Recv", "_HostSend": "_Send",
                      "_MklNativeMaxPool": "MaxPool", "_MklNativeMaxPoolGrad": "MaxPoolGrad"}
 """The largest of numbers is the same whatever kernel looks for it."""
-_NO_ARITHMETIC = frozenset((
+NO_ARITHMETIC = frozenset((
     "frame_name", "parallel_iterations", "is_filter_const", "is_weight_const", "var_name",
     "shared_name", "container", "token", "workspace_enabled"))
 """Attributes that decide nothing of what is computed, or that each trace has another of."""
@@ -276,7 +276,7 @@ class _Graph:
         """Return the attributes that say what is computed, but for those that nobody gave."""
         usual = _defaults(definition.op)
         return [(name, self._attr(definition.attr[name])) for name in sorted(definition.attr)
-                if not name.startswith("_") and name not in _NO_ARITHMETIC
+                if not name.startswith("_") and name not in NO_ARITHMETIC
                 and definition.attr[name] != usual.get(name)]
 
     def _attr(self, value: Any) -> object:

@@ -1,0 +1,284 @@
+"""Loops recomputed segment by segment train as plain ones, in every bit, in less memory."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process
+from tfckpt import proposals
+from tfckpt.parts import Proposal
+from tfckpt.plan import loop_choice
+from tfckpt.plan.segments import segmentable
+
+BATCH, LENGTH, WIDTH = 8, 11, 16
+"""No length of a segment but 1 and 11 leaves none over."""
+SEGMENT = 4
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """All loops that can be are recomputed in segments, whether that saves anything or not."""
+    def decisions(graph, cost, plans, *, target, **options):
+        lengths = {op.name: SEGMENT for op in segmentable(graph)}
+        return loop_choice._decisions(graph, cost, lengths, plans, target)
+
+    monkeypatch.setattr(proposals, "with_loops_in_segments", decisions)
+    monkeypatch.setattr(proposals.Search, "_proposal",
+                        lambda self, part, decision: Proposal(part, decision))
+    return decisions
+
+
+def _inputs(*shape):
+    return np.random.default_rng(0).standard_normal(shape or (BATCH, LENGTH, WIDTH)).astype("f")
+
+
+def _weight(seed=1):
+    made, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((WIDTH, WIDTH)))
+    return tf.Variable(made.astype("f"))
+
+
+def _train(make, wrap, steps=3, spec=None, inputs=None):
+    """What some steps return and leave behind, and the step."""
+    process.fresh()
+    forward, weights = make()
+
+    @wrap
+    @tf.function(input_signature=spec)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(forward(x)))
+        gradients = tape.gradient(loss, weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss, *gradients
+
+    x = tf.constant(_inputs() if inputs is None else inputs)
+    found = [t.numpy().tobytes() for _ in range(steps) for t in step(x)]
+    return found + [w.numpy().tobytes() for w in weights], step
+
+
+def _alike(make, count=1, **options):
+    """Train both ways, and return the report of a step with so many loops in segments."""
+    wanted, _ = _train(make, lambda f: f, **options)
+    found, step = _train(make, tfckpt.checkpoint, **options)
+    report = step.report
+    assert report.applied and len(report.segments) == count, str(report)
+    assert {length for _, length in report.segments} == {SEGMENT}
+    assert [n for n, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b] == []
+    return report
+
+
+def _layers(*layers, shape=(LENGTH, WIDTH), batch=BATCH):
+    def make():
+        model = keras.Sequential([keras.Input(shape, batch_size=batch),
+                                  *(layer() for layer in layers)])
+        return (lambda x: model(x, training=True)), [v.value for v in model.trainable_variables]
+
+    return make
+
+
+_UNITS = dict(units=WIDTH, use_cudnn=False)
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: keras.layers.LSTM(**_UNITS),
+    lambda: keras.layers.GRU(**_UNITS),
+    lambda: keras.layers.SimpleRNN(WIDTH),
+    lambda: keras.layers.LSTM(return_sequences=True, **_UNITS),
+    lambda: keras.layers.LSTM(go_backwards=True, **_UNITS),
+    lambda: keras.layers.GRU(reset_after=False, **_UNITS),
+    lambda: keras.layers.LSTM(dropout=0.3, **_UNITS),
+], ids=["lstm", "gru", "simple", "sequences", "backwards", "reset_before", "dropout"])
+def test_a_recurrent_layer(layer, forced):
+    _alike(_layers(layer))
+
+
+def test_layers_in_a_row_with_a_mask(forced):
+    _alike(_layers(lambda: keras.layers.Masking(),
+                   lambda: keras.layers.LSTM(return_sequences=True, **_UNITS),
+                   lambda: keras.layers.GRU(**_UNITS)), count=2,
+           inputs=_inputs() * (np.arange(LENGTH) < 7)[None, :, None].astype("f"))
+
+
+def test_both_directions(forced):
+    _alike(_layers(lambda: keras.layers.Bidirectional(keras.layers.LSTM(**_UNITS))), count=2)
+
+
+def test_an_open_batch(forced):
+    _alike(_layers(lambda: keras.layers.LSTM(**_UNITS), batch=None),
+           spec=[tf.TensorSpec((None, LENGTH, WIDTH))])
+
+
+def _loop(body, **options):
+    """A loop over rows of its argument, its weight trained."""
+    def make():
+        weight = _weight()
+
+        def forward(x):
+            return tf.while_loop(
+                lambda i, h: i < LENGTH, lambda i, h: (i + 1, body(h, x, i, weight)),
+                (0, tf.zeros((BATCH, WIDTH))), **options)[1]
+
+        return forward, [weight]
+
+    return make
+
+
+def _cell(h, x, i, weight):
+    return tf.tanh(h @ weight + x[:, i])
+
+
+@pytest.mark.parametrize("options", [{}, {"maximum_iterations": 9}, {"parallel_iterations": 1}],
+                         ids=["bare", "bounded", "serial"])
+def test_a_loop(options, forced):
+    _alike(_loop(_cell, **options))
+
+
+def test_a_loop_that_ends_when_the_data_say_so(forced):
+    def make():
+        weight = _weight()
+
+        def forward(x):
+            return tf.while_loop(
+                lambda i, h: tf.reduce_sum(tf.abs(h)) < 120.0,
+                lambda i, h: (i + 1, h + tf.tanh(h @ weight + 0.3)), (0, 0.1 * x[:, 0]),
+                maximum_iterations=LENGTH)
+
+        return (lambda x: forward(x)[1]), [weight]
+
+    _alike(make)
+
+
+def test_a_loop_that_does_not_run(forced):
+    def make():
+        weight = _weight()
+        return (lambda x: tf.while_loop(
+            lambda i, h: tf.reduce_sum(h) < 1e9 * tf.cast(i, tf.float32) - 1.0,
+            lambda i, h: (i + 1, tf.tanh(h @ weight)), (0, tf.abs(x[:, 0])),
+            maximum_iterations=LENGTH)[1] + weight[0, 0]), [weight]
+
+    _alike(make)
+
+
+def test_scan_fold_and_map(forced):
+    def make():
+        weight, other = _weight(), _weight(2)
+
+        def forward(x):
+            rows = tf.transpose(x, (1, 0, 2))
+            rows = tf.scan(lambda h, t: tf.tanh(tf.sin(h @ weight) + t), rows)
+            rows = tf.map_fn(lambda t: tf.tanh(t @ other), rows)
+            return tf.foldl(lambda h, t: tf.sin(h @ weight) * t, rows)
+
+        return forward, [weight, other]
+
+    _alike(make, count=3)
+
+
+def test_a_loop_in_a_loop(forced):
+    def make():
+        weight = _weight()
+
+        def inner(h):
+            return tf.while_loop(lambda j, t: j < 3, lambda j, t: (j + 1, tf.tanh(t @ weight)),
+                                 (0, h))[1]
+
+        return (lambda x: tf.while_loop(
+            lambda i, h: i < LENGTH, lambda i, h: (i + 1, inner(h) + x[:, i]),
+            (0, x[:, 0]))[1]), [weight]
+
+    _alike(make)
+
+
+def _scaled(*factors):
+    def make():
+        weight = _weight()
+        bias = _inputs(WIDTH)
+
+        def scaled(h):
+            for factor in factors:
+                h = factor * h
+            return h
+
+        def forward(x):
+            shifted = tf.sigmoid(weight)
+            return tf.while_loop(
+                lambda i, h: i < LENGTH,
+                lambda i, h: (i + 1, tf.nn.relu(scaled(h @ shifted) + bias)), (0, x[:, 0]))[1]
+
+        return forward, [weight]
+
+    return make
+
+
+def test_what_a_body_is_handed_may_be_a_constant_or_a_tensor_made_before(forced):
+    _alike(_scaled(0.35))
+
+
+def test_a_loop_is_left_alone_whose_arithmetic_would_change(forced):
+    """Grappler folds the product of two constants into one in the plain loop, and in no other."""
+    _, step = _train(_scaled(0.7, 0.3), tfckpt.checkpoint)
+    assert not step.report.segments
+    assert any("not known to compute in the same arithmetic: while/mul" in line
+               for line in step.report.rejected)
+
+
+def test_it_holds_less():
+    """Measured, and not much less than planned."""
+    batch, length = 1024, 36  # an entry takes 256 KiB, since the CPU's allocator counts no less
+
+    def make():
+        weight = _weight()
+        wide = tf.Variable(tf.random.stateless_normal((64, 64), (1, 2)) * 0.1)
+
+        def forward(x):
+            return tf.while_loop(
+                lambda i, h: i < length,
+                lambda i, h: (i + 1, tf.tanh(tf.nn.softplus(h @ wide) - 0.5)), (0, x))[1]
+
+        return (lambda x: forward(x) + weight[0, 0]), [wide, weight]
+
+    x = _inputs(batch, 64)
+    wanted, plain = _train(make, lambda f: f, inputs=x)
+    found, ours = _train(make, tfckpt.checkpoint, inputs=x)
+    assert found == wanted and ours.report.segments
+    before = tfckpt.verify.measure_peak(plain, tf.constant(x), repeats=3)
+    after = tfckpt.verify.measure_peak(ours, tf.constant(x), repeats=3)
+    assert after < 0.5 * before, (after, before)
+    assert 0.9 * after < ours.report.planned_peak_bytes < 1.6 * after
+
+
+def test_the_plan_store_knows_loops_in_segments(forced, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFCKPT_CACHE", str(tmp_path))
+    wanted, first = _train(_loop(_cell), tfckpt.checkpoint)
+    found, later = _train(_loop(_cell), tfckpt.checkpoint)
+    assert later.report.stored and not first.report.stored
+    assert later.report.segments == first.report.segments != ()
+    assert found == wanted
+
+
+def test_exact_plans_have_none(forced):
+    _, step = _train(_loop(_cell), lambda f: tfckpt.checkpoint(f, exact=True))
+    assert not step.report.segments
+    assert any(line.partition("exact=True")[1] for line in step.report.rejected)
+
+
+@pytest.mark.parametrize("make", [
+    _loop(_cell, maximum_iterations=LENGTH), _layers(lambda: keras.layers.LSTM(**_UNITS)),
+    _layers(lambda: keras.layers.GRU(return_sequences=True, **_UNITS))],
+    ids=["loop", "lstm", "sequences"])
+def test_compiled_by_xla(make, forced):
+    def wrap(build):
+        return lambda f: build(tf.function(f.python_function, jit_compile=True))
+
+    with process.without_determinism():
+        wanted, _ = _train(make, wrap(lambda f: f))
+        found, step = _train(make, wrap(tfckpt.checkpoint))
+    assert len(step.report.segments) == 1 and step.report.applied, str(step.report)
+    assert found == wanted
+    told = step.report.compiled
+    assert told.after.temp_bytes < told.before.temp_bytes

@@ -1,0 +1,129 @@
+"""Loops in segments as plain data: lengths, bytes, edits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.edits import check_edits
+from tfckpt.errors import PlanError, RewriteError
+from tfckpt.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor
+from tfckpt.plan import loop_choice
+from tfckpt.plan.segments import MARK, SEGMENTED, best_length, in_segments, segmentable
+from tfckpt.target import HERE
+
+STATE, ENTRY = 1000, 3000
+NUMBER = Tensor("int32", (), 4)
+
+
+def _step(trips=12, entry=ENTRY, loops=1):
+    """A chain of loops, each with its gradient's; a loop has a counter, a bound, a state, a list.
+
+    The gradient's loops stand in the reverse order, each fed by the one before it.
+    """
+    body = Graph("body", (), (), ())
+    ops = [Op("x", "Placeholder", (), (), (Tensor("float32", (250,), STATE),), FORWARD, False),
+           Op("zero", "Const", (), (), (NUMBER,), FORWARD, True),
+           Op("empty", "EmptyTensorList", (), (), (Tensor("variant", (), 0),), FORWARD, True)]
+    state, made = (0, 0), []
+    for n in range(loops):
+        segments = Segments(f"gradient{n}", True, (0, 2), (3,), (4,), 2)
+        ops.append(Op(f"loop{n}", "StatelessWhile", ((1, 0), (1, 0), state, (2, 0)), (), (
+            NUMBER, NUMBER, Tensor("float32", (250,), STATE),
+            Tensor("variant", (), trips * entry)), FORWARD, True,
+            loop=Loop(trips, body, segments=segments)))
+        made.append(len(ops) - 1)
+        state = (made[-1], 2)
+    before = state
+    for n in reversed(range(loops)):
+        ops.append(Op(f"gradient{n}", "StatelessWhile", (
+            (1, 0), (1, 0), (made[n], 0), before, (made[n], 3)), (), (
+            NUMBER, NUMBER, NUMBER, Tensor("float32", (250,), STATE), Tensor("variant", (), 0)),
+            BACKWARD, False, loop=Loop(trips, body)))
+        before = (len(ops) - 1, 3)
+    ops.append(Op("end", "Identity", (before,), (made[0],), (Tensor("float32", (250,), STATE),),
+                  BACKWARD, False))
+    return Graph("step", tuple(ops), ((len(ops) - 1, 0),), ())
+
+
+@pytest.mark.parametrize("trips", [1, 2, 7, 12, 100])
+@pytest.mark.parametrize("entry", [10, STATE, 7 * STATE])
+def test_the_length_of_segments_holds_least(trips, entry):
+    loop = next(op for op in _step(trips, entry).ops if op.name == "loop0")
+    held = [-(-trips // k) * (STATE + 4) + k * entry for k in range(1, trips + 1)]
+    assert held[best_length(loop) - 1] == min(held)
+    if trips == 100 and entry == STATE:
+        assert best_length(loop) == pytest.approx(math.sqrt(trips), abs=1)
+
+
+@pytest.mark.parametrize("length", [1, 5, 12])
+def test_states_and_entries_of_one_segment_are_held(length):
+    graph, edits = in_segments(_step(), {"loop0": length})
+    new = {op.name: op for op in graph.ops}
+    forward, backward = new["loop0" + MARK], new["gradient0" + MARK]
+    count = -(-12 // length)
+    assert sum(t.bytes for t in forward.outputs if t.dtype == "variant") == count * (STATE + 4)
+    assert forward.workspace == backward.workspace == length * ENTRY
+    assert not forward.pure and "loop0" not in new and "gradient0" not in new
+    roles = [op.attrs[SEGMENTED] for op in edits.added if SEGMENTED in op.attrs]
+    assert [(role.is_gradient, role.length, role.count) for role in roles] == [
+        (False, length, count), (True, length, count)]
+
+
+def test_the_edits_give_the_graph_that_is_planned():
+    plain = _step(loops=3)
+    graph, edits = in_segments(plain, {"loop0": 3, "loop1": 4, "loop2": 5})
+    check_edits(plain, edits)
+    created = {op.name: op for op in edits.added}
+    for op in graph.ops:
+        read = [f"{graph.ops[i].name}:{slot}" for i, slot in op.inputs]
+        waits = [graph.ops[i].name for i in op.controls]
+        if op.name in created:
+            assert list(created[op.name].inputs) == read and list(created[op.name].controls) == (
+                waits), op.name
+    assert {op.name for op in graph.ops if MARK in op.name} == set(created)
+    end = next(op for op in graph.ops if op.name == "end")
+    assert [graph.ops[i].name for i in end.controls] == ["loop0" + MARK]
+    assert {entry.old for entry in edits.replaced} == {
+        f"{kind}{n}" for kind in ("loop", "gradient") for n in range(3)}
+
+
+def test_a_gradient_waits_for_the_one_before_it():
+    """Else it would run the loop again before the backward is there."""
+    graph, _ = in_segments(_step(loops=2), {"loop0": 3, "loop1": 3})
+    op = next(op for op in graph.ops if op.name == "gradient0" + MARK)
+    assert "gradient1" + MARK in [graph.ops[i].name for i in op.controls]
+
+
+def test_what_reads_a_loop_that_gave_way_is_found():
+    plain = _step()
+    _, edits = in_segments(plain, {"loop0": 3})
+    with pytest.raises(RewriteError, match="'end' reads 'gradient0:3', which gives way"):
+        check_edits(plain, dataclasses.replace(edits, rewires=()))
+
+
+def test_other_loops_are_refused():
+    plain = _step()
+    with pytest.raises(PlanError, match="'gradient0' cannot be recomputed in segments"):
+        in_segments(plain, {"gradient0": 3})
+    lists = dataclasses.replace(plain, fetches=((3, 3),))
+    assert not segmentable(lists) and segmentable(plain)
+
+
+def test_choices_take_what_saves_and_longer_segments_for_several():
+    found = loop_choice.choices(_step(trips=100, loops=4), HERE)
+    assert set(found[0]) == {"loop0", "loop1", "loop2", "loop3"}
+    assert len(found) <= loop_choice.CHOICES and all(found)
+    together, alone = (next(iter(f.values())) for f in found[:2])
+    assert together > alone
+    assert loop_choice.choices(_step(trips=2, entry=1), HERE) == []
+
+
+def test_the_cost_graph_holds_a_segment_while_the_gradient_runs():
+    graph, _ = in_segments(_step(), {"loop0": 3})
+    cost = build_cost_graph(graph)
+    vertex = next(v for v in cost.vertices if v.name == "gradient0" + MARK)
+    assert vertex.workspace == 3 * ENTRY

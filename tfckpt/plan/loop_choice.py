@@ -1,0 +1,134 @@
+"""Keep what a loop's gradient reads, recompute the loop whole, or segment by segment.
+
+A graph whose loops are recomputed in segments (`tfckpt.plan.segments.in_segments`) is a step like
+any other. So one decision means to plan several such graphs against the same plain step, and to
+take the best plan of all: with all loops that save anything in segments, and with those alone that
+save most for their time. Segments are as long as takes the least memory for the loop by itself;
+and, where several loops are in segments, for all: their states are held together, while one
+segment at a time is computed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.costgraph import CostGraph
+from tfckpt.cost.time import seconds
+from tfckpt.edits import Edits
+from tfckpt.errors import InfeasibleBudgetError
+from tfckpt.graph import Graph, Op
+from tfckpt.plan.forward_ad import Decision
+from tfckpt.plan.planner import best_of
+from tfckpt.plan.segments import (
+    Lengths,
+    best_length,
+    entry_bytes,
+    in_segments,
+    segmentable,
+    state_bytes,
+)
+from tfckpt.target import Target
+
+SMALLEST = 0.01
+"""Of what all loops save, what one has to save to be looked at."""
+CHOICES = 6
+"""Graphs with loops in segments that are planned, at most."""
+SEARCHED = 3_000
+"""How many, times the vertices of the graph."""
+
+Planner = Callable[[Graph, CostGraph], Iterator[Decision]]
+"""Yields decisions about a graph of the step, best first."""
+
+
+def segmented(graph: Graph, cost: CostGraph, lengths: Lengths, target: Target
+              ) -> tuple[Graph, CostGraph, Edits]:
+    """Return the step with loops in segments, its cost, and the edits.
+
+    Raises:
+      PlanError: a loop cannot be recomputed so.
+    """
+    if not lengths:
+        return graph, cost, Edits()
+    graph, edits = in_segments(graph, lengths, not target.orders_by_control)
+    return graph, build_cost_graph(graph, target.rates, target.fusion), edits
+
+
+def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, budget: int | None,
+                           objective: str, target: Target,
+                           allowed: Callable[[], bool] = lambda: True) -> Iterator[Decision]:
+    """Yield decisions about a step, its loops as they are or in segments, best first.
+
+    A budget that is met with nothing computed again ends the search.
+
+    Args:
+      graph, cost: the step.
+      plans: what plans a graph of it.
+      budget, objective: what `plans` plans for.
+      allowed: says, whenever a decision is asked for, whether it may have loops in segments.
+
+    Raises:
+      InfeasibleBudgetError: no plan fits; the smallest budget of those tried is named.
+    """
+    heads: dict[int, Decision] = {}
+    others: dict[int, Iterator[Decision]] = {}
+    refusals: list[InfeasibleBudgetError] = []
+    most = max(1, SEARCHED // max(len(cost.vertices), 1))
+    lengths = choices(graph, target)[:most] if allowed() else []
+    for n, chosen in enumerate([{}, *lengths]):
+        others[n] = _decisions(graph, cost, chosen, plans, target)
+        try:
+            heads[n] = next(others[n])
+        except InfeasibleBudgetError as error:
+            refusals.append(error)
+        except StopIteration:
+            continue
+        if budget is not None and n in heads and not chosen and (
+                not heads[n].planned.plan.recomputed):
+            break
+    if not heads and refusals:
+        raise min(refusals, key=lambda error: error.smallest_bytes)
+    while heads:
+        order = [n for n in heads if not heads[n].segments or allowed()]
+        if not order:
+            return
+        best = order[best_of([heads[n].planned for n in order], budget, objective)]
+        yield heads.pop(best)
+        following = next(others[best], None)
+        if following is not None:
+            heads[best] = following
+
+
+def _decisions(graph: Graph, cost: CostGraph, lengths: Lengths, plans: Planner, target: Target
+               ) -> Iterator[Decision]:
+    changed, priced, edits = segmented(graph, cost, lengths, target)
+    for found in plans(changed, priced):
+        yield found if not lengths else Decision(
+            found.graph, found.cost, found.planned, found.regions, edits.then(found.edits),
+            tuple(lengths.items()))
+
+
+def choices(graph: Graph, target: Target) -> list[dict[str, int]]:
+    """Return which loops may be recomputed in segments, and how long these are: all loops first."""
+    loops = [op for op in segmentable(graph) if _saves(op) > 0]
+    least = SMALLEST * sum(map(_saves, loops))
+    loops = [op for op in loops if _saves(op) >= least]
+    if not loops:
+        return []
+    worth = sorted(range(len(loops)), key=lambda n: -_saves(loops[n]) / seconds(
+        graph, loops[n], target.rates))
+    count = len(loops)
+    sizes = dict.fromkeys(size for size in (count, count // 2, count // 4, 1) if size)
+    found = []
+    for size, together in itertools.product(sizes, (True, False)):
+        taken = [loops[n] for n in sorted(worth[:size])]
+        found.append({op.name: best_length(op, len(taken) if together else 1) for op in taken})
+    return [entry for n, entry in enumerate(found) if entry not in found[:n]][:CHOICES]
+
+
+def _saves(op: Op) -> float:
+    """Return the bytes that a loop by itself keeps less in segments."""
+    assert op.loop is not None
+    k = best_length(op)
+    return (op.loop.trips - k) * entry_bytes(op) - -(-op.loop.trips // k) * state_bytes(op)

@@ -1,0 +1,309 @@
+"""A step whose loops are recomputed segment by segment: as a graph to be planned, and as edits.
+
+Of a loop of T iterations only the states before every k-th are kept. The gradient's loop goes
+through the segments from the last to the first: it runs the loop over one of them again, with all
+its lists, and then its own body over that. So ceil(T / k) states and k entries of the lists are
+held instead of T entries, for one more run of the loop (Chen et al., "Training Deep Nets with
+Sublinear Memory Cost", section 4.1, with segments of one length). The sum of both is least for k
+near sqrt(T * state / entry). Sums go on from segment to segment, so no bit changes.
+
+Both loops become loops over segments, which call the bodies that there were:
+
+    forward's inputs:   those there were, a list for each state, the number of segments so far (0)
+    forward's results:  the same; the old lists stay empty
+    gradient's inputs:  the segments left; those there were, but for the old lists; the lists of
+                        states; what the forward's loop is given and does not hand on as a state
+    gradient's results: the same
+
+Nothing here imports TensorFlow: which functions the new loops call is filled in by
+`tfckpt.rewrite.segments`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from tfckpt.edits import Create, Edits, Replace, Rewire, op_of
+from tfckpt.errors import PlanError
+from tfckpt.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor, check_graph
+from tfckpt.ops import names
+
+SEGMENTED = "segments"
+"""Attribute of a new loop until its functions are made: see `Role`."""
+MARK = "-tfckpt_segments"
+"""Behind the names of loops that take the place of others."""
+
+Lengths = Mapping[str, int]
+"""Iterations of a segment, by the name of the forward's loop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """What a new loop does.
+
+    Attributes:
+      forward, gradient: names of the two loops that give way.
+      length: iterations of a segment.
+      count: how many segments there are, at most.
+      is_gradient: whether it takes the place of the gradient's loop.
+      segments: how the loops belong together.
+    """
+
+    forward: str
+    gradient: str
+    length: int
+    count: int
+    is_gradient: bool
+    segments: Segments
+
+
+def new_name(loop: str) -> str:
+    """Return the name of what takes the place of a loop."""
+    return loop + MARK
+
+
+def extras(segments: Segments, count: int) -> tuple[int, ...]:
+    """Return the slots of the forward's loop that the gradient's new loop is given.
+
+    Args:
+      count: how many slots it has.
+    """
+    states = frozenset(segments.states)
+    return tuple(n for n in range(count) if n not in states)
+
+
+def kept_slots(segments: Segments, count: int) -> tuple[int, ...]:
+    """Return the slots of the gradient's loop that its new loop has too, in order."""
+    gone = frozenset(segments.residuals)
+    return tuple(n for n in range(count) if n not in gone)
+
+
+def state_bytes(op: Op) -> int:
+    """Return the bytes of a loop's states."""
+    assert op.loop is not None and op.loop.segments is not None
+    return sum(op.outputs[slot].bytes or 0 for slot in op.loop.segments.states)
+
+
+def entry_bytes(op: Op) -> float:
+    """Return the bytes that an iteration of a loop adds to its lists."""
+    loop = op.loop
+    assert loop is not None and loop.segments is not None
+    return sum(op.outputs[slot].bytes or 0 for slot in loop.segments.lists
+               if slot not in loop.shares) / max(loop.trips, 1)
+
+
+def best_length(op: Op, share: float = 1.0) -> int:
+    """Return the length of a loop's segments with which it holds least.
+
+    Args:
+      share: by how much more the states count: they are held while other loops run.
+    """
+    assert op.loop is not None
+    trips = max(op.loop.trips, 1)
+    state, entry = share * state_bytes(op), entry_bytes(op)
+    return min(range(1, trips + 1), key=lambda k: math.ceil(trips / k) * state + k * entry)
+
+
+def segmentable(graph: Graph) -> tuple[Op, ...]:
+    """Return the loops that can be recomputed segment by segment, in the order of the graph."""
+    by_name = {op.name: op for op in graph.ops}
+    fetched = {(graph.ops[i].name, slot) for i, slot in graph.fetches}
+    found = []
+    for op in graph.ops:
+        segments = op.loop.segments if op.loop is not None else None
+        if segments is None or segments.gradient not in by_name:
+            continue
+        hidden = {*((op.name, slot) for slot in segments.lists),
+                  *((segments.gradient, slot) for slot in (0, *segments.residuals))}
+        if hidden.isdisjoint(fetched) and op.loop is not None and op.loop.trips > 1:
+            found.append(op)
+    return tuple(found)
+
+
+def in_segments(graph: Graph, lengths: Lengths, fixed: bool = False) -> tuple[Graph, Edits]:
+    """Return the step with some loops recomputed segment by segment, and the edits that make it.
+
+    Args:
+      fixed: whether all shapes are those of every call, as where XLA compiles the step.
+
+    Raises:
+      PlanError: a loop cannot be recomputed so.
+    """
+    edits = Edits()
+    for name in lengths:
+        loop = next((op for op in segmentable(graph) if op.name == name), None)
+        if loop is None:
+            raise PlanError(f"plan: the loop {name!r} cannot be recomputed in segments")
+        graph, more = _Change(graph, loop, lengths[name], fixed).made()
+        edits = edits.then(more)
+    return graph, edits
+
+
+@dataclasses.dataclass(frozen=True)
+class _New:
+    """A new op, and what it reads and waits for, by name."""
+
+    op: Op
+    inputs: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+
+    def create(self) -> Create:
+        return Create(self.op.name, self.op.type, self.inputs, self.controls,
+                      tuple(t.dtype for t in self.op.outputs), self.op.attrs, self.op.device)
+
+
+class _Change:
+    """One loop and its gradient's, of a graph, to be recomputed in segments of a length."""
+
+    def __init__(self, graph: Graph, forward: Op, length: int, fixed: bool):
+        assert forward.loop is not None and forward.loop.segments is not None
+        self.graph, self.forward, self.loop = graph, forward, forward.loop
+        self.segments, self.length, self.fixed = forward.loop.segments, length, fixed
+        self.gradient = next(op for op in graph.ops if op.name == self.segments.gradient)
+        self.count = math.ceil(self.loop.trips / length)
+        self.name = new_name(forward.name)
+
+    def made(self) -> tuple[Graph, Edits]:
+        before, forward, gradient = self._before(), self._forward(), self._gradient()
+        graph, rewires = self._rebuilt(before, forward, gradient)
+        return graph, Edits(
+            tuple(new.create() for new in (*before, forward, gradient)), rewires,
+            dropped=(self.forward.name, self.gradient.name), replaced=(
+                Replace(self.forward.name, forward.op.name),
+                Replace(self.gradient.name, gradient.op.name)))
+
+    def _role(self, is_gradient: bool) -> Role:
+        return Role(self.forward.name, self.gradient.name, self.length, self.count, is_gradient,
+                    self.segments)
+
+    def _before(self) -> list[_New]:
+        """The lists of states, empty, and what they are made of."""
+        made = [self._constant("count", 0), self._constant("most", self.count)]
+        for n, slot in enumerate(self.segments.states):
+            shape = self.forward.outputs[slot].shape
+            known = [d for d in shape or () if d is not None]
+            whole = self.fixed and shape is not None and len(known) == len(shape)
+            made.append(self._constant(f"shape{n}", known if whole else -1))
+            op = Op(f"{self.name}_states{n}", names.EMPTY_LIST, (), (), (Tensor("variant", (), 0),),
+                    FORWARD, True, self.forward.device,
+                    {"element_dtype": f"dtype:{self.forward.outputs[slot].dtype}",
+                     "shape_type": "dtype:int32"})
+            made.append(_New(op, (f"{self.name}_shape{n}:0", f"{self.name}_most:0")))
+        return made
+
+    def _constant(self, what: str, value: int | list[int]) -> _New:
+        shape = (len(value),) if isinstance(value, list) else ()
+        made = Tensor("int32", shape, 4 * len(value) if isinstance(value, list) else 4)
+        return _New(Op(f"{self.name}_{what}", names.CONST, (), (), (made,),
+                       FORWARD, True, self.forward.device,
+                       {"dtype": "dtype:int32", "value": ("const", "int32", value)}))
+
+    def _forward(self) -> _New:
+        op, states = self.forward, range(len(self.segments.states))
+        lists = frozenset(self.segments.lists)
+        kept = [dataclasses.replace(t, bytes=0) if slot in lists else t
+                for slot, t in enumerate(op.outputs)]
+        size = [self.count * (op.outputs[slot].bytes or 0) for slot in self.segments.states]
+        outputs = (*kept, *(Tensor("variant", (), size[n]) for n in states),
+                   Tensor("int32", (), 4))
+        left = {slot: root for slot, root in self.loop.shares.items()
+                if slot not in lists and root not in lists}
+        loop = Loop(self.loop.trips, self.loop.body, left, {
+            slot: takes for slot, takes in self.loop.takes.items() if slot not in lists})
+        new = dataclasses.replace(
+            op, name=self.name, inputs=(), controls=(), outputs=outputs, pure=False, loop=loop,
+            attrs={SEGMENTED: self._role(False)}, workspace=op.workspace + self._held())
+        return _New(new, (*self._inputs(op), *(f"{self.name}_states{n}:0" for n in states),
+                          f"{self.name}_count:0"), self._controls(op))
+
+    def _held(self) -> int:
+        """The bytes of the lists of one segment."""
+        return math.ceil(self.length * entry_bytes(self.forward))
+
+    def _gradient(self) -> _New:
+        op, states = self.gradient, len(self.segments.states)
+        total = len(self.forward.outputs)
+        kept = kept_slots(self.segments, len(op.outputs))
+        given = extras(self.segments, total)
+        outputs = (Tensor("int32", (), 4), *(op.outputs[n] for n in kept),
+                   *(Tensor("variant", (), 0) for _ in range(states)),
+                   *(dataclasses.replace(self.forward.outputs[n], bytes=0) for n in given))
+        assert op.loop is not None
+        place = {old: new + 1 for new, old in enumerate(kept)}
+        loop = Loop(op.loop.trips, _both(self.loop.body, op.loop.body), {
+            place[s]: place[r] for s, r in op.loop.shares.items() if s in place and r in place}, {
+            place[s]: tuple(place[w] for w in wishes if w in place)
+            for s, wishes in op.loop.takes.items() if s in place})
+        inputs = self._inputs(op)
+        new = dataclasses.replace(
+            op, name=new_name(op.name), inputs=(), controls=(), outputs=outputs, pure=False,
+            loop=loop, attrs={SEGMENTED: self._role(True)}, workspace=op.workspace + self._held())
+        named = (f"{self.name}:{total + states}", *(self._new(inputs[n]) for n in kept),
+                 *(f"{self.name}:{total + n}" for n in range(states)),
+                 *(self._inputs(self.forward)[n] for n in given))
+        waits = [self.graph.ops[s].name for n in kept for s, _ in op.inputs[n:n + 1]
+                 if self.graph.ops[s].region == BACKWARD]
+        return _New(new, named, tuple(dict.fromkeys((*self._controls(op), *waits))))
+
+    def _new(self, tensor: str) -> str:
+        """What a tensor is called once the forward's loop has given way."""
+        return tensor if op_of(tensor) != self.forward.name else (
+            f"{self.name}:{tensor.rpartition(':')[2]}")
+
+    def _inputs(self, op: Op) -> tuple[str, ...]:
+        return tuple(f"{self.graph.ops[s].name}:{slot}" for s, slot in op.inputs)
+
+    def _controls(self, op: Op) -> tuple[str, ...]:
+        return tuple(self._renamed(self.graph.ops[c].name) for c in op.controls)
+
+    def _renamed(self, name: str) -> str:
+        return new_name(name) if name in (self.forward.name, self.gradient.name) else name
+
+    def _rebuilt(self, before: Sequence[_New], forward: _New, gradient: _New
+                 ) -> tuple[Graph, tuple[Rewire, ...]]:
+        """The graph with the new loops in the places of the old, and what reads them rewired."""
+        place = {old: new + 1 for new, old in enumerate(
+            kept_slots(self.segments, len(self.gradient.outputs)))}
+
+        def moved(tensor: str) -> str:
+            name, _, slot = tensor.rpartition(":")
+            if name != self.gradient.name:
+                return self._new(tensor)
+            return f"{gradient.op.name}:{place[int(slot)]}"
+
+        entries: list[tuple[Op, tuple[str, ...], tuple[str, ...]]] = []
+        rewires: list[Rewire] = []
+        for op in self.graph.ops:
+            if op.name == self.forward.name:
+                entries += [(n.op, n.inputs, n.controls) for n in (*before, forward)]
+            elif op.name == self.gradient.name:
+                entries.append((gradient.op, gradient.inputs, gradient.controls))
+            else:
+                read = self._inputs(op)
+                entries.append((op, tuple(map(moved, read)), self._controls(op)))
+                rewires += [Rewire(op.name, n, moved(t)) for n, t in enumerate(read)
+                            if moved(t) != t]
+        index = {op.name: n for n, (op, _, _) in enumerate(entries)}
+        ops = tuple(dataclasses.replace(
+            op, inputs=tuple((index[op_of(t)], int(t.rpartition(":")[2])) for t in inputs),
+            controls=tuple(index[c] for c in controls)) for op, inputs, controls in entries)
+
+        def fetched(i: int, slot: int) -> tuple[int, int]:
+            name, _, number = moved(f"{self.graph.ops[i].name}:{slot}").rpartition(":")
+            return index[name], int(number)
+
+        result = dataclasses.replace(
+            self.graph, ops=ops, fetches=tuple(fetched(*t) for t in self.graph.fetches),
+            sinks=tuple(index[self._renamed(self.graph.ops[i].name)] for i in self.graph.sinks))
+        check_graph(result)
+        return result, tuple(rewires)
+
+
+def _both(first: Graph, second: Graph) -> Graph:
+    """Return what two bodies do one after the other, to be priced."""
+    shift = len(first.ops)
+    return Graph(second.name, (*first.ops, *(dataclasses.replace(
+        op, inputs=tuple((s + shift, slot) for s, slot in op.inputs),
+        controls=tuple(c + shift for c in op.controls)) for op in second.ops)), (), ())

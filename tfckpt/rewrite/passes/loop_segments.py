@@ -1,0 +1,39 @@
+"""The functions that loops over segments call, and what such loops have to run before.
+
+A gradient's loop that runs a forward's again reads the variables that that reads, in the backward:
+what may write them later waits for it, as for a copy (`tfckpt.rewrite.passes.state_writes`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfckpt.edits import AddControl, Edits
+from tfckpt.errors import RewriteError
+from tfckpt.plan.segments import SEGMENTED, Role
+from tfckpt.rewrite.passes.manager import Context, Pass, Property
+from tfckpt.rewrite.segments import with_functions
+
+
+def write_functions(context: Context, edits: Edits) -> Edits:
+    """Return the edits with the functions of loops over segments.
+
+    Raises:
+      RewriteError: the step is not at hand, or its functions are not known.
+    """
+    roles = {op.name: role for op in edits.added
+             if isinstance(role := op.attrs.get(SEGMENTED), Role)}
+    if not roles:
+        return edits
+    live = getattr(context.plain, "live", None)
+    if live is None:
+        raise RewriteError("rewrite: the functions of the step's loops are not at hand")
+    loops = {op.name: op.loop for op in context.graph.ops if op.loop is not None}
+    waits = [AddControl(write, name) for name, role in roles.items() if role.is_gradient
+             for write in loops[role.forward].later_writes]
+    known = {op.name for op in context.graph.ops}
+    return with_functions(dataclasses.replace(edits, controls=(
+        *edits.controls, *(w for w in waits if w.op in known))), live)
+
+
+PASS = Pass("loop segments", write_functions, requires=frozenset({Property.DERIVATIVES}))

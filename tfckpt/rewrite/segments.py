@@ -1,0 +1,374 @@
+"""The functions of loops over segments, made of those of the loops whose place they take.
+
+What a body computes stays one function, called by name: an inner loop runs it over a segment, the
+outer loop over the segments. Its ops thus stand in a loop's body as before, with the same readers,
+so that TensorFlow's optimizers fuse and reorder them as in the plain step. That the forward's lists
+have readers, though nothing needs them, is part of it: what is pushed onto a list nobody reads
+would have a reader less. Their lengths count the segments.
+
+Layouts of arguments and results are those of `tfckpt.plan.segments`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.variables import behind
+from tfckpt.edits import TRIPS, Create, Edits
+from tfckpt.errors import RewriteError
+from tfckpt.ops import names, record
+from tfckpt.plan.segments import SEGMENTED, Role, extras, kept_slots
+
+_INT, _VARIANT = tf.int32.as_datatype_enum, tf.variant.as_datatype_enum
+_PARALLEL, _SHAPES, _TYPES = "parallel_iterations", "output_shapes", "T"
+_FIXED = (0, 1)
+"""What the gradient's loop counts from, and a bound for that."""
+_BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_shapes", "_class")
+"""Attributes of a loop that count its inputs or outputs, or that tie it to others."""
+
+
+def with_functions(edits: Edits, live: tf.Graph) -> Edits:
+    """Return edits whose new loops over segments have functions to call.
+
+    Args:
+      live: the graph that is edited.
+
+    Raises:
+      RewriteError: the functions of a loop are not known.
+    """
+    functions: dict[bytes, None] = dict.fromkeys(edits.functions)
+    added = []
+    for op in edits.added:
+        role = op.attrs.get(SEGMENTED)
+        if isinstance(op, Create) and isinstance(role, Role):
+            loop = _Loops(role, live)
+            made = loop.gradient_loop() if role.is_gradient else loop.forward_loop()
+            functions.update(dict.fromkeys(made.functions))
+            op = dataclasses.replace(op, attrs=made.attrs)
+        added.append(op)
+    return dataclasses.replace(edits, added=tuple(added), functions=tuple(functions))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """Attributes of a new loop, and the functions that it calls."""
+
+    attrs: dict[str, object]
+    functions: tuple[bytes, ...]
+
+
+class _Loops:
+    """A loop of the forward and its gradient's, and how they become loops over segments."""
+
+    def __init__(self, role: Role, live: tf.Graph):
+        self.role, self.segments, self.live = role, role.segments, live
+        operations = {op.name: op for op in live.get_operations()}
+        self.forward = operations[role.forward]
+        self.gradient = operations[role.gradient]
+        self.f, self.g = (tf_adapter.node_attrs(op) for op in (self.forward, self.gradient))
+        self.count = len(self.forward.inputs)
+        self.states = len(role.segments.states)
+        self.inner_cond = self._inner_cond()
+        self.again = self._again()
+
+    def _definition(self, attrs: dict, key: str) -> Any:
+        found = tf_adapter.find_function(self.live, attrs[key].func.name)
+        if found is None:
+            raise RewriteError(f"rewrite: {attrs[key].func.name!r}, which a loop calls, is not "
+                               "known")
+        made = type(found)()
+        made.CopyFrom(found)
+        return made
+
+    def _again(self) -> bytes:
+        """The forward's body under a name of its own.
+
+        XLA reads a function once and changes what it has read: two loops must not share one.
+        """
+        made = self._definition(self.f, "body")
+        return _named(made, "gradient" if self.role.is_gradient else "forward")
+
+    def _inner_cond(self) -> bytes:
+        """The forward's condition, and that the segment is not over."""
+        made = self._definition(self.f, "cond")
+        what = "again" if self.role.is_gradient else "cond"
+        if self.segments.bounded:
+            return _named(made, what)
+        counter, bound = (made.signature.input_arg[n].name for n in (0, 1))
+        (result,) = (output.name for output in made.signature.output_arg)
+        body = _Body(made)
+        less = body.node("Less", (counter, bound), "z", T=made.signature.input_arg[0].type)
+        made.ret[result] = body.node("LogicalAnd", (less, made.ret[result]), "z")
+        return _named(made, what)
+
+    def _outer_cond(self, more: Sequence[int]) -> bytes:
+        """The forward's condition, of a loop with further variables."""
+        made = self._definition(self.f, "cond")
+        for n, kind in enumerate(more):
+            made.signature.input_arg.add(name=f"tfckpt_more_{n}", type=kind)
+        return _named(made, "cond")
+
+    def forward_loop(self) -> _Made:
+        """The forward's loop: before each segment it puts its states away."""
+        kinds = [*self.f[_TYPES].list.type, *[_VARIANT] * self.states, _INT]
+        function, names_in = _function(self.forward, kinds)
+        body = _Body(function)
+        given, lists, segment = (names_in[:self.count], names_in[self.count:-1], names_in[-1])
+        pushed = [body.node("TensorListPushBack", (handle, given[slot]), "output_handle",
+                            element_dtype=kinds[slot])
+                  for handle, slot in zip(lists, self.segments.states, strict=True)]
+        made = self._run(body, [
+            body.shaped(name, self.f[_SHAPES].list.shape[slot], kinds[slot])
+            if slot in self.segments.states else name for slot, name in enumerate(given)])
+        lengths = [body.node("TensorListLength", (made[slot],), "length")
+                   for slot in self.segments.lists]
+        one = body.constant(1)
+        for length in lengths:
+            one = body.node("Minimum", (one, length), "z", T=_INT)
+        number = body.node("AddV2", (segment, one), "z", T=_INT)
+        changing = (*self.segments.states, *self.segments.written)
+        kept = [made[n] if n in changing else given[n] for n in range(self.count)]
+        body.returns((*kept, *pushed, number))
+        return self._loop(self.forward, self.f, kinds, function,
+                          self._outer_cond([*[_VARIANT] * self.states, _INT]),
+                          [*self.f[_SHAPES].list.shape, *_scalars(self.states + 1)])
+
+    def _run(self, body: _Body, given: Sequence[str]) -> list[str]:
+        """The forward's loop over one segment, from what it is given; its results."""
+        kind = self.f[_TYPES].list.type[0]
+        end = body.node("AddV2", (given[0], body.constant(self.role.length, kind)), "z", T=kind)
+        if self.segments.bounded:
+            end = body.node("Minimum", (end, given[1]), "z", T=kind)
+        inputs = [given[0], end, *given[2:]]
+        for slot in self.segments.lists:
+            inputs[slot] = self._empty(body, slot) or inputs[slot]
+        return body.loop(self.forward, self.f, inputs,
+                         _name_of(self.inner_cond), _name_of(self.again), self.role.length)
+
+    def _empty(self, body: _Body, slot: int) -> str:
+        """A list for the entries of one segment; "" where the shape of these is not known.
+
+        XLA makes it as long as it may become.
+        """
+        list_op = behind(self.forward.inputs[slot]).op
+        if not record(list_op.type).lists.empty:
+            return ""
+        shape = tf.get_static_value(behind(list_op.inputs[0]))
+        if shape is None:
+            return ""
+        size = [int(d) for d in shape.ravel()] if shape.ndim else int(shape)
+        return body.node(names.EMPTY_LIST, (body.constant(size), body.constant(self.role.length)),
+                         "handle", shape_type=_INT,
+                         element_dtype=list_op.get_attr("element_dtype").as_datatype_enum)
+
+    def gradient_loop(self) -> _Made:
+        """The gradient's loop over segments, the last first."""
+        own = list(self.g[_TYPES].list.type)
+        kept = kept_slots(self.segments, len(own))
+        given = extras(self.segments, self.count)
+        kinds = [_INT, *(own[n] for n in kept), *[_VARIANT] * self.states,
+                 *(self.f[_TYPES].list.type[n] for n in given)]
+        function, names_in = _function(self.gradient, kinds)
+        body = _Body(function)
+        left, old = names_in[0], dict(zip(kept, names_in[1:], strict=False))
+        lists = names_in[1 + len(kept):1 + len(kept) + self.states]
+        passed = names_in[1 + len(kept) + self.states:]
+        start = dict(zip(given, passed, strict=True))
+        popped = []
+        for slot, handle in zip(self.segments.states, lists, strict=True):
+            known = self.f[_SHAPES].list.shape[slot]
+            shape = body.constant(_dimensions(known))
+            pop = body.node("TensorListPopBack", (handle, shape), "output_handle",
+                            element_dtype=self.f[_TYPES].list.type[slot])
+            popped.append(pop)
+            start[slot] = body.shaped(pop.replace(":output_handle:", ":tensor:"), known,
+                                      self.f[_TYPES].list.type[slot])
+        made = self._run(body, [start[n] for n in range(self.count)])
+        kind = self.f[_TYPES].list.type[0]
+        trips = body.node("Sub", (made[0], start[0]), "z", T=kind)
+        shapes = list(self.g[_SHAPES].list.shape)
+        inputs = {n: name if n in _FIXED or _is_passed(own[n]) else body.shaped(
+            name, shapes[n], own[n]) for n, name in old.items()}
+        inputs[self.segments.trips] = trips
+        for emptied, filled in zip(self.segments.residuals, self.segments.lists, strict=True):
+            inputs[emptied] = made[filled]
+        results = body.loop(self.gradient, self.g, [inputs[n] for n in range(len(own))],
+                            self.g["cond"].func.name, self.g["body"].func.name,
+                            self.role.length)
+        fewer = body.node("Sub", (left, body.constant(1)), "z", T=_INT)
+        fixed = (*_FIXED, self.segments.trips, *self.segments.idle)
+        body.returns((fewer, *(old[n] if n in fixed else results[n] for n in kept), *popped,
+                      *passed))
+        mine = list(self.f[_SHAPES].list.shape)
+        return self._loop(self.gradient, self.g, kinds, function, _is_left(kinds), [
+            *_scalars(1), *(shapes[n] for n in kept), *_scalars(self.states),
+            *(mine[n] for n in given)])
+
+    def _loop(self, op: tf.Operation, attrs: dict, kinds: Sequence[int], function: Any,
+              cond: bytes, shapes: Sequence[Any]) -> _Made:
+        body = _named(function, "body")
+        made = _loop_attrs(attrs, kinds, _name_of(cond), _name_of(body), shapes)
+        made["_num_original_outputs"] = tf.compat.v1.AttrValue(i=len(kinds))
+        made[TRIPS] = tf.compat.v1.AttrValue(i=self.role.count)
+        resources = [n for n, kind in enumerate(kinds) if kind == tf.resource.as_datatype_enum]
+        if self._only_reads(attrs) and resources:
+            made["_read_only_resource_inputs"] = tf.compat.v1.AttrValue(
+                list=tf.compat.v1.AttrValue.ListValue(i=resources))
+        return _Made({key: ("attr", made[key].SerializeToString(deterministic=True))
+                      for key in sorted(made)}, (self.inner_cond, self.again, cond, body))
+
+    def _only_reads(self, attrs: dict) -> bool:
+        """Whether both loops, or the forward's, are known to write nothing that they are given."""
+        loops = [self.f] if attrs is self.f else [self.f, self.g]
+        return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)
+                   for loop in loops)
+
+
+def _resources(attrs: dict) -> list[int]:
+    return [n for n, kind in enumerate(attrs[_TYPES].list.type)
+            if kind == tf.resource.as_datatype_enum]
+
+
+def _is_passed(kind: int) -> bool:
+    """Return whether a tensor of a dtype has no shape that says anything: a handle, or a list."""
+    return kind in (_VARIANT, tf.resource.as_datatype_enum)
+
+
+def _dimensions(shape: Any) -> int | list[int]:
+    return -1 if shape.unknown_rank else [dimension.size for dimension in shape.dim]
+
+
+def _scalars(count: int) -> list[Any]:
+    return [tf.TensorShape([]).as_proto() for _ in range(count)]
+
+
+def _loop_attrs(attrs: dict, kinds: Sequence[int], cond: str, body: str, shapes: Sequence[Any]
+                ) -> dict[str, Any]:
+    """Return attributes of a loop over segments: one at a time, or they would all be held."""
+    value, several = tf.compat.v1.AttrValue, tf.compat.v1.AttrValue.ListValue
+    made = {key: attr for key, attr in attrs.items()
+            if key.startswith("_") and key not in _BY_PLACE}
+    made.update({_TYPES: value(list=several(type=kinds)), _SHAPES: value(list=several(
+        shape=shapes)), _PARALLEL: value(i=1), "cond": _call(cond), "body": _call(body)})
+    return made
+
+
+def _call(function: str) -> Any:
+    made = tf.compat.v1.AttrValue()
+    made.func.name = function
+    return made
+
+
+def _is_left(kinds: Sequence[int]) -> bytes:
+    """Return the condition that the first of some arguments is above 0."""
+    made = tf_adapter.FunctionDef()
+    for n, kind in enumerate(kinds):
+        made.signature.input_arg.add(name=f"arg{n}", type=kind)
+    made.signature.output_arg.add(name="result0", type=tf.bool.as_datatype_enum)
+    body = _Body(made)
+    made.ret["result0"] = body.node("Greater", ("arg0", body.constant(0)), "z", T=_INT)
+    return _named(made, "cond")
+
+
+def _function(like: tf.Operation, kinds: Sequence[int]) -> tuple[Any, list[str]]:
+    """Return a FunctionDef without ops, results as its arguments, and the arguments' names."""
+    made = tf_adapter.FunctionDef()
+    made.signature.is_stateful = tf_adapter.is_stateful(like)
+    found = [f"arg{n}" for n in range(len(kinds))]
+    for n, kind in enumerate(kinds):
+        made.signature.input_arg.add(name=found[n], type=kind)
+        made.signature.output_arg.add(name=f"result{n}", type=kind)
+    return made, found
+
+
+def _named(function: Any, what: str) -> bytes:
+    """Return a FunctionDef, serialised, under a name that says what is in it."""
+    function.signature.name = ""
+    text = function.SerializeToString(deterministic=True)
+    function.signature.name = f"__tfckpt_{what}_{hashlib.sha256(text).hexdigest()[:16]}"
+    return bytes(function.SerializeToString(deterministic=True))
+
+
+def _name_of(text: bytes) -> str:
+    return str(tf_adapter.FunctionDef.FromString(text).signature.name)
+
+
+class _Body:
+    """Adds ops to a FunctionDef."""
+
+    def __init__(self, function: Any):
+        self.function = function
+        self._taken = {node.name for node in function.node_def} | {
+            argument.name for argument in function.signature.input_arg}
+
+    def _new(self, name: str) -> Any:
+        number = 0
+        while (found := f"{name}_{number}" if number else name) in self._taken:
+            number += 1
+        self._taken.add(found)
+        return self.function.node_def.add(name=found)
+
+    def node(self, kind: str, inputs: Sequence[str], output: str, **dtypes: int) -> str:
+        """Add an op, its attributes dtypes, and return its first result."""
+        node = self._new(f"tfckpt_{kind}")
+        node.op = kind
+        node.input.extend(inputs)
+        for key, dtype in dtypes.items():
+            node.attr[key].type = dtype
+        return f"{node.name}:{output}:0"
+
+    def constant(self, value: int | list[int], dtype: int = _INT) -> str:
+        """Add a constant, and return its result."""
+        node = self._new("tfckpt_const")
+        node.op = names.CONST
+        made = tf.make_tensor_proto(value, tf.dtypes.as_dtype(dtype))
+        node.attr["dtype"].type = made.dtype
+        node.attr["value"].tensor.CopyFrom(made)
+        return f"{node.name}:output:0"
+
+    def shaped(self, tensor: str, shape: Any, dtype: int) -> str:
+        """Return a tensor of which TensorFlow knows the shape: it fuses ops only where it does."""
+        if shape.unknown_rank:
+            return tensor
+        node = self._new("tfckpt_shaped")
+        node.op = names.ENSURE_SHAPE
+        node.input.append(tensor)
+        node.attr["T"].type = dtype
+        node.attr["shape"].shape.CopyFrom(shape)
+        return f"{node.name}:output:0"
+
+    def _read(self, tensor: str) -> str:
+        """Return an argument as an op of the function hands it on.
+
+        What a loop is handed is named by what it reads, and sums add in the order of names: where
+        an op of a function makes it, it sorts as in a loop that stands in no function.
+        """
+        if ":" in tensor:
+            return tensor
+        kind = next(a.type for a in self.function.signature.input_arg if a.name == tensor)
+        return self.node(names.IDENTITY, (tensor,), "output", T=kind)
+
+    def loop(self, like: tf.Operation, attrs: dict, inputs: Sequence[str], cond: str, body: str,
+             trips: int) -> list[str]:
+        """Add a loop with the attributes of another, and return its results."""
+        read = [self._read(tensor) for tensor in inputs]
+        node = self._new("tfckpt_loop")
+        node.op = like.type
+        node.input.extend(read)
+        for key in sorted(attrs):
+            if key not in ("_class", "_output_shapes"):
+                node.attr[key].CopyFrom(attrs[key])
+        node.attr["cond"].func.name, node.attr["body"].func.name = cond, body
+        node.attr[TRIPS].i = trips
+        return [f"{node.name}:output:{n}" for n in range(len(inputs))]
+
+    def returns(self, results: Sequence[str]) -> None:
+        """Set the function's results."""
+        for output, result in zip(self.function.signature.output_arg, results, strict=True):
+            self.function.ret[output.name] = result
