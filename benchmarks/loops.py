@@ -1,0 +1,170 @@
+"""Loops recomputed segment by segment: peak and time of the plain and of the rewritten step.
+
+    python -m benchmarks.loops [--jobs=lstm,lstm3,ctc,heat] [--compiled] [--tiny]
+
+Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
+peaks of TensorFlow's allocator above what is held when the step begins (median of three calls), and
+the processor's seconds of a call (least of five, plain and rewritten step in turns). Entries of the
+loops' lists are as large as the allocator counts. Printed too: planned over measured peak, and
+whether losses and weights of three steps are the same in every bit. With `--compiled` XLA compiles
+the steps, and the bytes are the temporary ones of its buffer assignment.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from absl import app, flags
+
+from benchmarks.rows import head, in_own_process, line
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("jobs", ["lstm", "lstm3", "ctc", "heat"], "Which to measure.")
+flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
+flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
+flags.DEFINE_string("one", "", "The job that this process measures, for the program itself.")
+
+_COLUMNS = ("job", "plain MB", "ours MB", "ours / plain", "planned / measured", "time", "segments",
+            "identical")
+_CALLS = 5
+
+
+_FEATURES = 16
+
+
+def _recurrent(keras, kind, count: int, units: int, steps: int, batch: int):
+    """A stack of recurrent layers, trained on the mean square of the last one's output."""
+    import numpy as np
+    import tensorflow as tf
+
+    model = keras.Sequential([keras.Input((steps, _FEATURES), batch_size=batch), *(
+        kind(units, return_sequences=n < count - 1, use_cudnn=False) for n in range(count))])
+    x = np.random.default_rng(0).standard_normal((batch, steps, _FEATURES), dtype=np.float32)
+    return (lambda x: tf.reduce_mean(tf.square(model(x, training=True)))), x, [
+        v.value for v in model.trainable_variables]
+
+
+def lstm(shrink: int):
+    """One LSTM layer of 256 units, 256 steps, batch 320."""
+    import keras
+
+    return _recurrent(keras, keras.layers.LSTM, 1, 256, 256 // shrink, 320)
+
+
+def lstm3(shrink: int):
+    """Three LSTM layers of 128 units, 64 steps, batch 512."""
+    import keras
+
+    return _recurrent(keras, keras.layers.LSTM, 3, 128, 64 // shrink, 512)
+
+
+def ctc(shrink: int):
+    """Two GRU layers of 128 units over 800 frames, batch 512, CTC loss over 32 labels."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    frames, batch, classes, length = 800 // shrink, 512, 32, 20 // min(shrink, 4)
+    model = keras.Sequential([keras.Input((frames, 40), batch_size=batch), *(
+        keras.layers.GRU(128, return_sequences=True, use_cudnn=False) for _ in range(2)),
+        keras.layers.Dense(classes)])
+    random = np.random.default_rng(0)
+    x = random.standard_normal((batch, frames, 40), dtype=np.float32)
+    labels = tf.constant(random.integers(1, classes, (batch, length)), tf.int32)
+
+    def loss(x):
+        return tf.reduce_mean(tf.nn.ctc_loss(
+            labels, model(x, training=True), tf.fill([batch], length),
+            tf.fill([batch], frames), logits_time_major=False, blank_index=0))
+
+    return loss, x, [v.value for v in model.trainable_variables]
+
+
+def heat(shrink: int):
+    """The heat equation on 256 x 256 points, conductivity by temperature: 1,000 steps."""
+    import numpy as np
+    import tensorflow as tf
+
+    start = tf.Variable(np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32))
+
+    def step(i, u):
+        around = sum(tf.roll(u, shift, axis) for shift in (-1, 1) for axis in (0, 1))
+        return i + 1, u + 0.1 * tf.sigmoid(u) * (around - 4.0 * u)
+
+    def loss(x):
+        end = tf.while_loop(lambda i, u: i < 1000 // shrink, step, (0, start.read_value()),
+                            maximum_iterations=1000 // shrink)[1]
+        return tf.reduce_mean(tf.square(end - x))
+
+    return loss, np.zeros((256, 256), np.float32), [start]
+
+
+def measure() -> dict:
+    """Return peaks in bytes, seconds, and what the report says."""
+    import tensorflow as tf
+
+    import tfckpt
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    loss, x, weights = globals()[FLAGS.one](16 if FLAGS.tiny else 1)
+
+    def train(x):
+        with tf.GradientTape() as tape:
+            value = loss(x)
+        for weight, gradient in zip(weights, tape.gradient(value, weights), strict=True):
+            weight.assign_sub(0.01 * gradient)
+        return value
+
+    x = tf.constant(x)
+    plain, ours = (wrap(tf.function(train, jit_compile=FLAGS.compiled))
+                   for wrap in (lambda f: f, tfckpt.checkpoint))
+    start = [w.numpy() for w in weights]
+    found = []
+    for step in (plain, ours):
+        for weight, value in zip(weights, start, strict=True):
+            weight.assign(value)
+        found.append([step(x).numpy().tobytes() for _ in range(3)]
+                     + [w.numpy().tobytes() for w in weights])
+    report = ours.report
+    told = report.compiled
+    peaks = [told.before.temp_bytes, told.after.temp_bytes] if FLAGS.compiled else [
+        tfckpt.verify.measure_peak(step, x, repeats=3) for step in (plain, ours)]
+    taken: list[list[float]] = [[], []]
+    for _ in range(_CALLS):
+        for step, seconds in zip((plain, ours), taken, strict=True):
+            began = time.process_time()
+            step(x).numpy()
+            seconds.append(time.process_time() - began)
+    return {"peaks": peaks, "seconds": [min(seconds) for seconds in taken],
+            "planned": report.planned_peak_bytes, "refused": report.refused,
+            "segments": report.segments, "identical": found[0] == found[1]}
+
+
+def row(name: str) -> str:
+    """Return the line of one job."""
+    said = in_own_process(name, "benchmarks.loops", [
+        f"--one={name}", f"--tiny={FLAGS.tiny}", f"--compiled={FLAGS.compiled}"])
+    if not said:
+        return line([name, *["failed"] * (len(_COLUMNS) - 1)])
+    found = json.loads(said.splitlines()[-1])
+    before, after = found["peaks"]
+    plain, ours = found["seconds"]
+    return line([name, f"{before / 1e6:.1f}", f"{after / 1e6:.1f}", f"{after / before:.2f}",
+                 f"{found['planned'] / after:.2f}", f"{ours / plain:.2f}x",
+                 ", ".join(str(length) for _, length in found["segments"]) or "none",
+                 "yes" if found["identical"] else "no"])
+
+
+def main(argv: list[str]) -> None:
+    """Print the table."""
+    if FLAGS.one:
+        print(json.dumps(measure()))
+        return
+    print(head(_COLUMNS))
+    for name in FLAGS.jobs:
+        print(row(name), flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)
