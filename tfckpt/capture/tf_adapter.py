@@ -222,6 +222,8 @@ def _compiler_ir(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
 
 
 _asked = itertools.count()
+ADDED = "__tfckpt_"
+"""Before the names of functions that edits add; what follows says what is in them."""
 
 
 def with_definition(graph: FuncGraph, definition: tf.compat.v1.GraphDef) -> FuncGraph:
@@ -239,8 +241,9 @@ def _copy(graph: FuncGraph, definition: tf.compat.v1.GraphDef, order: Sequence[i
     made = {op.name: op for op in copy.get_operations()}
     copy.control_outputs = [made[op.name] for op in graph.control_outputs if op.name in made]
     ctx = eager_context.context()
-    for function in definition.library.function:  # those that edits have added
-        if not ctx.has_function(function.signature.name):
+    for function in definition.library.function:
+        name = function.signature.name
+        if name.startswith(ADDED) and not ctx.has_function(name):
             ctx.add_function_def(function)
     return copy
 

@@ -291,7 +291,7 @@ def _named(function: Any, what: str) -> bytes:
     """Return a FunctionDef, serialised, under a name that says what is in it."""
     function.signature.name = ""
     text = function.SerializeToString(deterministic=True)
-    function.signature.name = f"__tfckpt_{what}_{hashlib.sha256(text).hexdigest()[:16]}"
+    function.signature.name = f"{tf_adapter.ADDED}{what}_{hashlib.sha256(text).hexdigest()[:16]}"
     return bytes(function.SerializeToString(deterministic=True))
 
 
