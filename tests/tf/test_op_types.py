@@ -12,6 +12,9 @@ NAMED = {
     "tfckpt/cli/commands.py": "A and B head the columns of a table",
     "tfckpt/verify/terms.py": "what changes no bit of a kernel's result, of ops that nobody plans",
     "tfckpt/rewrite/names.py": "_XlaCompile is an attribute as well",
+    "tfckpt/rewrite/segments.py": "what the functions of loops over segments are made of",
+    "tfckpt/verify/loop_bodies.py": "what loops are lowered to",
+    "tfckpt/capture/control_edges.py": "what a lowered loop's condition waits for",
 }
 """Modules that hold the name of an op type, and why; never more than six."""
 
