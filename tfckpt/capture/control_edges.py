@@ -42,13 +42,12 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
             arguments.setdefault(found[1], set()).add(_op_of(node.input[0]))
     empty = set()
     for node in definition.node:
-        awaited = {_op_of(name) for name in node.input}
         if node.op != NO_OP:
             continue
         if found := _BEFORE_BODY.match(node.name):
             given = arguments.get(found[1], set())
         elif found := _BEFORE_LOOP.match(node.name):
-            given = awaited
+            given = {_op_of(name) for name in node.input}
         else:
             continue
         more = given - set(calls[found[1]]) if found[1] in calls else {
