@@ -88,6 +88,7 @@ def test_importing_the_planner_loads_no_tensorflow():
         "import importlib, pkgutil, sys\n"
         "import grappler_ext, tfckpt, tfckpt.fad, tfckpt.cost, tfckpt.plan, tfckpt.ops\n"
         "import tfckpt.errors, tfckpt.graph, tfckpt.report, tfckpt.parts, tfckpt.pictures\n"
+        "import tfckpt.rewrite.realise\n"  # with the passes
         "for package in (tfckpt.ops, tfckpt.fad, tfckpt.cost, tfckpt.plan):\n"
         "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
         "        importlib.import_module(module.name)\n"

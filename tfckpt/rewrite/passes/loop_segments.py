@@ -12,7 +12,6 @@ from tfckpt.edits import AddControl, Edits
 from tfckpt.errors import RewriteError
 from tfckpt.plan.segments import SEGMENTED, Role
 from tfckpt.rewrite.passes.manager import Context, Pass, Property
-from tfckpt.rewrite.segments import with_functions
 
 
 def write_functions(context: Context, edits: Edits) -> Edits:
@@ -28,6 +27,9 @@ def write_functions(context: Context, edits: Edits) -> Edits:
     live = getattr(context.plain, "live", None)
     if live is None:
         raise RewriteError("rewrite: the functions of the step's loops are not at hand")
+    # Here, not above: passes are planned and tested without TensorFlow.
+    from tfckpt.rewrite.segments import with_functions
+
     loops = {op.name: op.loop for op in context.graph.ops if op.loop is not None}
     waits = [AddControl(write, name) for name, role in roles.items() if role.is_gradient
              for write in loops[role.forward].later_writes]
