@@ -685,6 +685,39 @@ def test_compiled_graph_of_one_whose_function_is_not_made_yet(hook):
     assert np.array_equal(before, weights.numpy())
 
 
+@pytest.mark.parametrize("rows", [None, 32])
+def test_compiled_graph_of_one_that_chooses_by_number(hook, rows):
+    """XLA ends the process where such a step's shapes are open: it is not asked."""
+    weights, calls = tf.Variable(tf.ones((8, 8))), tf.Variable(0)
+    found = []
+
+    def compile_it(graph):
+        if "asked_about" in graph.name:
+            shapes = [tf.TensorShape([32, 8]), *(t.shape for t in graph.inputs[1:])]
+            try:
+                found.append(tf_adapter.compiled_graph(
+                    graph, graph.as_graph_def(), shapes, "CPU:0"))
+            except ValueError as error:
+                found.append(str(error))
+
+    hook(compile_it)
+
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec((rows, 8))])
+    def asked_about(x):
+        h = x @ weights
+        return tf.switch_case(calls.assign_add(1) % 3, [
+            lambda: h * 2.0, lambda: tf.tanh(h @ weights), lambda: h * 0.5])
+
+    asked_about.get_concrete_function()
+    if rows is None:
+        assert "memory that it has not written" in found[0]
+        return
+    wanted = tf_adapter.optimized_hlo(asked_about, (tf.ones((32, 8)),), {})
+    allocations = [sorted(b.size for b in hlo.buffer_assignment.buffer_allocations)
+                   for hlo in (found[0], wanted)]
+    assert allocations[0] == allocations[1]
+
+
 def test_compiled_graph_of_what_is_not_known(hook):
     said = []
 

@@ -205,6 +205,9 @@ def _compiler_ir(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
            if id(t) not in known and t.dtype in (tf.resource, tf.variant)]
     if bad:
         raise ValueError(f"the value of {bad[0]} is not known outside of the graph")
+    if _has_cases(definition) and not all(graph.inputs[i].shape.is_fully_defined() for i in fed):
+        raise ValueError("of a step with open shapes that chooses among branches by number, XLA "
+                         "reads memory that it has not written")
     held = [i for i, t in enumerate(graph.inputs) if id(t) in known]
     copy = _copy(graph, definition, [*fed, *held])
     specs = [tf.TensorSpec(shapes[i], graph.inputs[i].dtype) for i in fed]
@@ -219,6 +222,19 @@ def _compiler_ir(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
             captured_inputs=[known[id(graph.inputs[i])] for i in held], stage=stage)
         del function  # TensorFlow forgets it
     return found
+
+
+_CASES = ("Case", "StatelessCase")
+
+
+def _has_cases(definition: tf.compat.v1.GraphDef) -> bool:
+    """Return whether a graph chooses among branches by number, in its functions too.
+
+    Where such an op reads what has an open shape, XLA ends the process or goes on by luck, when it
+    is asked and when it runs the step (TensorFlow 2.21).
+    """
+    return any(node.op in _CASES for nodes in (
+        definition.node, *(f.node_def for f in definition.library.function)) for node in nodes)
 
 
 _asked = itertools.count()

@@ -46,6 +46,10 @@ _RECEIVE, _SEND = "_Recv", "_Send"
 _ARGUMENT, _RESULT, _CONSTANT, _SUM = "_Arg", "_Retval", "Const", "AddN"
 _POOL, _POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
 _ARRIVAL, _ADDS = "DestroyTemporaryVariable", "AssignAdd"
+_NO_EFFECT = frozenset((
+    _ARGUMENT, _RESULT, _ARRIVAL, "TemporaryVariable", _SEND, _RECEIVE, "Assert"))
+"""What TensorFlow calls stateful and changes no number. What an assertion asserts Grappler may know
+in one graph alone, and then it writes another condition there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,7 +391,7 @@ def _reads(kind: str) -> bool:
 def _has_effect(kind: str) -> bool:
     """Return whether an op of a type does more than compute: it draws numbers, or shows something.
     """
-    return (kind not in (_ARGUMENT, _RESULT, _ARRIVAL, "TemporaryVariable", _SEND, _RECEIVE)
+    return (kind not in _NO_EFFECT
             and record(kind).access is None and tf_adapter.is_stateful_type(kind))
 
 
