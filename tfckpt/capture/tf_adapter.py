@@ -39,7 +39,7 @@ from tensorflow.python.ops import control_flow_util, handle_data_util
 from tensorflow.python.util import _pywrap_util_port
 
 from tfckpt.ops import Access, registry
-from tfckpt.ops.names import CONST, ENSURE_SHAPE, VAR_IS_INITIALIZED
+from tfckpt.ops.names import CASE, CONST, ENSURE_SHAPE, STATELESS_CASE, VAR_IS_INITIALIZED
 
 try:
     from tensorflow.python.eager.polymorphic_function.transform import FUNC_GRAPH_TRANSFORMS
@@ -224,16 +224,13 @@ def _compiler_ir(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
     return found
 
 
-_CASES = ("Case", "StatelessCase")
-
-
 def _has_cases(definition: tf.compat.v1.GraphDef) -> bool:
     """Return whether a graph chooses among branches by number, in its functions too.
 
     Where such an op reads what has an open shape, XLA ends the process or goes on by luck, when it
     is asked and when it runs the step (TensorFlow 2.21).
     """
-    return any(node.op in _CASES for nodes in (
+    return any(node.op in (CASE, STATELESS_CASE) for nodes in (
         definition.node, *(f.node_def for f in definition.library.function)) for node in nodes)
 
 
