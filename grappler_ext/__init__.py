@@ -42,7 +42,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
            strict: bool = False, xla: bool = True, xla_trials: int = 2,
            op_seconds: Mapping[str, float] | None = None, tune: bool = False,
            time_limit: float = 300.0, exact: bool = False,
-           effort: float = 1.0) -> None:
+           effort: float = 1.0, keep: object = (), recompute: object = ()) -> None:
     """Rewrites every training function that TensorFlow instantiates from now on.
 
     Functions that ran before are optimised, and so rewritten, again. Builds the native pass if
@@ -53,7 +53,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     began with: call this first, or in that thread too.
 
     Args:
-      budget, solver, objective, batch_size, free_moves, fad, exact, effort: as for
+      budget, solver, objective, batch_size, free_moves, fad, exact, effort, keep, recompute: as for
         `tfckpt.checkpoint`, but that `exact` refuses neither loops nor branches nor calls: Grappler
         has seen them. The pass
         sees no call: `batch_size` says what a leading dimension stands for that a function's
@@ -82,7 +82,8 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
 
     global _bridge
     options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials,
-                           op_seconds, exact=exact, effort=effort)
+                           op_seconds, exact=exact, effort=effort, keep=keep,
+                           recompute=recompute)
     made = Rewriter(options.limited_to(time_limit), strict)
     _bridge = _bridge or Bridge()
     _put_in_force(Tuner(_bridge.rewriters.get(made.key, made), _use, tune), xla)

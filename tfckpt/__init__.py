@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfckpt.api import checkpoint, report_of
     from tfckpt.forward_ad import eager_fad, nested_forward_ad
     from tfckpt.report import Report
+    from tfckpt.saved import saved_tensors
     from tfckpt.tuning.profile import op_seconds
     from tfckpt.tuning.run import tune
 
@@ -30,13 +31,15 @@ __version__ = "0.1.0"
 
 __all__ = ["CaptureError", "CostError", "InfeasibleBudgetError", "PlanError", "Report",
            "RewriteError", "TfckptError", "VerificationError", "checkpoint", "eager_fad", "keras",
-           "nested_forward_ad", "op_seconds", "report_of", "tune", "verify"]
+           "nested_forward_ad", "op_seconds", "report_of", "saved_tensors", "tune",
+           "verify"]
 
 _LAZY = {"eager_fad": ("tfckpt.forward_ad", "eager_fad"),
          "nested_forward_ad": ("tfckpt.forward_ad", "nested_forward_ad"),
          "checkpoint": ("tfckpt.api", "checkpoint"), "report_of": ("tfckpt.api", "report_of"),
          "Report": ("tfckpt.report", "Report"),
          "op_seconds": ("tfckpt.tuning.profile", "op_seconds"),
+         "saved_tensors": ("tfckpt.saved", "saved_tensors"),
          "tune": ("tfckpt.tuning.run", "tune"),
          "keras": ("tfckpt.keras", None), "verify": ("tfckpt.verify", None)}
 

@@ -29,21 +29,23 @@ def checkpoint(fn: Callable[_Arguments, _Result], *, budget: object = ..., solve
                objective: str = ..., batch_size: int | None = ..., free_moves: bool = ...,
                fad: str | bool = ..., xla_trials: int = ...,
                op_seconds: Mapping[str, float] | None = ..., exact: bool = ...,
-               effort: float = ...) -> CheckpointedStep[_Arguments, _Result]: ...
+               effort: float = ..., keep: object = ..., recompute: object = ...
+               ) -> CheckpointedStep[_Arguments, _Result]: ...
 
 
 @overload
 def checkpoint(*, budget: object = ..., solver: str = ..., objective: str = ...,
                batch_size: int | None = ..., free_moves: bool = ..., fad: str | bool = ...,
                xla_trials: int = ..., op_seconds: Mapping[str, float] | None = ...,
-               exact: bool = ..., effort: float = ...) -> _Decorator: ...
+               exact: bool = ..., effort: float = ..., keep: object = ..., recompute: object = ...
+               ) -> _Decorator: ...
 
 
 def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
                fad: str | bool = False, xla_trials: int = XLA_TRIALS,
                op_seconds: Mapping[str, float] | None = None, exact: bool = False,
-               effort: float = 1.0) -> Any:
+               effort: float = 1.0, keep: object = (), recompute: object = ()) -> Any:
     """Rewrites a training step so that it needs less memory and computes the same.
 
     Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
@@ -83,6 +85,13 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
       effort: how much the search of "auto" may evaluate, as a multiple of the default, which is in
         proportion to the step. More takes longer and usually finds better plans. Counted, not
         timed: all processes agree.
+      keep, recompute: names of layers or ops of the forward pass, one or several: of `keep` none is
+        ever computed again, and of `recompute` nothing is held for the backward pass, which
+        computes it again where it reads it (but for what may not run twice, such as random
+        numbers). All else is planned as before, and no plan is applied that does not lower the
+        peak. A name stands for whole parts of op names between
+        slashes: "dense_1" for every op of that layer, "block?/conv*/Relu" for some; the report
+        lists both. `tfckpt.saved_tensors` shows names.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and
@@ -92,10 +101,11 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
       PlanError: malformed options, or what is no function. At the first trace, before anything has
         trained: InfeasibleBudgetError (states the smallest feasible budget), CostError (bytes are
         asked for, and sizes are unknown), or PlanError where a mapping of budgets lacks a device
-        of the step or has one that does not exist.
+        of the step or has one that does not exist, or where a name in `keep` or `recompute` matches
+        nothing.
     """
     options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials,
-                           op_seconds, exact=exact, effort=effort)
+                           op_seconds, exact=exact, effort=effort, keep=keep, recompute=recompute)
     if fn is None:
         return lambda function: CheckpointedStep(_checked(function), options)
     return CheckpointedStep(_checked(fn), options)

@@ -29,6 +29,7 @@ from tfckpt.judges import JUDGES, Candidate, Rejected
 from tfckpt.options import Options
 from tfckpt.parts import DevicePart, Part, Proposal, unchanged
 from tfckpt.plan.schedule import Plan
+from tfckpt.policy import with_policy
 from tfckpt.proposals import (
     NOTHING_TO_GAIN,
     PLAIN_FITS,
@@ -186,8 +187,9 @@ def run(carrier: Carrier, options: Options, refused: str = "") -> Outcome:
     Raises:
       CaptureError, CostError: the step cannot be read or priced; it is untouched.
       InfeasibleBudgetError: states the smallest feasible budget in the unit it was given in.
-      PlanError: a device has no budget, or one that is not there has; or the time limit is over
-        before the step is priced (later, the report says so).
+      PlanError: a device has no budget, or one that is not there has; a pattern of `keep` or
+        `recompute` matches nothing; or the time limit is over before the step is priced (later,
+        the report says so).
     """
     with time_limit(options.time_limit):
         return _run(carrier, options, refused)
@@ -199,6 +201,9 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
         step = carrier.capture(options)
     if step is None:
         return Outcome()
+    if step.graph.has_gradient():
+        step = dataclasses.replace(step, graph=with_policy(
+            step.graph, options.keep, options.recompute))
     target_of = place(options.target, step.compiled, carrier.optimised)
     if not step.graph.has_gradient():
         return _without_gradient(step, options, target_of, started)

@@ -17,6 +17,7 @@ Key = TypeVar("Key", int, str)
 
 FORWARD, BACKWARD, UPDATE, OTHER = "forward", "backward", "update", "other"
 REGIONS = (FORWARD, BACKWARD, UPDATE, OTHER)
+KEEP, RECOMPUTE = "keep", "recompute"
 
 TensorId = tuple[int, int]
 """(op index, output slot)."""
@@ -94,6 +95,8 @@ class Op:
       conditional: it runs in one branch of a Switch only, so that nothing outside may wait for it.
       loop: of a while loop whose number of iterations is known; None otherwise.
       workspace: bytes that it is known to hold besides its results while it runs.
+      policy: what a person asks of a forward op: `KEEP`, never to compute it again, or `RECOMPUTE`,
+        to hold nothing of it for the backward; "" where nothing is asked.
     """
 
     name: str
@@ -108,6 +111,7 @@ class Op:
     conditional: bool = False
     loop: Loop | None = None
     workspace: int = 0
+    policy: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

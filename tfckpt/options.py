@@ -10,6 +10,7 @@ from typing import Any
 from tfckpt.device_budgets import Budgets, parse_budgets
 from tfckpt.errors import PlanError
 from tfckpt.plan.planner import AUTO, check_effort, check_names
+from tfckpt.policy import parse_patterns
 from tfckpt.target import Target
 
 XLA_TRIALS = 2
@@ -29,6 +30,7 @@ class Options:
         for no limit.
       xla_trials: how many plans XLA is asked about at most.
       op_seconds: seconds of ops by name, where they were measured.
+      keep, recompute: patterns of layers and ops (`tfckpt.policy`).
     """
 
     budgets: Budgets = Budgets()
@@ -43,6 +45,8 @@ class Options:
     time_limit: float | None = None
     xla_trials: int = XLA_TRIALS
     op_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
 
     def limited_to(self, seconds: object) -> Options:
         """Return the same options with a time limit.
@@ -56,7 +60,7 @@ class Options:
 
 
 NAMES = ("budget", "solver", "objective", "batch_size", "free_moves", "fad", "exact",
-         "effort")
+         "effort", "keep", "recompute")
 """The options that every front end offers."""
 
 
@@ -65,7 +69,7 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
                  fad: str | bool = False, xla_trials: int = XLA_TRIALS,
                  op_seconds: Mapping[str, float] | None = None,
                  target: Target | None = None, exact: bool = False,
-                 effort: float = 1.0) -> Options:
+                 effort: float = 1.0, keep: object = (), recompute: object = ()) -> Options:
     """Check options before anything is traced.
 
     Raises:
@@ -89,7 +93,8 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
         raise PlanError(f"plan: xla_trials={xla_trials!r} must be an int, 0 to ask XLA nothing")
     return Options(parse_budgets(budget), solver, objective, batch_size, free_moves, fad, exact,
                    float(effort), target, xla_trials=int(xla_trials),
-                   op_seconds=_seconds(op_seconds))
+                   op_seconds=_seconds(op_seconds), keep=parse_patterns("keep", keep),
+                   recompute=parse_patterns("recompute", recompute))
 
 
 def _seconds(given: Any) -> dict[str, float]:

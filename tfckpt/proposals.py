@@ -113,7 +113,7 @@ class Search:
         self.leader = leader
         self._segments = True
         self._reason = refused = refused or (
-            PLAIN_FITS if _plain_fits(part, part.target.safety) else "")
+            PLAIN_FITS if _plain_fits(part, part.target.safety) and not part.cost.again else "")
         self.part = self._whole = part if refused else part.updated_late()
         self._known: dict[Limits, tuple[Iterator[Decision], list[Decision]]] = {}
         self._planners: dict[tuple, StepPlanner] = {}

@@ -11,7 +11,7 @@ from tfckpt.budget import format_bytes
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.edits import Edits, traced
 from tfckpt.fad.transform import MARK as FORWARD_AD
-from tfckpt.graph import BACKWARD, FORWARD, Graph
+from tfckpt.graph import BACKWARD, FORWARD, KEEP, RECOMPUTE, Graph
 from tfckpt.hlo import XlaBuffer, XlaMemory
 from tfckpt.parts import Proposal
 from tfckpt.plan.forward_ad import ForwardAdRegion
@@ -157,6 +157,8 @@ class Report:
             ("planned overhead", f"{100 * self.overhead:+.1f} % time"),
             ("kept for backward", format_bytes(self.kept_bytes)),
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
+            *[(f"{policy} asked", text) for policy in (KEEP, RECOMPUTE)
+              if (text := self._as_asked(policy))],
             *[("in segments", f"{loop}, of {length} iterations each")
               for loop, length in self.segments],
             ("free moves", f"{self.deferred_ops} deferred, {self.released_joins} joins released"),
@@ -180,6 +182,15 @@ class Report:
     @property
     def _origin(self) -> str:
         return f"taken from the plan store (made {self.stored})" if self.stored else "made"
+
+    def _as_asked(self, policy: str) -> str:
+        """Return what became of the tensors that a person has named; "" where there are none."""
+        named = [fate for fate in self.fates if fate.asked == policy]
+        again = [fate for fate in named if fate.fate == _RECOMPUTED]
+        words = ((len(named) - len(again), "kept", [f for f in named if f not in again]),
+                 (len(again), "recomputed", again))
+        return ", ".join(f"{count} tensors of {format_bytes(sum(f.bytes for f in fates))} {word}"
+                         for count, word, fates in words if count)
 
     def _forward_ad(self) -> str:
         regions = self.forward_ad_regions
@@ -328,7 +339,8 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
     time = planned.time if applied else cost.total_time
     plan = planned.plan
     total = max(cost.total_time, 1e-12)
-    fates = _fates(ours, (plan if applied else planned.plain.plan).schedule)
+    fates = _fates(decision.graph if applied else part.graph, ours,
+                   (plan if applied else planned.plain.plan).schedule)
     return Report(
         name=name, baseline_peak_bytes=planned.baseline_bytes,
         planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes,
@@ -366,7 +378,7 @@ def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
     return Front.of(points, chosen, name, planned.baseline_bytes, others)
 
 
-def _fates(cost: CostGraph, schedule) -> tuple[Fate, ...]:
+def _fates(graph: Graph, cost: CostGraph, schedule) -> tuple[Fate, ...]:
     """What the schedule does with each forward storage that the backward reads."""
     resolved = resolve(cost, schedule)
     kept: dict[int, bool] = {}
@@ -378,11 +390,20 @@ def _fates(cost: CostGraph, schedule) -> tuple[Fate, ...]:
             if cost.vertices[cost.storages[s].producer].region == FORWARD and (
                     not copy or not resolved.copy[instance]):
                 kept[s] = kept.get(s, False) or not resolved.copy[instance]
-    entries = [(cost.storages[s], cost.vertices[cost.storages[s].producer].name, original)
-               for s, original in sorted(kept.items())]
-    return tuple(sorted((Fate(_layer(op), traced(op), storage.bytes, _fate(op, original))
-                         for storage, op, original in entries),
+    return tuple(sorted((_fate_of(graph, cost, s, original) for s, original in kept.items()),
                         key=lambda f: (-f.bytes, f.op)))
+
+
+def _fate_of(graph: Graph, cost: CostGraph, s: int, original: bool) -> Fate:
+    """Return the fate of a storage; `original` says whether the original is read."""
+    storage = cost.storages[s]
+    vertex = cost.vertices[storage.producer]
+    op, slot = storage.tensor
+    tensor = graph.ops[op].outputs[slot]
+    asked = {graph.ops[i].policy for i in vertex.ops}
+    return Fate(_layer(vertex.name), traced(vertex.name), storage.bytes,
+                _fate(vertex.name, original), tensor.dtype, tensor.shape or (),
+                next((policy for policy in (KEEP, RECOMPUTE) if policy in asked), ""))
 
 
 def _fate(op: str, kept: bool) -> str:

@@ -107,12 +107,17 @@ class Fate:
       bytes: its size.
       fate: "kept", "recomputed", or "derivative": kept, and what forward AD put in place of what
         it is computed from.
+      dtype, shape: of the tensor.
+      asked: "keep" or "recompute" where a person asks for that; else "".
     """
 
     layer: str
     op: str
     bytes: int
     fate: str
+    dtype: str = ""
+    shape: tuple[int | None, ...] = ()
+    asked: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from tfckpt.options import Options, make_options
 FUNCTIONS = {"decorator": tfckpt.checkpoint, "Keras": tfckpt.keras.checkpoint,
              "native pass": grappler_ext.enable}
 OTHER = {"budget": 0.5, "solver": "chen", "objective": "memory", "batch_size": 7,
-         "free_moves": False, "fad": "auto", "exact": True, "effort": 2.0}
+         "free_moves": False, "fad": "auto", "exact": True, "effort": 2.0,
+         "keep": ["dense_1", "b*/relu"], "recompute": ["block?"]}
 """A value for each option that is not its default."""
 
 OF_THE_DRIVER = ("target", "time_limit")
@@ -66,7 +67,9 @@ def test_a_front_end_hands_an_option_on(monkeypatch, front_end, name):
 @pytest.mark.parametrize("command", ["plan", "rewrite"])
 def test_the_command_line_takes_every_option(command):
     given = [f"--{'' if value is not False else 'no'}{name}" + (
-        "" if isinstance(value, bool) else f"={value}") for name, value in OTHER.items()]
+        "" if isinstance(value, bool) else "=" + (
+            ",".join(value) if isinstance(value, list) else str(value)))
+        for name, value in OTHER.items()]
     paths = ["in", "out"][:len(arguments.COMMANDS[command][0].split())]
     request = arguments.parse(command, [*paths, *given])
     assert {name: getattr(request, name) for name in options.NAMES} == OTHER

@@ -189,6 +189,10 @@ def flags_of(command: str) -> flags.FlagValues:
                           "from; gradients then agree to rounding.", **where)
         flags.DEFINE_bool("exact", False, "Whether a step is left as it is where it is not certain "
                           "that no bit changes.", **where)
+        flags.DEFINE_list("keep", [], "Layers or ops whose results are never computed again "
+                          "(dense_1,block?/conv*).", **where)
+        flags.DEFINE_list("recompute", [], "Layers or ops of which nothing is held for the "
+                          "backward pass.", **where)
         flags.DEFINE_float("effort", 1.0, "How much the search may evaluate, as a multiple of the "
                            "default.", **where)
     if command not in ("rewrite", "replay"):

@@ -73,7 +73,8 @@ def _options(request: Request) -> Options:
     try:
         return make_options(request.budget, request.solver, request.objective,
                             request.batch_size, request.free_moves, request.fad,
-                            exact=request.exact, effort=request.effort)
+                            exact=request.exact, effort=request.effort,
+                            keep=request.keep, recompute=request.recompute)
     except PlanError as error:
         raise flags.Error(str(error)) from error
 

@@ -21,7 +21,7 @@ from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import fused_seconds, is_expensive, seconds
 from tfckpt.cost.variables import value_uses, variable_bytes
-from tfckpt.graph import FORWARD, Graph, Op, TensorId
+from tfckpt.graph import FORWARD, KEEP, RECOMPUTE, Graph, Op, TensorId
 from tfckpt.ops import Access, Source, record
 from tfckpt.target import SMALL_CPU, Fusion, Rates
 
@@ -199,12 +199,15 @@ def _vertex(graph, members, root, reads, storages, index, needs, readers, awaite
     if fusion is not None and fusion.repeats:  # a GPU, which waits for memory in such loops
         moved = sum(storages[s].bytes for s in read + write)
         time = fused_seconds(graph, members, moved, rates)
+    asked = {graph.ops[i].policy for i in members}
+    recomputable = op.pure and op.region == FORWARD and KEEP not in asked
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs, time=time,
-        reuses=reuses, recomputable=op.pure and op.region == FORWARD, workspace=extra,
+        reuses=reuses, recomputable=recomputable, workspace=extra,
         cheap=cheap, donates=read if known.access is Access.ASSIGN else (), ops=tuple(members),
         fusible=merges_into_its_reader(graph, anchor, readers),
         join=known.joins and len(op.inputs) > 1 and anchor not in awaited,
         conditional=any(graph.ops[i].conditional for i in members), device=op.device,
         holds=tuple(sorted({v for i in members for v in uses.holds.get(i, ())})),
-        updates=next((uses.updates[i] for i in members if i in uses.updates), -1))
+        updates=next((uses.updates[i] for i in members if i in uses.updates), -1),
+        again=recomputable and RECOMPUTE in asked)

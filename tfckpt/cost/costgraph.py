@@ -67,6 +67,8 @@ class Vertex:
         before they are updated.
       updates: the variable that it updates: in place, unless something still holds its value; -1
         where it updates none.
+      again: whether a person asks that nothing it writes is held from the forward pass for the
+        backward.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Vertex:
     device: str = ""
     holds: tuple[int, ...] = ()
     updates: int = -1
+    again: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +117,11 @@ class CostGraph:
             for storage in vertex.reads:
                 readers[storage].append(index)
         return tuple(map(tuple, readers))
+
+    @functools.cached_property
+    def again(self) -> frozenset[int]:
+        """Vertices that a person wants recomputed in the backward; membership only."""
+        return frozenset(v for v, vertex in enumerate(self.vertices) if vertex.again)
 
     @functools.cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:

@@ -26,7 +26,8 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
                objective: str = "time", batch_size: int | None = None, free_moves: bool = True,
                fad: str | bool = False, xla_trials: int = XLA_TRIALS,
                op_seconds: Mapping[str, float] | None = None, tune: bool = False,
-               exact: bool = False, effort: float = 1.0) -> _Model:
+               exact: bool = False, effort: float = 1.0, keep: object = (),
+               recompute: object = ()) -> _Model:
     """Has the model's training step rewritten whenever Keras traces it.
 
     Sizes that a trace leaves open are those of the first batch that Keras trains with. A batch that
@@ -37,7 +38,7 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
         with its `train_step`, `make_train_function` and `fit` wrapped. Wrapped again, it takes the
         new options.
       budget, solver, objective, batch_size, free_moves, fad, xla_trials, op_seconds, exact,
-      effort: see `tfckpt.checkpoint`.
+      effort, keep, recompute: see `tfckpt.checkpoint`.
       tune: whether the first batch that the model trains with settles the plan: see `tfckpt.tune`,
         which then raises what it raises. Not under a strategy with several replicas.
 
@@ -45,7 +46,8 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
       PlanError: malformed options, not a model, or one whose step cannot be rewritten.
     """
     options = make_options(budget, solver, objective, batch_size, free_moves, fad,
-                           xla_trials, op_seconds, exact=exact, effort=effort)
+                           xla_trials, op_seconds, exact=exact, effort=effort, keep=keep,
+                           recompute=recompute)
     if isinstance(model, type) or not hasattr(model, "train_step") or not hasattr(model, "fit"):
         what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise PlanError(f"plan: tfckpt.keras.checkpoint takes a keras.Model, not {what}")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.plan.keep import Ordered, dropped
 from tfckpt.plan.order import Thrifty, base_order, idle
+from tfckpt.plan.policy import recompute_as_asked
 from tfckpt.plan.recursion import Recursion, recursive_schedule
 from tfckpt.plan.schedule import Moves, Schedule
 from tfckpt.plan.simulate import Timeline, simulate
@@ -88,7 +89,8 @@ class Evaluator:
         known = self._known.get(candidate)
         if known is not None:
             return known
-        schedule = candidate.schedule or self._made(candidate)
+        schedule = recompute_as_asked(self.graph, candidate.schedule or self._made(candidate),
+                                      candidate.moves.deferred)
         timeline = simulate(self.graph, schedule)
         floor = int(timeline.peak_bytes * 0.97)
         excess = sum(live - floor for live in timeline.live_bytes if live > floor)

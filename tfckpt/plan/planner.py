@@ -487,7 +487,8 @@ class StepPlanner:
         A budget that the plain step meets as it is, is met by that.
         """
         usable = int(budget * self.target.safety)
-        plain = [self._untouched()] if self.plain.peak_bytes <= budget else []
+        plain = [self._untouched()] if (
+            self.plain.peak_bytes <= budget and not self.graph.again) else []
         found, left = False, search.few(self.graph, FINALISTS)
         if self.objective == "time":
             for priced in sorted(pool.choices, key=lambda p: (p.time, p.peak)):

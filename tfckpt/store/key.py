@@ -18,7 +18,8 @@ from tfckpt.graph import Graph, Loop, Op
 from tfckpt.options import Options
 from tfckpt.parts import DevicePart
 
-NOT_OF_THE_PLAN = ("budgets", "batch_size", "target", "time_limit", "op_seconds")
+NOT_OF_THE_PLAN = ("budgets", "batch_size", "target", "time_limit", "op_seconds", "keep",
+                   "recompute")
 """Options that say nothing beside the parts and the shapes; of a search that the time limit has cut
 short nothing is kept."""
 
@@ -61,7 +62,7 @@ def _op(op: Op, index: Mapping[str, int]) -> tuple:
     attrs = tuple((name, repr(plain(op.attrs[name]))) for name in sorted(op.attrs))
     controls = tuple(sorted(op.controls))  # TensorFlow traces them in another order each time
     return (op.type, op.inputs, controls, outputs, op.region, op.pure, op.device, attrs,
-            op.conditional, None if op.loop is None else _loop(op.loop, index))
+            op.conditional, op.policy, None if op.loop is None else _loop(op.loop, index))
 
 
 def _loop(loop: Loop, index: Mapping[str, int]) -> tuple:

@@ -1,0 +1,111 @@
+"""What a person asks to be kept or recomputed: which ops are meant, and schedules that obey."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.support.graphs import random_joint_graph
+from tests.support.passes import graph_of
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.costgraph import BACKWARD, FORWARD
+from tfckpt.errors import PlanError
+from tfckpt.plan.planner import plan_step
+from tfckpt.plan.policy import recompute_as_asked
+from tfckpt.plan.schedule import check_schedule, plain_plan
+from tfckpt.policy import matched, parse_patterns, with_policy
+
+
+@pytest.mark.parametrize("pattern, name, found", [
+    ("dense_1", "model/dense_1/Relu", "dense_1"), ("dense", "model/dense_1/Relu", ""),
+    ("dense_1/Relu", "model/dense_1/Relu", "dense_1/Relu"), ("model/Relu", "model/x/Relu", ""),
+    ("block?/conv*", "net/block3/conv_a/Conv2D", "block3/conv_a"), ("*Relu", "a/b/Relu", "Relu"),
+    ("a/b/c/d", "a/b", ""), ("/dense_1/", "dense_1", "dense_1")])
+def test_a_pattern_stands_for_whole_parts_of_names(pattern, name, found):
+    assert matched(pattern, name) == found
+
+
+def graph(*scopes):
+    ops, source = [("x", "Placeholder", (), FORWARD)], "x"
+    for scope in scopes:
+        ops.append((f"{scope}/Tanh", "Tanh", (source,), FORWARD))
+        source = f"{scope}/Tanh"
+    for scope in reversed(scopes):
+        ops.append((f"gradient/{scope}", "TanhGrad", (f"{scope}/Tanh", source), BACKWARD))
+        source = f"gradient/{scope}"
+    return graph_of(ops, fetches=[source])
+
+
+def policies(made):
+    return {op.name: op.policy for op in made.ops if op.policy}
+
+
+def test_numbered_scopes_are_found_where_no_other_is_meant():
+    keras = graph("conv2d_1", "conv2d_1_2", "dense_1")
+    assert policies(with_policy(keras, ("dense",), ())) == {"dense_1/Tanh": "keep"}
+    assert policies(with_policy(keras, (), ("conv2d_1_2",))) == {"conv2d_1_2/Tanh": "recompute"}
+    assert policies(with_policy(keras, ("=conv2d_1",), ())) == {"conv2d_1/Tanh": "keep"}
+    assert policies(with_policy(keras, ("conv2d*",), ("dense",))) == {
+        "conv2d_1/Tanh": "keep", "conv2d_1_2/Tanh": "keep", "dense_1/Tanh": "recompute"}
+    with pytest.raises(PlanError, match="'conv2d_1'.*or 'conv2d_1_2'.*'=conv2d_1'"):
+        with_policy(keras, ("conv2d_1",), ())
+
+
+def test_what_matches_nothing_lists_near_names():
+    with pytest.raises(PlanError, match=r"keep='dens_3' matches no layer.*'dense_1'"):
+        with_policy(graph("dense_1", "conv"), ("dens_3",), ())
+    with pytest.raises(PlanError, match="matches no layer"):  # of the backward pass
+        with_policy(graph("dense_1"), (), ("gradient",))
+    with pytest.raises(PlanError, match="matches keep='a' and recompute='Tanh'"):
+        with_policy(graph("a", "b"), ("a",), ("Tanh",))
+
+
+@pytest.mark.parametrize("given", [3, [1], [""], "/", b"x", {"a": 1}, [None]])
+def test_malformed_patterns(given):
+    with pytest.raises(PlanError, match="recompute=.* must be a name of a layer"):
+        parse_patterns("recompute", given)
+
+
+def asked(seed: int, of: int = 3):
+    """A random joint graph of which every third recomputable vertex is to be recomputed."""
+    made = random_joint_graph(seed, 18)
+    chosen = [v for v, vertex in enumerate(made.vertices) if vertex.recomputable][seed % of::of]
+    return dataclasses.replace(made, vertices=tuple(
+        dataclasses.replace(vertex, again=v in chosen) for v, vertex in enumerate(made.vertices)))
+
+
+def held(made, schedule, deferred=()):
+    """Vertices to be recomputed of which the backward reads what the forward has made."""
+    found, held = set(), set()
+    left = [v for v, copy in schedule
+            if not copy and made.vertices[v].region == FORWARD and v not in deferred]
+    for v, copy in schedule:
+        if not left:
+            found |= held & {made.storages[s].producer for s in made.vertices[v].reads}
+        held.discard(v)
+        if made.vertices[v].again and not copy and left:
+            held.add(v)
+        if not copy and v in left:
+            left.remove(v)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_is_held_of_what_is_to_be_recomputed(seed):
+    made = asked(seed)
+    plain = plain_plan(made).schedule
+    schedule = recompute_as_asked(made, plain)
+    check_schedule(made, schedule, plain_plan(made).moves.released)
+    assert not held(made, schedule)
+    assert {v for v, copy in schedule if copy} <= made.again
+    assert [s for s in schedule if not s[1]] == list(plain)
+    planned = plan_step(made)
+    assert not held(made, planned.plan.schedule, planned.plan.moves.deferred)
+
+
+def test_the_cost_graph_knows_what_is_asked():
+    made = build_cost_graph(with_policy(graph("a", "b", "c"), ("a",), ("b",)))
+    vertices = {v.name: v for v in made.vertices if v.region == FORWARD}
+    assert [vertices[f"{n}/Tanh"].recomputable for n in "abc"] == [False, True, True]
+    assert [vertices[f"{n}/Tanh"].again for n in "abc"] == [False, True, False]

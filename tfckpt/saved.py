@@ -1,0 +1,71 @@
+"""What a training step holds for its backward pass: the question before every plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tfckpt.api import CheckpointedStep, checkpoint
+from tfckpt.budget import format_bytes
+from tfckpt.capture import tf_adapter
+from tfckpt.errors import PlanError
+from tfckpt.report_values import Fate
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedTensors:
+    """The tensors that a step holds from its forward pass for its backward pass.
+
+    Attributes:
+      tensors: largest first; of each its layer, op, dtype, shape and bytes.
+      recomputed: those that the backward pass reads and computes again, largest first.
+    """
+
+    tensors: tuple[Fate, ...]
+    recomputed: tuple[Fate, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all that is held; not all of it at once."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    def __str__(self) -> str:
+        rows = [f"{format_bytes(t.bytes):>10}  {_kind(t):<28}  {t.layer:<34}  "
+                f"{t.op.rpartition('/')[2]}" for t in self.tensors]
+        title = f"{len(rows)} tensors, {format_bytes(self.bytes)}, saved for the backward pass"
+        if self.recomputed:
+            title += (f"; {len(self.recomputed)}, "
+                      f"{format_bytes(sum(t.bytes for t in self.recomputed))}, are recomputed")
+        return "\n".join([title, *rows])
+
+
+def saved_tensors(step: Any, *args: Any, **kwargs: Any) -> SavedTensors:
+    """Return what a training step saves for its backward pass; nothing runs.
+
+    Like JAX's `print_saved_residuals`: print it. The step is traced for it.
+
+    Args:
+      step: a `tf.function`, or what `tfckpt.checkpoint` made of one: then what its plan saves.
+      args, kwargs: of one call.
+
+    Raises:
+      PlanError: it is no such function, or it computes no gradient.
+      CostError: a size is not known.
+    """
+    decorated = isinstance(step, CheckpointedStep)
+    if not decorated and not tf_adapter.is_tf_function(step):
+        raise PlanError("plan: saved_tensors takes a tf.function, or what tfckpt.checkpoint made "
+                        f"of one, not {type(step).__name__}")
+    ours: Any = step if decorated else checkpoint(
+        tf_adapter.clone_function(step, step.python_function), solver="store_all", xla_trials=0)
+    ours.get_concrete_function(*args, **kwargs)
+    report = ours.report
+    if report is None:
+        raise PlanError("plan: saved_tensors takes a training step; this one computes no gradient")
+    again = tuple(fate for fate in report.fates if fate.fate == "recomputed")
+    return SavedTensors(tuple(f for f in report.fates if f not in again), again)
+
+
+def _kind(tensor: Fate) -> str:
+    shape = ",".join("?" if n is None else str(n) for n in tensor.shape)
+    return f"{tensor.dtype}[{shape}]"
