@@ -32,6 +32,9 @@ from tfckpt.target import Target
 
 MOST = 8
 """Proposals for one part: the search is bounded by their number, never by the clock."""
+WHOLE_EFFORT, LEAST_EFFORT = 64 << 20, 0.1
+"""Bytes of a plain peak from which on the search takes its default effort, and the least share of
+it: below, a step is planned in less time than a person notices, and there is little to save."""
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
 PLAIN_FITS = "the plain step fits the budget"
 EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
@@ -242,6 +245,11 @@ class Search:
             yield known[number]
 
 
+def worth_of(plain_bytes: int) -> float:
+    """Return how much of the default effort a step is worth: less where there is little to save."""
+    return min(1.0, max(LEAST_EFFORT, plain_bytes / WHOLE_EFFORT))
+
+
 def _plain_fits(part: Part, share: float = 1.0) -> bool:
     """Return whether the plain step's peak fits a share of the budget; not where none is given."""
     room = part.room
@@ -301,7 +309,7 @@ def decisions(part: Part, options: Options, limits: Limits,
             return plans_of(of, room, solver=options.solver, objective=options.objective,
                             free_moves=limits.free_moves, await_updates=limits.await_updates,
                             target=part.target, plain=plain, known=planners, memory=memory,
-                            effort=options.effort)
+                            effort=options.effort * worth_of(plain.peak_bytes))
 
         def over(graph: Graph, cost: CostGraph) -> Iterator[Decision]:
             def found(fad: object) -> Iterator[Decision]:

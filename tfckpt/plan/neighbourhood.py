@@ -38,6 +38,8 @@ STEP, SMALLEST_STEP, LARGEST_STEP = 0.03, 0.001, 0.08
 and at most; more after each success, less after each failure."""
 FREED = 0.7
 """Where a budget does not hold, how often a window is freed; else a split is forced."""
+PATIENCE = 50
+"""Changes tried for one budget without gain before the next budget's turn comes."""
 LOWER, DOWN = 0.3, 0.3
 """Of the evaluations, what lowering the peak takes, and a first sweep over falling budgets."""
 SLACK = 1e-9
@@ -257,7 +259,9 @@ class Neighbourhood:
     # Windows.
 
     def search(self, budget: int, evaluations: int, lower: bool = False) -> bool:
-        """Free windows and repair them until the evaluations are spent; return whether it fits.
+        """Free windows and repair them until that is of no more use; return whether it fits.
+
+        It ends when the evaluations are spent, or `PATIENCE` of them since it was last of use.
 
         Where the budget holds the time is lowered, else the bytes above it.
 
@@ -270,7 +274,8 @@ class Neighbourhood:
         self.fit(budget)
         self.speed_up(budget)
         best = self.excess(budget), state.time
-        while self.left > 0 and (best[0] or state.copies and not lower):
+        since = self.left
+        while self.left > max(0, since - PATIENCE) and (best[0] or state.copies and not lower):
             state.log.clear()
             if state.copies and (not best[0] or self.rng.random() < FREED):
                 tabu = self._free()
@@ -284,6 +289,8 @@ class Neighbourhood:
             if now[0] < best[0] or now[0] == best[0] and now[1] <= best[1] + self.slack:
                 if not now[0] and now != best:
                     self.keep()
+                if now[0] < best[0] or now[1] < best[1] - self.slack:
+                    since = self.left
                 best = now
             else:
                 state.undo(0)
