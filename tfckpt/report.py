@@ -151,8 +151,8 @@ class Report:
             *([(self.compiled.label, str(self.compiled))] if self.compiled else []),
             ("measured peak", "not measured" if self.measured_peak_bytes is None
              else format_bytes(self.measured_peak_bytes)),
-            ("resident", format_bytes(self.resident_bytes) + (
-                f" and {self.unknown_variables} variables of unknown size"
+            ("resident", f"{format_bytes(self.resident_bytes)} of variables, inputs and constants"
+             + (f", and {self.unknown_variables} variables of unknown size"
                 if self.unknown_variables else "")),
             ("planned overhead", f"{100 * self.overhead:+.1f} % time"),
             ("kept for backward", format_bytes(self.kept_bytes)),
@@ -161,9 +161,13 @@ class Report:
               if (text := self._as_asked(policy))],
             *[("in segments", f"{loop}, of {length} iterations each")
               for loop, length in self.segments],
-            ("free moves", f"{self.deferred_ops} deferred, {self.released_joins} joins released"),
-            ("forward AD", self._forward_ad()),
-            ("plan", f"{self.solver}, {self._origin} in {self.plan_seconds:.1f} s"),
+            *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
+              if self.deferred_ops else []),
+            *([("taken apart", f"{self.released_joins} ops that only join others: these are freed "
+                "one by one")] if self.released_joins else []),
+            *([("forward AD", self._forward_ad())] if self.forward_ad_regions else []),
+            ("plan", f"proposed by {self.solver}, {self._origin} in {self.plan_seconds:.1f} s"
+             if self.applied else f"{self._origin} in {self.plan_seconds:.1f} s"),
             ("applied", "yes" if self.applied else f"no: {self.reason}"),
             *([("identical", self.certificate)] if self.certificate else []),
         ]
