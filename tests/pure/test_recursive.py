@@ -247,3 +247,17 @@ def test_proposals_do_not_depend_on_the_hash_seed():
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)}).stdout
         for seed in ("0", "1", "4242")}
     assert len(printed) == 1 and len(printed.pop()) > 10_000
+
+
+def test_a_step_without_a_forward_has_no_stages():
+    """Where all but a mask waits for a gradient, as in products with a curvature."""
+    names = ["g", "h", "mask", "end"]
+    reads = [(), (0,), (), (1, 2)]
+    made = CostGraph(tuple(
+        Vertex(name, FORWARD if name == "mask" else BACKWARD, 1.0, reads=read, writes=(n,),
+               recomputable=name == "mask")
+        for n, (name, read) in enumerate(zip(names, reads, strict=True))),
+        tuple(Storage(name, 4, n, fetched=name == "end") for n, name in enumerate(names)))
+    for solver in ("recursive", "auto"):
+        planned = plan_step(made, solver=solver, free_moves=False)
+        assert planned.peak_bytes <= planned.baseline_bytes

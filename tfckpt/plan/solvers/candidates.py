@@ -17,7 +17,7 @@ from tfckpt.plan.evaluate import Candidate, Evaluator
 from tfckpt.plan.forward import ForwardGraph, forward_view
 from tfckpt.plan.lower_sets import kept_storages
 from tfckpt.plan.order import moves_of_xla
-from tfckpt.plan.recursion import Recursion
+from tfckpt.plan.recursion import Recursion, turning_point
 from tfckpt.plan.reforwarding import Checkpoints
 from tfckpt.plan.solvers import acg as acg_solver
 from tfckpt.plan.solvers import approx_dp as approx_dp_solver
@@ -169,6 +169,9 @@ def recursive(evaluator: Evaluator, objective: str) -> Iterator[Recursion]:
     """
     pattern = Candidate(frozenset(), moves=moves_of_xla(evaluator.graph), thrifty=True)
     order = evaluator.order(pattern)
+    if all(evaluator.graph.vertices[v].region != FORWARD
+           for v in order[:turning_point(evaluator.graph, order)]):
+        return  # there are no stages
     fine = coarse = stages_of(evaluator.graph, order, FINE)
     if len(fine) > COARSE + 1:
         coarse = stages_of(evaluator.graph, order, COARSE)
