@@ -80,8 +80,8 @@ class Budget:
             ratio = min(1.0, -(-ratio * 1000 // 1) / 1000)  # rounded up: must be feasible
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
-                f" cannot be met{where}; the smallest feasible fraction found is {ratio:g} "
-                f'({format_bytes(least)}). Pass budget={ratio:g} or budget="min"{note}', least)
+                f" cannot be met{where}; the smallest feasible fraction found is {ratio} "
+                f'({format_bytes(least)}). Pass budget={ratio} or budget="min"{note}', least)
         if self.of_device:
             return InfeasibleBudgetError(
                 f'plan: budget="device" cannot be met{where}: {format_bytes(self.free_bytes)} are '

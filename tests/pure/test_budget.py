@@ -38,3 +38,10 @@ def test_what_a_device_has_free_is_all_for_the_step():
     asked = dataclasses.replace(parse_budget("device"), free_bytes=777)
     assert asked.dynamic(BASELINE, RESIDENT) == 777 and asked.sized
     assert [parse_budget(b).sized for b in ("1GB", 5, 0.5, "min")] == [True, True, False, False]
+
+
+def test_a_refused_fraction_can_be_passed_back_as_it_is_printed():
+    """1 would be one byte."""
+    said = str(parse_budget(0.8).refusal(1000, 1000, 0))
+    named = eval(said.partition("Pass budget=")[2].partition(" or ")[0])
+    assert parse_budget(named).fraction == 1.0
