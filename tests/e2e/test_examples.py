@@ -20,10 +20,10 @@ SAME = re.compile(r"all \d+ losses agree in every bit")
 # the example, how many savings it prints, and how many of them keep every bit of the losses
 EXAMPLES = [
     pytest.param("01_stock_keras_fit", 1, 1),
-    pytest.param("02_custom_train_step", 1, 1),
-    pytest.param("03_custom_loop_two_tapes", 1, 1),
+    pytest.param("02_custom_train_step", 1, 1, marks=pytest.mark.nightly),
+    pytest.param("03_custom_loop_two_tapes", 1, 1, marks=pytest.mark.nightly),
     pytest.param("04_offline_saved_model", 1, 1),
-    pytest.param("05_transformer", 2, 1),
+    pytest.param("05_transformer", 2, 1, marks=pytest.mark.nightly),
     pytest.param("06_multi_worker", 2, 2),
 ]
 

@@ -40,7 +40,8 @@ def trained(calls=CALLS, **options):
     return function, x, losses + [v.numpy().tobytes() for v in variables]
 
 
-@pytest.mark.parametrize("budget", [.6, .8, "min"])
+@pytest.mark.parametrize("budget", [
+    .6, *(pytest.param(budget, marks=pytest.mark.nightly) for budget in (.8, "min"))])
 def test_calls_by_which_plans_are_measured_train_as_any_other(budget):
     *_, wanted = trained()
     function, x, found = trained(budget=budget, tune=True)

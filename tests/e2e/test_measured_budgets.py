@@ -25,7 +25,8 @@ def made(rows: int = ROWS):
     return tf.function(step), x, variables
 
 
-@pytest.mark.parametrize("budget", [.9, .7, .5])
+@pytest.mark.parametrize("budget", [
+    pytest.param(.9, marks=pytest.mark.nightly), .7, pytest.param(.5, marks=pytest.mark.nightly)])
 def test_a_budget_is_what_the_allocator_counts(budget):
     plain, x, _ = made()
     step = tfckpt.checkpoint(plain, budget=budget)

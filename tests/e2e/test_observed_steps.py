@@ -138,7 +138,7 @@ def test_an_observed_step_needs_less_memory(tmp_path, mode, look, share):
     assert peak < share * plain, (peak, plain)
 
 
-@pytest.mark.parametrize("mode", [numerics, dumped])
+@pytest.mark.parametrize("mode", [numerics, pytest.param(dumped, marks=pytest.mark.nightly)])
 def test_a_debugged_step_trains_the_same(tmp_path, mode):
     """Nothing is said of the peak here: on one thread each check runs when the thread comes to it,
     and holds what it checks until then (0.4 to 1.0 of plain, another in each process)."""
@@ -146,7 +146,7 @@ def test_a_debugged_step_trains_the_same(tmp_path, mode):
     assert found == wanted
 
 
-@pytest.mark.parametrize("mode", ["numerics", "dumped"])
+@pytest.mark.parametrize("mode", [pytest.param("numerics", marks=pytest.mark.nightly), "dumped"])
 def test_a_debugged_step_needs_less_memory_on_the_usual_threads(tmp_path, mode):
     """Measured: 0.34 to 0.49 of plain."""
     code = ("import pathlib, sys, tests.conftest\n"

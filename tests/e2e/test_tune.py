@@ -211,7 +211,7 @@ def fitted(**options):
     return made, [v.numpy() for v in (*made.variables, *made.optimizer.variables)], history.history
 
 
-@pytest.mark.parametrize("budget", [.6, 1.0])
+@pytest.mark.parametrize("budget", [.6, pytest.param(1.0, marks=pytest.mark.nightly)])
 def test_fit_goes_on_as_if_nothing_had_run(budget):
     _, expected, losses = fitted()
     tuned, found, history = fitted(budget=budget, tune=True)
@@ -248,7 +248,8 @@ def test_the_step_compiled_by_xla_is_tried_too():
     tuned(x)
 
 
-@pytest.mark.parametrize("fastest", ["plain, XLA", "0.6 of plain, XLA"])
+@pytest.mark.parametrize("fastest", [
+    pytest.param("plain, XLA", marks=pytest.mark.nightly), "0.6 of plain, XLA"])
 def test_what_xla_compiles_is_taken_where_it_is_the_fastest(monkeypatch, fastest):
     """Its time is set to nothing, and with it what the plain step takes to a few bytes."""
     note = measuring.Ran.note

@@ -207,7 +207,8 @@ def fitted(model, how, **options):
 
 
 @pytest.mark.parametrize("how, options", [
-    ("arrays", {}), ("dataset", {}), ("batches", {}), ("arrays", {"steps_per_execution": 2})],
+    ("arrays", {}), pytest.param("dataset", {}, marks=pytest.mark.nightly), ("batches", {}),
+    pytest.param("arrays", {"steps_per_execution": 2}, marks=pytest.mark.nightly)],
     ids=["arrays", "dataset", "train_on_batch", "steps_per_execution"])
 def test_fit_is_asked_about_and_trains_the_same(how, options):
     wanted = fitted(network(), how, **options)

@@ -15,7 +15,8 @@ from tests.support import process
 from tfckpt.verify import executed
 
 
-@pytest.mark.parametrize("name, again", [("unet", 10), ("vgg16", 13)])
+@pytest.mark.parametrize("name, again", [
+    ("unet", 10), pytest.param("vgg16", 13, marks=pytest.mark.nightly)])
 def test_by_hand_the_forward_runs_twice_up_to_the_last_part(name, again):
     """Each of the convolutions (before the U-Net's last one) is computed once more."""
     process.fresh()

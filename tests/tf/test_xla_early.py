@@ -73,7 +73,7 @@ def edits_of(monkeypatch, dtype="int32"):
     return found[-1], result, variables
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", [pytest.param("int32", marks=pytest.mark.nightly), "int64"])
 def test_numbers_are_those_of_the_plain_step(monkeypatch, dtype):
     """Segments that are negative, that repeat and that nothing falls into among them."""
     plain, wanted_variables = model_step()
