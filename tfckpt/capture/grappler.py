@@ -146,7 +146,9 @@ def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> 
 
 
 _HIDDEN = "tfckpt_hidden_"
-"""Before what Grappler is not to see: functions of loops and branches, and attributes."""
+"""Before what Grappler is not to see: functions of loops and branches."""
+_ASIDE = "_tfckpt_hidden"
+"""The same for attributes: TensorFlow 2.18 warns of those that begin with a letter."""
 _COLOCATED = "_class"
 """Removed before all else, so that ops would be merged that the runtime keeps apart."""
 _LOWER = "_lower_using_switch_merge"
@@ -162,7 +164,7 @@ def _hide(node: tf.compat.v1.NodeDef, lower: bool) -> None:
     """Have Grappler keep apart what is placed with others, and leave loops and branches alone."""
     for name in (_COLOCATED,) if lower else (_COLOCATED, _LOWER):
         if name in node.attr:
-            node.attr[_HIDDEN + name].CopyFrom(node.attr.pop(name))
+            node.attr[_ASIDE + name].CopyFrom(node.attr.pop(name))
     if not lower and record(node.op).calls in (Calls.LOOP, Calls.BRANCHES):
         for function in functions_of(node):
             function.name = _HIDDEN + function.name
@@ -171,8 +173,8 @@ def _hide(node: tf.compat.v1.NodeDef, lower: bool) -> None:
 def _show(node: tf.compat.v1.NodeDef) -> None:
     """Undo what `_hide` did."""
     for name in (_COLOCATED, _LOWER):
-        if _HIDDEN + name in node.attr:
-            node.attr[name].CopyFrom(node.attr.pop(_HIDDEN + name))
+        if _ASIDE + name in node.attr:
+            node.attr[name].CopyFrom(node.attr.pop(_ASIDE + name))
     for function in functions_of(node):
         function.name = function.name.removeprefix(_HIDDEN)
 
