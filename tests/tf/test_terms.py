@@ -218,3 +218,34 @@ def test_functions_are_told_apart_by_their_bodies_also_where_they_call_themselve
     one, other, different = terms_of([calling("f_1", "Exp"), calling("f_2", "Exp"),
                                       calling("f_3", "Tanh")])
     assert one.roots == other.roots != different.roots
+
+
+def added(*others, terms=("a", "b", "c")):
+    """A sum of three ops' results, and other ops."""
+    made = [op(name, kind, "x") for name, kind in (("a", "Tanh"), ("b", "Exp"), ("c", "Sin"))]
+    return [*given("x"), *made, op("s", "AddN", *terms, N=len(terms)), result("s"), *others]
+
+
+@pytest.mark.parametrize("order, other, equal", [
+    ("abc", None, True), ("acb", None, False),
+    ("abc", ("Neg", "a", "^s"), True),  # then it begins with b, which is exchanged with a
+    ("abc", ("Neg", "c", "^s"), True),
+    ("cba", ("Neg", "c", "^s"), False)])  # with b: b + c + a
+def test_a_sum_begins_with_a_term_that_nothing_holds(order, other, equal):
+    later = [] if other is None else [op("later", *other)]
+    assert same(added(), added(*later, terms=tuple(order))) == equal
+
+
+def test_a_sum_that_must_not_write_into_the_first_two_begins_with_another():
+    """The kernel adds c + b + a: `tests/e2e/test_same_arithmetic.py` has a step that shows it."""
+    held = [op("p", "Neg", "a", "^s"), op("q", "Neg", "b", "^s")]
+    assert not same(added(), added(*held))
+    assert same(added(terms=("c", "b", "a")), added(*held))
+    twice = [*given("x"), op("a", "Tanh", "x"), op("c", "Sin", "x")]
+    doubled = [*twice, op("s", "AddN", "a", "a", "c"), result("s")]
+    assert same(doubled, [*twice, op("s", "AddN", "c", "a", "a"), result("s")])
+
+
+def test_a_sum_whose_start_depends_on_what_runs_first_is_no_other():
+    open_ = [op("p", "Neg", "a"), op("q", "Neg", "b")]
+    assert same(added(*open_), added(*open_)) and not same(added(), added(*open_))

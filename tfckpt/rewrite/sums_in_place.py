@@ -107,7 +107,9 @@ class _Sum:
         if not copies.keys() & {self.v, *makers}:
             return
         before = {*self.adding, *ancestors(draft.graph.ops, self.adding)}
-        free = [not self._read_later(t, before) for t in self.terms]
+        roots = [draft.root[i][slot] for i, slot in self.terms]
+        free = [roots.count(root) == 1 and not self._read_later(t, before)  # or it holds it itself
+                for root, t in zip(roots, self.terms, strict=True)]
         first = free.index(True) if True in free else 0
         again = copies.get(self.v, ())
         if first > 1 and again and makers[first] not in copies:

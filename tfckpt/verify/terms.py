@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.edits import COPY, traced
 from tfckpt.ops import Access, Source, record
+from tfckpt.verify.sum_starts import Starts
 
 Tensor = tuple[str, int]
 
@@ -140,6 +141,7 @@ class _Graph:
         self.nodes = {node.name: _node(node) for node in computation.nodes}
         self.functions: dict[str, str] = {}
         self._connect_devices()
+        self.starts = Starts(self.nodes, self._source, self._lasts, self._holds)
         self.has_loops = any(node.type in _BACK for node in self.nodes.values())
         self.order = self._sorted()
         self.labels = {name: self._label(self.definitions[name]) for name in self.order}
@@ -199,7 +201,20 @@ class _Graph:
             return sorted(read)
         if node.type == _POOL_GRADIENT:
             return [*read[:3], self._notes_places(node)]
+        if node.type == _SUM and len(read) > 2:
+            order, known = self.starts.order(node.name)
+            read = [read[place] for place in order] + ([] if known else ["open"])
         return sorted(read[:2]) + read[2:] if node.type == _SUM else read
+
+    def _lasts(self, name: str) -> bool:
+        """Return whether others than their readers hold an op's results."""
+        known = record(self.nodes[name].type)
+        return known.source is not None or known.access in (Access.VALUE, Access.READ) or (
+            self.nodes[name].type in (_ARGUMENT, _CONSTANT))
+
+    def _holds(self, name: str) -> bool:
+        """Return whether an op holds what it reads until the step ends."""
+        return self.nodes[name].type == _RESULT
 
     def _notes_places(self, gradient: _Node) -> str:
         """Return whether a pooling notes for its gradient where the largest numbers were.

@@ -1,0 +1,97 @@
+"""With which of its terms the kernel of a sum begins.
+
+`AddN` writes into the first term whose buffer nothing else holds and begins with it, in exchange
+for the first one: a + b + c, but c + b + a where a and b are still to be read. What holds a buffer
+is told from the graph alone: what has read it by then in every order, and what reads it later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+Tensor = tuple[str, int]
+
+
+class Node(Protocol):
+    """An executed op."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return what it reads."""
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """Return what it waits for besides."""
+
+
+class Starts:
+    """Which terms the sums of a graph begin with.
+
+    Args:
+      nodes: the ops by name.
+      source: returns what makes a tensor, seen through what only hands it on.
+      lasting: whether the results of an op by name are held by others than their readers: those of
+        constants, arguments and variables.
+      holding: whether an op by name holds what it reads until the step ends.
+    """
+
+    def __init__(self, nodes: Mapping[str, Node], source: Callable[[Tensor], Tensor],
+                 lasting: Callable[[str], bool], holding: Callable[[str], bool]):
+        self.nodes, self.source = nodes, source
+        self.lasting, self.holding = lasting, holding
+        self.readers: dict[Tensor, list[str]] = {}
+        self._before: dict[str, frozenset[str]] = {}
+
+    def order(self, name: str) -> tuple[tuple[int, ...], bool]:
+        """Return the places of a sum's terms in the order in which they are added.
+
+        Returns:
+          And whether it is known. Where it depends on what runs first, it is that of the case
+          in which no buffer is free that need not be.
+        """
+        if not self.readers:
+            self._find_readers()
+        terms = self.nodes[name].inputs
+        free = [self._is_free(tensor, terms, name) for tensor in terms]
+        surely = free.index(True) if True in free else 0
+        last = surely if True in free else len(free)
+        begins = {surely, *(i for i in range(last) if free[i] is None)}
+        places = list(range(len(terms)))
+        places[0], places[surely] = places[surely], places[0]
+        return tuple(places), len({0 if i == 1 else i for i in begins}) == 1  # these two commute
+
+    def _find_readers(self) -> None:
+        for name, node in self.nodes.items():
+            for tensor in node.inputs:
+                self.readers.setdefault(self.source(tensor), []).append(name)
+
+    def _is_free(self, tensor: Tensor, terms: Sequence[Tensor], name: str) -> bool | None:
+        """Return whether nothing else holds a term's buffer; None where that is open."""
+        root = self.source(tensor)
+        if self.lasting(root[0]) or sum(self.source(t) == root for t in terms) > 1:
+            return False
+        others = [reader for reader in self.readers[root] if reader != name]
+        if any(self.holding(reader) for reader in others):
+            return False
+        late = [reader for reader in others if reader not in self._ancestors(name)]
+        if any(name in self._ancestors(reader) for reader in late):
+            return False
+        return None if late else True
+
+    def _ancestors(self, name: str) -> frozenset[str]:
+        """Return what has run whenever an op runs."""
+        if name not in self._before:
+            seen: set[str] = set()
+            pending: list[str] = [name]
+            while pending:
+                for other in self._sources(pending.pop()):
+                    if other not in seen and other in self.nodes:
+                        seen.add(other)
+                        pending.append(other)
+            self._before[name] = frozenset(seen)
+        return self._before[name]
+
+    def _sources(self, name: str) -> Iterable[str]:
+        node = self.nodes[name]
+        return (*(source for source, _ in node.inputs), *node.controls)
