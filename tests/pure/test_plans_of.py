@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
+from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.plan.check import check_plan
 from tfckpt.plan.planner import FINALISTS, ROOM, baseline, plan_step, plans_of
@@ -92,3 +93,18 @@ def test_other_solvers_and_xla(options):
     assert others or options["solver"] != "auto"
     for p in (first, *others):
         check_plan(graph, p.plan)
+
+
+def test_the_plain_step_is_a_plan_of_a_graph_whose_updates_wait_for_more():
+    """The baseline is of the step as it was captured (random step 9211 of the native pass)."""
+    names, regions = ("a", "g", "u"), (FORWARD, BACKWARD, UPDATE)
+    graph = CostGraph(tuple(
+        Vertex(name, region, 1.0, reads=(0,) if n else (), writes=(n,),
+               after=(1,) if name == "u" else ())
+        for n, (name, region) in enumerate(zip(names, regions, strict=True))),
+        tuple(Storage(name, 4096, n, fetched=name == "g") for n, name in enumerate(names)))
+    plain = baseline(graph)
+    early = dataclasses.replace(plain, plan=dataclasses.replace(plain.plan, order=(0, 2, 1)))
+    planned = plan_step(graph, plain.peak_bytes, plain=early)
+    check_plan(graph, planned.plan)
+    assert planned.peak_bytes <= plain.peak_bytes

@@ -513,11 +513,12 @@ class StepPlanner:
             f"peak it can promise is {needed:,} bytes", needed)
 
     def _untouched(self) -> _Finished:
-        """The plain step as a plan."""
+        """The plain step as a plan of this graph, whose updates may wait for more than its own."""
         plain = self.plain
+        plan = plain_plan(self.graph) if self.target.orders_by_control else plain.plan
         priced = Priced(Candidate(self.evaluator.everything(), source="store_all"),
-                        plain.plan.schedule, plain.timeline, 0)
-        return _Finished(plain.plan, plain.timeline, plain.peak_bytes, priced)
+                        plan.schedule, plain.timeline, 0)
+        return _Finished(plan, plain.timeline, plain.peak_bytes, priced)
 
     def _finish(self, priced: Priced) -> _Finished:
         """The plan with its waits, and what its worse order needs."""
