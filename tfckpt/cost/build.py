@@ -11,7 +11,7 @@ with their only reader (see `tfckpt.cost.absorbed`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.broadcasts import undoes_nothing
@@ -57,11 +57,13 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
     fetched = frozenset(root[i][slot] for i, slot in graph.fetches)
     absorbed = absorbed_ops(graph, anchors, readers, fetched) if fusion is None else (
         fused_ops(graph, anchors, readers, root, fetched, fusion.in_memory))
+    absorbed = _where_nobody_waits(graph, absorbed)
     inner = {t: big.pop(t) for t in tuple(big) if t[0] in absorbed and (
         fusion is not None or only_reader(graph, t[0], readers) is not None)}
     reads = [[t for t in entry if t not in inner] for entry in reads]
     anchors = [a for a in anchors if a not in absorbed]
-    partner, anchors, needs = _needs(graph, anchors, merged_pairs(graph) if fusion is None else {})
+    partner, anchors, needs = _needs(
+        graph, anchors, merged_pairs(graph) if fusion is None else {}, absorbed)
     members: dict[int, tuple[int, ...]] = {anchor: (anchor,) for anchor in anchors}
     for merged, anchor in sorted({**partner, **absorbed}.items()):
         members[anchor] += (merged,)
@@ -100,27 +102,32 @@ def _reads(op, root, big) -> list[TensorId]:
     return list(dict.fromkeys(t for t in tensors if t in big))
 
 
-def _needs(graph: Graph, anchors: list[int], partner: dict[int, int]
+def _needs(graph: Graph, anchors: list[int], partner: dict[int, int], absorbed: Mapping[int, int]
            ) -> tuple[dict[int, int], list[int], list[tuple[int, ...]]]:
     """Partners, anchors without them, and for each anchor the vertices it needs, ascending.
 
     What a vertex needs, it needs directly or through contracted ops; needing a merged partner
-    is needing the op it is merged into.
+    is needing the op it is merged into, and waiting for an absorbed one is waiting for the vertex
+    that it is a part of.
     """
     found_anchors = frozenset(anchors)
     partner = {i: j for i, j in partner.items() if j in found_anchors}
     kept = [a for a in anchors if a not in partner]
     number = {anchor: v for v, anchor in enumerate(kept)}
     through: list[frozenset[int]] = []  # what a reader of the op needs
+    part = {i: number[anchor] for i, anchor in absorbed.items() if anchor in number}
     result: list[tuple[int, ...]] = []
     empty: frozenset[int] = frozenset()
     for i, op in enumerate(graph.ops):
         found = empty
         for source in [s for s, _ in op.inputs] + list(op.controls):
             found = found | through[source] if found else through[source]
+        inside = number.get(i, part.get(i))
+        waits = {part[source] for source in op.controls if source in part} - {inside}
+        found = found | waits if waits else found
         if i in number:
             if max(found, default=-1) >= number[i]:  # a reader stands before the merged vertex
-                return _needs(graph, anchors, {})
+                return _needs(graph, anchors, {}, {})
             result.append(tuple(sorted(found)))
             through.append(frozenset((number[i],)))
         elif i in partner:
@@ -128,6 +135,17 @@ def _needs(graph: Graph, anchors: list[int], partner: dict[int, int]
         else:
             through.append(found)
     return partner, kept, result
+
+
+def _where_nobody_waits(graph: Graph, absorbed: Mapping[int, int]) -> dict[int, int]:
+    """Return which ops are part of another's vertex, but for groups that break the order.
+
+    A group stands where its last op does. Where something that stands before it waits for one of
+    its ops, as what Grappler makes of shapes does, each of them is a vertex of its own.
+    """
+    apart = {absorbed[source] for i, op in enumerate(graph.ops) for source in op.controls
+             if source in absorbed and i < absorbed[source] and absorbed.get(i) != absorbed[source]}
+    return {i: anchor for i, anchor in absorbed.items() if anchor not in apart}
 
 
 def merged_pairs(graph: Graph) -> dict[int, int]:
