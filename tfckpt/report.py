@@ -11,7 +11,7 @@ from tfckpt.budget import format_bytes
 from tfckpt.cost.costgraph import CostGraph
 from tfckpt.edits import Edits, traced
 from tfckpt.fad.transform import MARK as FORWARD_AD
-from tfckpt.graph import BACKWARD, FORWARD, KEEP, RECOMPUTE, Graph
+from tfckpt.graph import BACKWARD, FORWARD, KEEP, RECOMPUTE, Graph, Tensor
 from tfckpt.hlo import XlaBuffer, XlaMemory
 from tfckpt.parts import Proposal
 from tfckpt.plan.forward_ad import ForwardAdRegion
@@ -403,7 +403,7 @@ def _fate_of(graph: Graph, cost: CostGraph, s: int, original: bool) -> Fate:
     storage = cost.storages[s]
     vertex = cost.vertices[storage.producer]
     op, slot = storage.tensor
-    tensor = graph.ops[op].outputs[slot]
+    tensor = graph.ops[op].outputs[slot] if op >= 0 else Tensor("", (), storage.bytes)
     asked = {graph.ops[i].policy for i in vertex.ops}
     return Fate(_layer(vertex.name), traced(vertex.name), storage.bytes,
                 _fate(vertex.name, original), tensor.dtype, tensor.shape or (),

@@ -21,7 +21,7 @@ from tfckpt import page, pictures
 from tfckpt.budget import Budget
 from tfckpt.edits import Edits
 from tfckpt.errors import TfckptError
-from tfckpt.graph import Graph
+from tfckpt.graph import Graph, Op
 from tfckpt.parts import Part, Proposal
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import plan_step
@@ -43,7 +43,9 @@ def planned():
 @pytest.fixture(scope="module")
 def report(planned):
     cost, plan = planned
-    graph = Graph("g", (), (), ())
+    ops = tuple(Op(f"op{n}", "Tanh", (), (), (), v.region, v.recomputable)
+                for n, v in enumerate(cost.vertices))
+    graph = Graph("g", ops, (), ())
     part = Part("", None, Budget(), Target(), graph, cost, plan.plain)
     proposal = Proposal(part, Decision(graph, cost, plan))
     return report_of("a <step> & more", graph, (proposal,), Edits(), (), 0.0)
