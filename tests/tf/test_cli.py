@@ -290,7 +290,8 @@ def test_forward_ad_keeps_derivatives_only_when_asked_to(tool, use_resource):
                               "--solver", "store_all" if fad != "auto" else "auto")
         assert code == 0, err
         report = pathlib.Path(f"{fad}.pb.report.txt").read_text()
-        taken[fad] = int(re.search(r"(\d+) of \d+ regions keep", report)[1])
+        said = re.search(r"(\d+) of \d+ regions keep", report)  # where there are regions
+        taken[fad] = int(said[1]) if said else 0
         found, ops = losses(f"{fad}.pb")
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
         made = [node.name for node in read_path(f"{fad}.pb").proto.node if "_fad_" in node.name]

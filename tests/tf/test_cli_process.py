@@ -59,8 +59,8 @@ def test_progress_is_shown_on_a_terminal(files, tmp_path):
     """Standard error is a terminal, standard output a file."""
     ours, theirs = pty.openpty()
     with open(tmp_path / "results.txt", "wb") as results:
-        process = subprocess.Popen([SCRIPT, "plan", files / "graph.pb"], stdin=theirs,
-                                   stdout=results, stderr=theirs, env=ENVIRONMENT)
+        process = subprocess.Popen([SCRIPT, "plan", files / "graph.pb", "--effort=40"],
+                                   stdin=theirs, stdout=results, stderr=theirs, env=ENVIRONMENT)
     os.close(theirs)
     said = b""
     try:
