@@ -15,7 +15,7 @@ from tests import random_steps
 from tests.support.random_steps import assembly, trial
 
 DAILY = (1, 10, 14, 22, 29, 53, 61, 65, 66, 68, 69, 70, 83, 100, 101, 108, 112, 123, 131, 133,
-         2043, 3105, 3172)
+         2043, 3041, 3105, 3172)
 NATIVE = (1, 4, 6, 7, 10)
 NIGHTLY, NIGHTLY_NATIVE, PART = 500, 200, 50
 compiler = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),

@@ -290,8 +290,11 @@ def _term(adds: tf.compat.v1.NodeDef, place: int, tensor: str) -> tf.compat.v1.N
 
 
 def _tell_shapes(op: tf.Operation, traced: tf.Operation | None) -> None:
-    """Tell an op the shapes that the trace knew of the one it has the place of."""
-    if traced is None or traced.type != op.type:
+    """Tell an op the shapes that the trace knew of the one it has the place of.
+
+    Of a call of which Grappler has dropped results, nobody says here which ones are left.
+    """
+    if traced is None or traced.type != op.type or len(op.outputs) != len(traced.outputs):
         return
     for output, known in zip(op.outputs, traced.outputs, strict=True):
         shape = output.shape
