@@ -6,7 +6,7 @@
 Steps are raw `tf.function`s that `tests.support.random_steps` draws from a seed: step number i of
 a run has seed S + i, and is the same in every run. Each is trained in a process apart, which goes
 on to the next one; a step that crashes it or takes longer than the limit is counted, and a fresh
-process takes over. The exit status is 1 if any failed.
+process takes over. The exit status is 1 if any failed. Ctrl-C ends with the counts so far.
 
 `--shrink` looks for a smaller step that fails in the same way, and prints it: `--spec` trains it.
 """
@@ -152,7 +152,10 @@ def run(count: int, seed: int, native: bool = False, verbose: bool = False,
     workers, kinds, said = Workers(limit), collections.Counter(), collections.Counter()
     started, saved = time.monotonic(), []
     for number in range(seed, seed + count):
-        found = workers.run({"seed": number, "native": native})
+        try:
+            found = workers.run({"seed": number, "native": native})
+        except KeyboardInterrupt:
+            break
         kinds[found["kind"]] += 1
         said[found.get("identical", "")] += 1
         if found["planned"] and found["planned"] < found["plain"]:
@@ -162,8 +165,8 @@ def run(count: int, seed: int, native: bool = False, verbose: bool = False,
     failed = sum(kinds[kind] for kind in FAILURES)
     words = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     middle = sorted(saved)[len(saved) // 2] if saved else 1.0
-    print(f"\n{count} steps in {time.monotonic() - started:.0f} s: {words}; {failed} failed; "
-          f"{len(saved)} with less memory planned, the middle one {middle:.2f} of plain")
+    print(f"\n{sum(kinds.values())} steps in {time.monotonic() - started:.0f} s: {words}; "
+          f"{failed} failed; {len(saved)} with less memory planned, the middle one {middle:.2f} of plain")
     print(f"rewritten steps whose arithmetic is certified: {said['True']}, said to be another: "
           f"{said['False']}, not known: {said['None']}")
     return failed
