@@ -166,7 +166,8 @@ def run(count: int, seed: int, native: bool = False, verbose: bool = False,
     words = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     middle = sorted(saved)[len(saved) // 2] if saved else 1.0
     print(f"\n{sum(kinds.values())} steps in {time.monotonic() - started:.0f} s: {words}; "
-          f"{failed} failed; {len(saved)} with less memory planned, the middle one {middle:.2f} of plain")
+          f"{failed} failed; {len(saved)} with less memory planned, the middle one "
+          f"{middle:.2f} of plain")
     print(f"rewritten steps whose arithmetic is certified: {said['True']}, said to be another: "
           f"{said['False']}, not known: {said['None']}")
     return failed
