@@ -309,7 +309,7 @@ def decisions(part: Part, options: Options, limits: Limits,
             return plans_of(of, room, solver=options.solver, objective=options.objective,
                             free_moves=limits.free_moves, await_updates=limits.await_updates,
                             target=part.target, plain=plain, known=planners, memory=memory,
-                            effort=options.effort * worth_of(plain.peak_bytes))
+                            effort=options.effort, worth=worth_of(plain.peak_bytes))
 
         def over(graph: Graph, cost: CostGraph) -> Iterator[Decision]:
             def found(fad: object) -> Iterator[Decision]:

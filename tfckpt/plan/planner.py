@@ -193,7 +193,7 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
              objective: str = "time", free_moves: bool = True, await_updates: bool = True,
              target: Target = HERE, plain: Plain | None = None,
              known: dict[tuple, StepPlanner] | None = None, memory: Memory | None = None,
-             effort: float = 1.0) -> Iterator[Planned]:
+             effort: float = 1.0, worth: float = 1.0) -> Iterator[Planned]:
     """Yield different plans of a step, best first, each made when it is asked for.
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
@@ -215,6 +215,7 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       effort: how many evaluations the search of "auto" may take, as a multiple of the default,
         which is in proportion to the graph. More are never less good in what a search of one kind
         finds first, and usually better.
+      worth: share of it that is taken; a search that is known already is used whatever it was.
 
     Raises:
       PlanError: effort that is not positive; unknown solver or objective; a graph too large for
@@ -223,11 +224,11 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
         peak found.
     """
     # a planner keeps its graph
-    key = id(graph), solver, objective, free_moves, await_updates, effort
+    key = id(graph), solver, objective, free_moves, await_updates, effort, worth
     planner = None if known is None else known.get(key)
     if planner is None:
         planner = StepPlanner(graph, solver, objective, free_moves, await_updates, target, plain,
-                              memory, effort)
+                              memory, effort, worth)
     if known is not None:
         known[key] = planner
     return planner.plans(budget)
@@ -315,10 +316,10 @@ class StepPlanner:
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
                  await_updates: bool, target: Target,
                  plain: Plain | None = None, memory: Memory | None = None,
-                 effort: float = 1.0):
+                 effort: float = 1.0, worth: float = 1.0):
         check_names(solver, objective)
         check_effort(effort)
-        self.memory, self.effort = memory, effort
+        self.memory, self.effort, self.worth = memory, effort, worth
         self.graph, self.solver, self.objective = graph, solver, objective
         self.free_moves, self.await_updates, self.target = free_moves, await_updates, target
         self.evaluator = Evaluator(graph)
@@ -365,7 +366,7 @@ class StepPlanner:
             choices = tuple(self.evaluator.price(c) for c in known)
             return search.Pool((*(self.evaluator.price(c) for c in patterns), *choices), choices)
         pool = search.explore(self.evaluator, patterns, self._solvers(), plain,
-                              self.effort)
+                              self.effort * self.worth)
         if self.memory:
             self.memory.write(self.graph, searched, plain,
                               [p.candidate for p in pool.choices])
