@@ -32,7 +32,7 @@ from tfckpt.target import Target
 
 MOST = 8
 """Proposals for one part: the search is bounded by their number, never by the clock."""
-WHOLE_EFFORT, LEAST_EFFORT = 64 << 20, 0.1
+WHOLE_EFFORT, LEAST_EFFORT = 16 << 20, 0.1
 """Bytes of a plain peak from which on the search takes its default effort, and the least share of
 it: below, a step is planned in less time than a person notices, and there is little to save."""
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"

@@ -32,7 +32,7 @@ EVALUATIONS, FEWEST, MOST = 300_000, 60, 600
 DESCENT, CLIMB, SOLVER = 0.3, 0.3, 0.1
 """Of the evaluations, what leading down the best start of `OWN` may take, what making it faster on
 the way back, and what each further solver's best start."""
-CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 2_000_000, 60, 2_500, 14_000
+CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 2_000_000, 100, 4_000, 14_000
 """Changes of single copies tried in `tfckpt.plan.neighbourhood`: the first divided by the vertices,
 so that the work is the same for all; but not more than the second for each vertex (the third where
 these are few), and at most the fourth."""
