@@ -141,7 +141,7 @@ class _Graph:
         self.nodes = {node.name: _node(node) for node in computation.nodes}
         self.functions: dict[str, str] = {}
         self._connect_devices()
-        self.starts = Starts(self.nodes, self._source, self._lasts, self._holds)
+        self.sums = self._sums()
         self.has_loops = any(node.type in _BACK for node in self.nodes.values())
         self.order = self._sorted()
         self.labels = {name: self._label(self.definitions[name]) for name in self.order}
@@ -201,10 +201,16 @@ class _Graph:
             return sorted(read)
         if node.type == _POOL_GRADIENT:
             return [*read[:3], self._notes_places(node)]
-        if node.type == _SUM and len(read) > 2:
-            order, known = self.starts.order(node.name)
+        if node.name in self.sums:
+            order, known = self.sums[node.name]
             read = [read[place] for place in order] + ([] if known else ["open"])
         return sorted(read[:2]) + read[2:] if node.type == _SUM else read
+
+    def _sums(self) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """Return for each sum of three and more the order of its terms, and whether it is known."""
+        starts = Starts(self.nodes, self._source, self._lasts, self._holds)
+        return {name: starts.order(name) for name, node in self.nodes.items()
+                if node.type == _SUM and len(node.inputs) > 2}
 
     def _lasts(self, name: str) -> bool:
         """Return whether others than their readers hold an op's results."""
