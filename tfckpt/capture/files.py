@@ -11,6 +11,7 @@ import tensorflow as tf
 from google.protobuf import message, text_format
 from tensorflow.core.protobuf import saved_model_pb2
 
+from tfckpt.capture import tf_adapter
 from tfckpt.errors import CaptureError
 
 SAVED_MODEL, META_GRAPH, GRAPH_DEF = "SavedModel", "MetaGraphDef", "GraphDef"
@@ -172,6 +173,5 @@ def _as_text(data: bytes) -> str | None:
 def _plausible(document: Document) -> bool:
     """Whether a message holds ops: other messages may parse as one by accident."""
     nodes = [node for definition in document.graph_defs()
-             for body in [definition.node, *(f.node_def for f in definition.library.function)]
-             for node in body]
+             for node in tf_adapter.nodes_with_bodies(definition)]
     return bool(nodes) and all(node.name and _OP_TYPE.match(node.op) for node in nodes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,7 +54,7 @@ class Question:
         number = {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
         meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
         meta.collection_def["train_op"].node_list.value.extend(self.running)
-        for node in _with_bodies(meta.graph_def):
+        for node in tf_adapter.nodes_with_bodies(meta.graph_def):
             _hide(node, lower)
         for node in meta.graph_def.node:
             node.device = node.device or tf_adapter.HOST
@@ -152,12 +152,6 @@ _ASIDE = "_tfckpt_hidden"
 _COLOCATED = "_class"
 """Removed before all else, so that ops would be merged that the runtime keeps apart."""
 _LOWER = "_lower_using_switch_merge"
-
-
-def _with_bodies(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
-    yield from definition.node
-    for function in definition.library.function:
-        yield from function.node_def
 
 
 def _hide(node: tf.compat.v1.NodeDef, lower: bool) -> None:

@@ -130,8 +130,7 @@ def _refusal(source: str, error: Exception) -> CaptureError:
 
 
 def _refuse_rewritten(source: str, definition) -> None:
-    bodies = [definition.node, *(f.node_def for f in definition.library.function)]
-    if any(is_rewritten(node.name) for body in bodies for node in body):
+    if any(is_rewritten(node.name) for node in tf_adapter.nodes_with_bodies(definition)):
         raise CaptureError(f"capture: {source!r} was rewritten by tfckpt before; start from the "
                            "original")
 

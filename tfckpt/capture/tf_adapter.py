@@ -230,8 +230,14 @@ def _has_cases(definition: tf.compat.v1.GraphDef) -> bool:
     Where such an op reads what has an open shape, XLA ends the process or goes on by luck, when it
     is asked and when it runs the step (TensorFlow 2.21).
     """
-    return any(node.op in (CASE, STATELESS_CASE) for nodes in (
-        definition.node, *(f.node_def for f in definition.library.function)) for node in nodes)
+    return any(node.op in (CASE, STATELESS_CASE) for node in nodes_with_bodies(definition))
+
+
+def nodes_with_bodies(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
+    """Yield the nodes of a graph, then those of its functions."""
+    yield from definition.node
+    for function in definition.library.function:
+        yield from function.node_def
 
 
 _asked = itertools.count()
