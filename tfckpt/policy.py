@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -89,14 +90,19 @@ def matched(pattern: str, name: str, numbered: bool = False) -> str:
       numbered: whether parts may end in a number besides, as in "dense_1": TensorFlow numbers a
         scope that is opened again, which Keras does for each layer.
     """
-    wanted, parts = pattern.strip("/").split("/"), name.split("/")
-    expressions = [re.compile(fnmatch.translate(part)) for part in wanted]
-    for start in range(len(parts) - len(wanted) + 1):
-        found = parts[start:start + len(wanted)]
+    expressions, parts = _expressions(pattern), name.split("/")
+    for start in range(len(parts) - len(expressions) + 1):
+        found = parts[start:start + len(expressions)]
         if all(e.match(part) or numbered and e.match(_NUMBER.sub("", part))
                for e, part in zip(expressions, found, strict=True)):
             return "/".join(found)
     return ""
+
+
+@functools.cache
+def _expressions(pattern: str) -> tuple[re.Pattern[str], ...]:
+    """Return a pattern's parts, compiled once for all names."""
+    return tuple(re.compile(fnmatch.translate(part)) for part in pattern.strip("/").split("/"))
 
 
 def _matching(option: str, pattern: str, names: Mapping[int, str]) -> list[int]:
@@ -107,17 +113,18 @@ def _matching(option: str, pattern: str, names: Mapping[int, str]) -> list[int]:
     """
     exactly = pattern.startswith(_EXACTLY)
     pattern = pattern.removeprefix(_EXACTLY)
-    same = {i: found for i, name in names.items() if (found := matched(pattern, name))}
+    same = [i for i, name in names.items() if matched(pattern, name)]
     if exactly or same and any(letter in pattern for letter in "*?["):
-        return list(same)
+        return same
+    exact = frozenset(same)
     again = {i: found for i, name in names.items()
-             if i not in same and (found := matched(pattern, name, numbered=True))}
+             if i not in exact and (found := matched(pattern, name, numbered=True))}
     if same and again:
         others = ", ".join(map(repr, dict.fromkeys(again.values())))
         raise PlanError(f"plan: {option}={pattern!r} may be the scope of that name or {others}, as "
                         "TensorFlow numbers scopes that are opened again (a Keras layer's ops are "
                         f"in a numbered one); write the latter, or '={pattern}' for the former")
-    return list(same or again)
+    return same or list(again)
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from tfckpt.plan.planner import Planned
 from tfckpt.plan.schedule import Plan, resolve
 from tfckpt.plan.simulate import Timeline
 from tfckpt.report_values import (
+    RECOMPUTED,
     CompiledReport,
     Curve,
     DevicePeak,
@@ -34,7 +35,6 @@ _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulP
 _COPY = re.compile(r"-tfckpt\d+$")
 _GRAPPLER = re.compile(r"(?:^|(?<=/))(?:ArithmeticOptimizer|ConstantFolding)/")
 _SHOWN = 12
-_RECOMPUTED = "recomputed"
 REFUSALS = 8
 
 
@@ -189,12 +189,12 @@ class Report:
 
     def _as_asked(self, policy: str) -> str:
         """Return what became of the tensors that a person has named; "" where there are none."""
-        named = [fate for fate in self.fates if fate.asked == policy]
-        again = [fate for fate in named if fate.fate == _RECOMPUTED]
-        words = ((len(named) - len(again), "kept", [f for f in named if f not in again]),
-                 (len(again), "recomputed", again))
-        return ", ".join(f"{count} tensors of {format_bytes(sum(f.bytes for f in fates))} {word}"
-                         for count, word, fates in words if count)
+        sizes: dict[str, list[int]] = {"kept": [], RECOMPUTED: []}
+        for fate in self.fates:
+            if fate.asked == policy:
+                sizes[RECOMPUTED if fate.fate == RECOMPUTED else "kept"].append(fate.bytes)
+        return ", ".join(f"{len(found)} tensors of {format_bytes(sum(found))} {word}"
+                         for word, found in sizes.items() if found)
 
     def _forward_ad(self) -> str:
         regions = self.forward_ad_regions
@@ -352,7 +352,7 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         overhead=time / total - 1.0,
         recomputed_ops=(sum(len(ours.vertices[v].ops) or 1 for v, _ in plan.recomputed)
                         if applied else 0),
-        kept_bytes=sum(fate.bytes for fate in fates if fate.fate != _RECOMPUTED),
+        kept_bytes=sum(fate.bytes for fate in fates if fate.fate != RECOMPUTED),
         applied=applied, reason=proposal.reason, solver=plan.solver,
         # what XLA fuses into the update is its own doing
         deferred_ops=len(plan.moves.deferred) if (
@@ -412,7 +412,7 @@ def _fate_of(graph: Graph, cost: CostGraph, s: int, original: bool) -> Fate:
 
 def _fate(op: str, kept: bool) -> str:
     if not kept:
-        return _RECOMPUTED
+        return RECOMPUTED
     return "derivative" if FORWARD_AD in op else "kept"
 
 

@@ -98,6 +98,10 @@ class Front(tuple):
         pictures.save(pictures.front_figure(self), path)
 
 
+RECOMPUTED = "recomputed"
+"""A fate."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fate:
     """What becomes of a forward tensor that the backward reads.

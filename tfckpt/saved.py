@@ -9,7 +9,7 @@ from tfckpt.api import CheckpointedStep, checkpoint
 from tfckpt.budget import format_bytes
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import PlanError
-from tfckpt.report_values import Fate
+from tfckpt.report_values import RECOMPUTED, Fate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,8 @@ def saved_tensors(step: Any, *args: Any, **kwargs: Any) -> SavedTensors:
     report = ours.report
     if report is None:
         raise PlanError("plan: saved_tensors takes a training step; this one computes no gradient")
-    again = tuple(fate for fate in report.fates if fate.fate == "recomputed")
-    return SavedTensors(tuple(f for f in report.fates if f not in again), again)
+    return SavedTensors(tuple(f for f in report.fates if f.fate != RECOMPUTED),
+                        tuple(f for f in report.fates if f.fate == RECOMPUTED))
 
 
 def _kind(tensor: Fate) -> str:
