@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import tensorflow as tf
 
@@ -96,6 +98,75 @@ def test_a_sum_may_only_exchange_its_first_two_terms(order, equal):
     assert same(*graph) == equal
 
 
+def test_a_sum_of_many_is_sums_of_two_one_after_the_other():
+    start = given("x", "y", "z")
+    whole = [*start, op("r", "AddN", "x", "y", "z", N=3, T=tf.float32), result("r")]
+
+    def pairs(first, second, third):
+        return [*start, op("p", "AddV2", first, second, T=tf.float32),
+                op("r", "AddN", third, "p", N=2, T=tf.float32), result("r")]
+    assert same(whole, pairs("x", "y", "z")) and same(whole, pairs("y", "x", "z"))
+    assert not same(whole, pairs("y", "z", "x"))
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
+@pytest.mark.parametrize("count, groups", [
+    (3, [3]), (8, [8]), (9, [9]), (10, [2, 8]), (16, [8, 8]), (17, [9, 8]), (26, [2, 8, 8, 8])])
+def test_the_terms_of_a_sum_are_taken_in_groups(count, groups, dtype):
+    """Both by the kernel of TensorFlow and in the term."""
+    numbers = tf.random.stateless_normal((count, 999), (1, count), dtype=tf.float64)
+    terms = list(tf.unstack(tf.cast(numbers, dtype)))
+    whole = tf.raw_ops.AddN(inputs=terms)
+    start = [op(f"x{i}", "Exp", "x", number=i) for i in range(1, count + 1)]
+    names, pairs, sums = [node.name for node in start], [], []
+    for size in groups:
+        sums.append(functools.reduce(tf.add, [terms.pop(0) for _ in range(size)]))
+        pairs.append(functools.reduce(adding := _adding(start), [
+            names.pop(0) for _ in range(size)]))
+    assert tf.reduce_all(functools.reduce(tf.add, sums) == whole)
+    split = functools.reduce(adding, pairs)
+    summed = [node for node in start if node.name.startswith("x")]
+    summed.append(op("s", "AddN", *(node.name for node in summed), N=count, T=tf.float32))
+    assert same([*given("x"), *summed, result("s")], [*given("x"), *start, result(split)])
+
+
+def _adding(nodes):
+    def add(first, second):
+        nodes.append(op(f"p{len(nodes)}", "AddV2", first, second, T=tf.float32))
+        return nodes[-1].name
+    return add
+
+
+def test_what_is_added_to_itself_is_twice_as_much():
+    def made(*r, **attrs):
+        return [*given("x"), constant("k", 2.0), constant("m", 3.0), constant("l", [2.0]),
+                op("r", *r, **attrs), result("r")]
+    twice = made("Mul", "k", "x")
+    assert same(twice, made("AddV2", "x", "x")) and same(twice, made("AddN", "x", "x", N=2))
+    assert not same(twice, made("Mul", "x", "m")) and not same(twice, made("Mul", "x", "l"))
+
+
+def test_one_times_something_does_not_count():
+    def made(value):
+        return [*given("x"), constant("k", value), op("r", "Mul", "x", "k"), result("r")]
+    assert same(made(1.0), [*given("x"), result("x")])
+    assert not same(made([1.0]), [*given("x"), result("x")])  # may have another shape
+    assert not same(made(1.5), [*given("x"), result("x")])
+
+
+def test_a_shape_that_is_known_in_one_graph_alone_does_not_count():
+    def comparing(*graphs):
+        return compared(*(Computation(g, ARGUMENTS, lambda name: None) for g in graphs)).same
+
+    asked = [*given("x"), op("s", "Shape", "x"), op("r", "Tile", "x", "s"), result("r")]
+    known = [*given("x"), constant("s", [4, 8]), op("r", "Tile", "x", "s"), result("r")]
+    assert comparing(asked, known) is False  # Grappler's would wait for what it is the shape of
+    known[1].input.append("^x")
+    assert comparing(asked, known) is True and comparing(known, asked) is True
+    other = [*given("x"), constant("s", [4, 9]), op("r", "Tile", "x", "s"), result("r")]
+    assert comparing(known, other) is False
+
+
 def test_another_order_of_products_is_found_where_it_begins():
     plain = [*given("x", "y", "z"), op("a", "Mul", "x", "y"), op("b", "Mul", "a", "z"),
              op("c", "Exp", "b"), result("c")]
@@ -142,6 +213,19 @@ def test_an_order_that_is_open_in_the_plain_step_alone_may_be_decided():
     assert comparing(unordered, variable(True)) is False
     assert comparing(variable(False), unordered) is False
     assert comparing(variable(True), unordered) is False
+
+
+def test_of_two_reads_one_may_stay_open_as_it_is_in_the_plain_step():
+    def comparing(*graphs):
+        return compared(*(Computation(g, ARGUMENTS, lambda name: None) for g in graphs)).same
+
+    def reading_twice(*waits):
+        return [*given("variable", "x"), op("r", "ReadVariableOp", "variable"),
+                op("q", "ReadVariableOp", "variable"), op("e", "Exp", "q"),
+                op("w", "AssignSubVariableOp", "variable", "x", *waits),
+                op("sum", "Sub", "r", "e"), result("sum")]
+    assert comparing(reading_twice(), reading_twice("^r")) is True
+    assert comparing(reading_twice("^q"), reading_twice("^r")) is False
 
 
 def test_each_write_counts():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfckpt.capture import tf_adapter
@@ -19,6 +19,7 @@ from tfckpt.errors import VerificationError
 from tfckpt.verify.terms import Computation, Terms, first_differences, terms_of
 
 _COPY = re.compile(r"-tfckpt\d+(?=$|/)")
+_SHAPES = frozenset(("Shape", "Size", "Rank"))
 _SHOWN = 6
 UNCHANGED = "the step runs as it is"
 COMPILED = "XLA compiles the step, and its arithmetic is not looked into"
@@ -93,11 +94,40 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
 
     What no order decides in the plain step, ours may decide as it turns out there.
     """
-    found = certificate_of(*terms_of([plain, edited]))
-    if found.same is not False:
+    plain, edited = _with_known_shapes(plain, edited), _with_known_shapes(edited, plain)
+    before, after = terms_of([plain, edited])
+    found = certificate_of(before, after)
+    still_open = set(map(_original, after.open))
+    early = frozenset(name for name in before.open if name not in still_open)
+    if found.same is not False or not early:
         return found
-    settled = certificate_of(*terms_of([dataclasses.replace(plain, early=True), edited]))
+    settled = certificate_of(*terms_of([dataclasses.replace(plain, early=early), edited]))
     return found if settled.same is False else settled
+
+
+def _with_known_shapes(computation: Computation, other: Computation) -> Computation:
+    """Return a computation where shapes that TensorFlow knows in the other are constants, as there.
+
+    It makes a constant of them that waits for what was asked for its shape, where it can infer it.
+    """
+    known = {_original(node.name): node for node in other.nodes
+             if node.op == "Const" and node.input}
+    return dataclasses.replace(computation, nodes=[
+        _as_known(node, known) if node.op in _SHAPES else node for node in computation.nodes])
+
+
+def _as_known(shape: Any, known: Mapping[str, Any]) -> Any:
+    constant = known.get(_original(shape.name))
+    if constant is None:
+        return shape
+    made = type(shape)(name=shape.name, op=constant.op, attr=constant.attr)
+    made.input.extend(f"^{text.lstrip('^').split(':')[0]}" for text in shape.input)
+    return made
+
+
+def _original(name: str) -> str:
+    """Return what an op is called in the trace, and what of it a copy is of."""
+    return traced(_COPY.sub("", name))
 
 
 def certificate_of(before: Terms, after: Terms) -> Certificate:
@@ -105,8 +135,7 @@ def certificate_of(before: Terms, after: Terms) -> Certificate:
     roots = tuple(sorted(root for root in {**before.roots, **after.roots}
                          if before.roots.get(root) != after.roots.get(root)))
     if roots:
-        names = dict.fromkeys(traced(_COPY.sub("", name))
-                              for name in first_differences(before, after))
+        names = dict.fromkeys(map(_original, first_differences(before, after)))
         return Certificate(False, tuple(names), roots)
     if after.arrivals or before.arrivals:
         return Certificate(None, tuple(sorted({*before.arrivals, *after.arrivals})),

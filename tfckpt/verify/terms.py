@@ -1,10 +1,11 @@
 """What executed graphs compute, as terms: equal terms are equal in every bit.
 
 The term of a result is its kernel, with what is fused into it, the attributes that the kernel
-reads, and the terms of its operands in order. Of what a step does these terms are compared: its
-results, what it writes to variables, and its other effects. A read of a variable names the writes
-that are done by then. Graphs with loops are compared as partition refinement does (Hopcroft and
-Karp): terms are refined until no more can be told apart.
+reads, and the terms of its operands in order. A sum of many terms is the sums of two that its
+kernel computes, and x + x is 2 x: Grappler writes the one for the other. Of
+what a step does these terms are compared: its results, what it writes to variables, and its other
+effects. A read of a variable names the writes that are done by then. Graphs with loops are compared
+as partition refinement does (Hopcroft and Karp): terms are refined until no more can be told apart.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ _HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSw
 _SHAPED = frozenset(("Reshape",))
 """What changes a shape alone: Grappler takes it out where the shape is what it was, as far as it
 knows shapes, and these follow from those of the arguments whatever it knows."""
-_WHOLE = {"LogicalAnd": True, "LogicalOr": False}
-"""Of two truth values: the one that leaves the other as it is."""
+_WHOLE: Mapping[str, bool | int] = {"LogicalAnd": True, "LogicalOr": False, "Mul": 1}
+"""Of two operands: the one that leaves the other as it is. Grappler takes it out where it knows the
+shapes of both."""
 _BACK = frozenset(("NextIteration", "RefNextIteration"))
 _RECEIVE, _SEND = "_Recv", "_Send"
-_ARGUMENT, _RESULT, _CONSTANT, _SUM = "_Arg", "_Retval", "Const", "AddN"
+_ARGUMENT, _RESULT, _CONSTANT = "_Arg", "_Retval", "Const"
+_SUM, _SUM_OF_TWO, _PRODUCT = "AddN", "AddV2", "Mul"
 _POOL, _POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
 _ARRIVAL, _ADDS = "DestroyTemporaryVariable", "AssignAdd"
 _NO_EFFECT = frozenset((
@@ -61,14 +64,14 @@ class Computation:
       nodes: NodeDefs, those of all devices.
       arguments: for each argument, in order, what it is: equal for the same one in another step.
       function: gives the FunctionDef that is called by a name; None where it is not known.
-      early: whether a read of a variable that nothing orders with a write is taken to come before
-        that, as it does where it can.
+      early: reads of variables, by name, that are taken to come before the writes that nothing
+        orders with them, as they do where they can.
     """
 
     nodes: Sequence[Any]
     arguments: Sequence[str]
     function: Callable[[str], Any]
-    early: bool = False
+    early: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,7 @@ class Terms:
       nodes: of each op by name; those that pass on what they read are left out.
       reads: for each op the ops whose results it reads.
       arrivals: sums whose terms are added in the order in which they arrive, by name.
+      open: reads of variables that nothing orders with a write, by name.
     """
 
     roots: Mapping[str, str]
@@ -88,6 +92,7 @@ class Terms:
     nodes: Mapping[str, str]
     reads: Mapping[str, tuple[str, ...]]
     arrivals: tuple[str, ...]
+    open: frozenset[str]
 
 
 def terms_of(computations: Sequence[Computation]) -> list[Terms]:
@@ -152,10 +157,8 @@ class _Graph:
         """Compute every op's term from those of what it reads."""
         before, self.terms = self.terms, {}
         for name in self.order:
-            node = self.nodes[name]
-            read = [self.tensor(t, before) for t in node.inputs]
-            self.terms[name] = _hash((self.labels[name], self.states.get(name, ()),
-                                      self._operands(node, read)))
+            self.terms[name] = self._term(
+                self.nodes[name], [self.tensor(t, before) for t in self.nodes[name].inputs])
 
     def found(self) -> Terms:
         """Return what was found."""
@@ -165,7 +168,9 @@ class _Graph:
             {key: self.terms[name] for key, name in ends.items()}, ends,
             {name: self.terms[name] for name in kept},
             {name: tuple(self._source(t)[0] for t in self.nodes[name].inputs) for name in kept},
-            tuple(name for name in kept if self.nodes[name].type == _ARRIVAL))
+            tuple(name for name in kept if self.nodes[name].type == _ARRIVAL),
+            frozenset(name for name, (*_, unordered) in self.states.items()
+                      if unordered and _reads(self.nodes[name].type)))
 
     def tensor(self, tensor: Tensor, before: Mapping[str, str]) -> str:
         """Return the term of a result, seen through what only passes it on."""
@@ -184,14 +189,43 @@ class _Graph:
             return 0 if node.type in _SHAPED else slot
         if node.type in _WHOLE:
             for i, (source, _) in enumerate(node.inputs):
-                if self._is_all(source, _WHOLE[node.type]):
+                if self._is_all(source, _WHOLE[node.type], scalar=node.type == _PRODUCT):
                     return 1 - i
         return None
 
-    def _is_all(self, name: str, value: bool) -> bool:
-        """Return whether an op is a constant, all of which is a truth value."""
-        return self.nodes[name].type == _CONSTANT and bool(
-            (tf.make_ndarray(self.definitions[name].attr["value"].tensor) == value).all())
+    def _is_all(self, name: str, value: bool | int, scalar: bool = False) -> bool:
+        """Return whether an op is a constant, each entry of which is a value."""
+        if self.nodes[name].type != _CONSTANT:
+            return False
+        constant = tf.make_ndarray(self.definitions[name].attr["value"].tensor)
+        return bool((constant == value).all()) and not (scalar and constant.ndim)
+
+    def _term(self, node: _Node, read: list[str]) -> str:
+        label = self.labels[node.name]
+        if node.type == _SUM:
+            return self._sum(label, node, read)
+        if node.type == _SUM_OF_TWO:
+            return _of_two(label, *read)
+        if node.type == _PRODUCT:
+            for i, (source, _) in enumerate(node.inputs):
+                if self._is_all(source, 2, scalar=True):
+                    return _hash(("twice", read[1 - i]))
+        return _hash((label, self.states.get(node.name, ()), self._operands(node, read)))
+
+    def _sum(self, label: str, node: _Node, read: list[str]) -> str:
+        """Return the term of a sum: its kernel adds two to nine terms one after the other, and to
+        these the sums of eight others each.
+        """
+        order, known = self.sums[node.name]
+        terms = [read[place] for place in order]
+        first = len(terms) % 8 + 8 * (len(terms) > 1 and len(terms) % 8 < 2)
+
+        def added(terms: Sequence[str]) -> str:
+            return functools.reduce(lambda one, other: f"{_of_two(label, one, other)}:0", terms)
+
+        total = added([added(terms[:first]), *(added(terms[i:i + 8])
+                                               for i in range(first, len(terms), 8))])
+        return total.removesuffix(":0") if known else _hash((total, "open"))
 
     def _operands(self, node: _Node, read: list[str]) -> Sequence[str]:
         if node.type == _ARRIVAL:
@@ -201,16 +235,14 @@ class _Graph:
             return sorted(read)
         if node.type == _POOL_GRADIENT:
             return [*read[:3], self._notes_places(node)]
-        if node.name in self.sums:
-            order, known = self.sums[node.name]
-            read = [read[place] for place in order] + ([] if known else ["open"])
-        return sorted(read[:2]) + read[2:] if node.type == _SUM else read
+        return read
 
     def _sums(self) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Return for each sum of three and more the order of its terms, and whether it is known."""
+        """Return for each sum the order of its terms, and whether it is known."""
         starts = Starts(self.nodes, self._source, self._lasts, self._holds)
-        return {name: starts.order(name) for name, node in self.nodes.items()
-                if node.type == _SUM and len(node.inputs) > 2}
+        return {name: starts.order(name) if len(node.inputs) > 2 else (
+                    tuple(range(len(node.inputs))), True)
+                for name, node in self.nodes.items() if node.type == _SUM}
 
     def _lasts(self, name: str) -> bool:
         """Return whether others than their readers hold an op's results."""
@@ -294,6 +326,8 @@ class _Graph:
             value = tf.make_ndarray(definition.attr["value"].tensor)
             return _hash((kind, str(value.dtype), value.shape, value.tobytes()
                           if value.dtype != object else repr(value.tolist())))
+        if kind == _SUM:  # that of the sums of two which it consists of
+            return _hash((_SUM_OF_TWO, [("T", self._attr(definition.attr["T"]))], False))
         again = COPY in definition.attr and _has_effect(kind)  # it draws other numbers
         return _hash((kind, self._attrs(definition), again))
 
@@ -351,8 +385,8 @@ class _Graph:
         writes = [other for other in names if other != name and not _reads(self.nodes[other].type)]
         before = sum(bool(behind[name] & bits[w]) for w in writes)
         after = sum(bool(behind[w] & bits[name]) for w in writes)
-        settled = self.computation.early and _reads(self.nodes[name].type)
-        return handle, before, 0 if settled else len(writes) - before - after
+        return handle, before, 0 if name in self.computation.early else (
+            len(writes) - before - after)
 
     def _handle(self, name: str) -> str | None:
         """Return the resource that an op reads or writes; None where it does neither."""
@@ -394,6 +428,13 @@ def _overlaps(pooling: Any) -> bool:
     """Return whether a number may be in several windows of a pooling."""
     return any(size > stride for size, stride in zip(
         pooling.attr["ksize"].list.i, pooling.attr["strides"].list.i, strict=True))
+
+
+def _of_two(label: str, first: str, second: str) -> str:
+    """Return the term of a sum of two."""
+    if first == second:
+        return _hash(("twice", first))
+    return _hash((label, (), sorted((first, second))))
 
 
 def _called(kind: str) -> str:
