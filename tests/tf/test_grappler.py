@@ -49,8 +49,17 @@ def same_kernels(node):
     return node
 
 
+def spelled_otherwise(ws):
+    """Terms of one sum on one device that is written in two ways: the runtime makes one of both."""
+    def added(x):
+        made = tf.sin(x) + x @ ws[0]
+        with tf.device("/device:CPU:0"):
+            return made + tf.exp(x)
+    return added
+
+
 @pytest.mark.parametrize("make", [_loop, _branch, _call, nested, loop_in_a_function, normalised,
-                                  sums])
+                                  sums, spelled_otherwise])
 @pytest.mark.parametrize("size", [64, None])
 def test_it_is_asked_about_what_will_run(make, size):
     ws = weights(3) if make is not sums else [*weights(2), tf.Variable(tf.ones((size or 1, 1)))]

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.control_edges import wait_as_asked, wait_as_called
+from tfckpt.capture.devices import device_key
 from tfckpt.capture.inline import is_call
 from tfckpt.ops import Calls, record
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
@@ -57,7 +58,7 @@ class Question:
         for node in tf_adapter.nodes_with_bodies(meta.graph_def):
             _hide(node, lower)
         for node in meta.graph_def.node:
-            node.device = node.device or tf_adapter.HOST
+            node.device = _placed(node.device)
             if node.op == ARG and self.inputs[number[node.name]].dtype not in (
                     tf.resource, tf.variant):
                 _as_fed(node, self.inputs[number[node.name]])
@@ -92,6 +93,14 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
     definition = tf_adapter.shown_definition(graph) if definition is None else definition
     running = [(renamed or {}).get(name, name) for name in as_body(graph, definition)]
     return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())))
+
+
+def _placed(device: str) -> str:
+    """Return how the runtime writes the device of an op, or of one without any.
+
+    Grappler takes two spellings of one device for two devices, and joins nothing of both.
+    """
+    return tf_adapter.HOST if device_key(device) == device_key(tf_adapter.HOST) else device
 
 
 def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:
@@ -136,7 +145,7 @@ def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> 
     meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
     wait_as_called(meta.graph_def, calls)
     for node in meta.graph_def.node:
-        node.device = node.device or tf_adapter.HOST
+        node.device = _placed(node.device)
         if node.name in calls and node.op == IDENTITY_N:  # kept for who only waits for it
             node.op = NO_OP
             node.attr.clear()
