@@ -343,6 +343,27 @@ def test_loops_read_variables_after_the_writes_that_they_followed(monkeypatch):
     assert not same.same_arithmetic(ours, x).same
 
 
+def test_writes_come_after_the_reads_that_they_followed(monkeypatch):
+    """Grappler drops an edge where data leads from the read to the write, and then that data."""
+    from tests.support.random_steps.assembly import build, draw_spec
+    from tfckpt.capture import optimised_body
+    from tfckpt.verify.terms import terms_of
+
+    def open_reads():
+        process.fresh()
+        made = build(draw_spec(3210))
+        step = tfckpt.checkpoint(tf.function(made.function), budget="min")
+        step(*made.batches[0])
+        assert step.report.applied
+        function = step.get_concrete_function(*made.batches[0])
+        (found,) = terms_of([same._computation(function, made.batches[0], {}, {})])
+        return found.open
+
+    assert not open_reads()
+    monkeypatch.setattr(optimised_body, "write_after_reads", lambda asked, found: None)
+    assert open_reads()
+
+
 def test_a_lowered_loop_waits_for_no_more_than_the_runtime_has_it_wait():
     """Grappler has a loop that reads a variable wait for all that it is given."""
     step, x = _two_updates()

@@ -5,7 +5,7 @@ nothing and reads a variable for all that it is given; the runtime does neither.
 and branches are not lowered yet, Grappler takes them for ops like any others, which begin when all
 that they read is there: a control edge that says so again is dropped. Once they are lowered they
 begin with whatever is there first, and a read of a variable in a body may then come before the
-write that it has to follow.
+write that it has to follow. What writes a variable may lose the order behind what reads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.ops import Calls, record
+from tfckpt.ops import Access, Calls, record
 from tfckpt.ops.names import NO_OP
 
 _MERGE = "Merge"
@@ -82,6 +82,26 @@ def wait_as_asked(asked: tf.compat.v1.GraphDef, found: tf.compat.v1.GraphDef) ->
         node.input.extend(
             f"^{name}" for name in _awaited(nodes[node.name], nodes, left)
             if name not in awaited and (name in whole or node.name in whole))
+
+
+def write_after_reads(asked: tf.compat.v1.GraphDef, found: tf.compat.v1.GraphDef) -> None:
+    """Have writes of variables wait for the reads that they waited for before Grappler saw them.
+
+    Grappler drops such an edge where data leads from the read to the write, and then makes a
+    constant of that data. Nothing orders the two any more. TensorFlow begins with what waits for
+    nothing, so that the read is the first in nearly every run; what runs later in a rewritten step
+    might find the new value.
+
+    Args:
+      asked: the graph that Grappler was asked about.
+      found: what it made of it; changed.
+    """
+    reads = {node.name for node in found.node if record(node.op).access is Access.VALUE}
+    waits = {node.name: node.input for node in asked.node}
+    for node in found.node:
+        if record(node.op).writes:
+            node.input.extend(name for name in waits.get(node.name, ()) if name[:1] == "^"
+                              and name[1:] in reads and name not in node.input)
 
 
 def _awaited(node: tf.compat.v1.NodeDef, nodes: Mapping[str, tf.compat.v1.NodeDef],

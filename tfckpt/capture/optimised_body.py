@@ -36,6 +36,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import grappler, tf_adapter
+from tfckpt.capture.control_edges import write_after_reads
 from tfckpt.capture.devices import device_key
 from tfckpt.capture.grappler import calls_functions
 from tfckpt.capture.inline import is_call, is_rewritten, lines_of
@@ -94,6 +95,7 @@ def optimise_in_place(graph: Any, changes: LiveChanges, plain: grappler.Question
     try:
         asked = tf.compat.v1.GraphDef()
         found = plain.answer(asked.CopyFrom)
+        write_after_reads(asked, found)
         return _take(graph, shown, asked, found, changes) if _gives_way(asked) else None
     except Exception as error:  # whatever TensorFlow makes of it: the step is planned as traced
         logging.info("tfckpt: %s is planned as it was traced: %s", graph.name, error)
