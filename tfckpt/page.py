@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import html
 import io
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tfckpt import pictures
+from tfckpt import atomic, pictures
 from tfckpt.budget import format_bytes
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def write(report: Report, path: str) -> None:
       TfckptError: matplotlib is not installed.
       OSError: the file cannot be written.
     """
-    pathlib.Path(path).write_text(render(report), encoding="utf-8")
+    atomic.write(path, render(report).encode())
 
 
 def render(report: Report) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from tfckpt import atomic
 from tfckpt.budget import format_bytes
 from tfckpt.errors import TfckptError
 from tfckpt.graph import BACKWARD, FORWARD, UPDATE
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _MB = 1e6
 _SHADES = {FORWARD: "#4c8bf5", BACKWARD: "#f2994a", UPDATE: "#6fbf73"}
+_AGAIN, _AGAIN_AT = "#a44fc4", 0.985
+"""Colour and height of the line above what is recomputed."""
 _LEAST_SHARE = 0.004
 """Stretches of a region below this fraction of the step are joined to their neighbours."""
 _NAMED = 4
@@ -71,7 +74,7 @@ def save(figure: Any, path: str) -> None:
       TfckptError: see `kind_of`.
       OSError: the file cannot be written.
     """
-    pathlib.Path(path).write_bytes(drawn(figure, kind_of(path)))
+    atomic.write(path, drawn(figure, kind_of(path)))
 
 
 def step_figure(reports: Mapping[str, Report], colours: Mapping[str, str] = LIGHT) -> Any:
@@ -86,16 +89,14 @@ def step_figure(reports: Mapping[str, Report], colours: Mapping[str, str] = LIGH
     for column, (title, report) in enumerate(reports.items()):
         curves = report.curves
         highest = max(max(c.live_bytes, default=0) for c in curves) / _MB
-        names = "plain", "tfckpt" if report.applied else "tfckpt, unchanged"
+        names = "plain peak", "planned peak" if report.applied else "left as it is, plain peak"
         for row, (name, curve, colour) in enumerate(
                 zip(names, curves, ("plain", "ours"), strict=True)):
             axes = panels[row][column]
             _style(axes, colours)
             _shade(axes, curve.steps, colours)
             _curve(axes, curve, colours[colour], colours)
-            heading = f"{title}: {name}" if title else f"{report.name}: {name}"
-            peak = format_bytes(max(curve.live_bytes, default=0))
-            axes.set_title(f"{heading}, {peak} asked for at the peak",
+            axes.set_title(f"{title or report.name}: {name} {_peaks(curve)}",
                            loc="left", color=colours["ink"], fontsize=11)
             axes.set_xlim(0, max(len(curve.live_bytes), 1))
             axes.set_ylim(0, 1.36 * highest or 1.0)  # the labels stand above the curves
@@ -104,6 +105,12 @@ def step_figure(reports: Mapping[str, Report], colours: Mapping[str, str] = LIGH
             "allocations and releases in XLA's schedule of the compiled step" if curves[1].by_xla
             else "operations run since the step began, as simulated")
     return figure
+
+
+def _peaks(curve: Curve) -> str:
+    """Return the peak, and the bytes of live tensors in it where these are told apart."""
+    peak, live = format_bytes(curve.peak_bytes), format_bytes(curve.live_peak_bytes)
+    return peak if peak == live else f"{peak} (live {live})"
 
 
 def _style(axes: Any, colours: Mapping[str, str]) -> None:
@@ -117,7 +124,9 @@ def _style(axes: Any, colours: Mapping[str, str]) -> None:
 
 
 def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
-    """A band behind the curve for each stretch of a region, named where there is room."""
+    """A band behind the curve for each stretch of a region, named where there is room, and a line
+    above it where the forward runs again.
+    """
     for region, first, last in stretches([step.region for step in steps]):
         if region not in _SHADES:
             continue
@@ -125,6 +134,12 @@ def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
         if (last - first) > 0.07 * len(steps):
             axes.text((first + last) / 2, 0.015, region, ha="center", va="bottom", fontsize=8,
                       color=colours["ink"], alpha=0.75, transform=axes.get_xaxis_transform())
+    again = [(at, at + 1) for at, step in enumerate(steps) if step.copy]
+    if again:
+        axes.hlines([_AGAIN_AT] * len(again), *zip(*again, strict=True), color=_AGAIN,
+                    linewidth=5, transform=axes.get_xaxis_transform(), label="recomputed")
+        axes.text(again[0][0], _AGAIN_AT - 0.02, "recomputed", va="top", fontsize=8, color=_AGAIN,
+                  transform=axes.get_xaxis_transform())
 
 
 def stretches(regions: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -176,7 +191,7 @@ def front_figure(front: Front, colours: Mapping[str, str] = LIGHT) -> Any:
     _style(axes, colours)
     points = front.points
     # between two peaks a budget has room for the smaller one only
-    axes.step([p.peak_bytes / _MB for p in points], [100 * p.overhead for p in points],
+    axes.step([p.live_peak_bytes / _MB for p in points], [100 * p.overhead for p in points],
               where="pre", color=colours["faint"], linewidth=1.0, zorder=1)
     solvers = list(dict.fromkeys(p.solver for p in (*points, *front.others)))
     markers = "osD^vP*X"
@@ -187,15 +202,16 @@ def front_figure(front: Front, colours: Mapping[str, str] = LIGHT) -> Any:
                                              "alpha": 0.55})):
             mine = [p for p in found if p.solver == solver]
             if mine:
-                axes.scatter([p.peak_bytes / _MB for p in mine], [100 * p.overhead for p in mine],
-                             s=34, marker=markers[i % len(markers)], label=label,
+                axes.scatter([p.live_peak_bytes / _MB for p in mine],
+                             [100 * p.overhead for p in mine], s=34,
+                             marker=markers[i % len(markers)], label=label,
                              zorder=3 if found is points else 2, **style)
                 label = "_nolegend_"
     if front.chosen is not None:
-        at = (front.chosen.peak_bytes / _MB, 100 * front.chosen.overhead)
+        at = (front.chosen.live_peak_bytes / _MB, 100 * front.chosen.overhead)
         axes.scatter(*at, s=170, facecolors="none", edgecolors=colours["ink"], linewidths=1.6,
                      label="chosen", zorder=4)
-    axes.set_xlabel("planned peak (MB), as asked for")
+    axes.set_xlabel("live peak (MB)")
     axes.set_ylabel("extra time (%)")
     hollow = "; hollow: beaten" if front.others else ""
     axes.set_title(f"{front.name}: plans that no other beats in both{hollow}", loc="left",
@@ -213,7 +229,7 @@ def add_measured(figure: Any, points: Sequence[tuple[int, float]],
     axes = figure.axes[0]
     axes.scatter([peak / _MB for peak, _ in points], [100 * time for _, time in points], s=52,
                  marker="+", color=colours["ours"], label="measured", zorder=5)
-    axes.set_xlabel("peak (MB): planned as asked for, or measured")
+    axes.set_xlabel("peak (MB): live as planned, or measured")
     legend = axes.legend(frameon=False, fontsize=9)
     for text in legend.get_texts():
         text.set_color(colours["ink"])

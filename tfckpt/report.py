@@ -71,7 +71,7 @@ class Report:
         else here is of that one.
       unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
       compiled: what XLA, or Grappler, said of the step; None where nobody was asked.
-      bound_bytes: requested bytes that no plan stays below: what the largest op needs by itself.
+      bound_bytes: live bytes that no plan stays below: what the largest op needs by itself.
       allowed_bytes: what the budget allows above what the step starts with; None for the least.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
       observed_calls: calls in which something looked at the peak.
@@ -143,7 +143,7 @@ class Report:
             *([("planned for", self.planned_for)] if self.planned_for else []),
             ("plain peak", format_bytes(self.baseline_peak_bytes)),
             ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
-            *([("slack", f"{format_bytes(self.slack_bytes)} of it: chunks larger than asked for, "
+            *([("slack", f"{format_bytes(self.slack_bytes)} of it: chunks larger than tensors, "
                          "gaps between them, threads")] if self.slack_bytes else []),
             *([("lower bound", f"{format_bytes(self.bound_bytes)}, by the largest op; the planned "
                 f"peak is {self.planned_peak_bytes / self.bound_bytes:.2f} times that")]
@@ -205,7 +205,7 @@ class Report:
 
     @property
     def slack_bytes(self) -> int:
-        """What the planned peak is above the bytes that tensors ask for in the planned order."""
+        """What the planned peak is above the live peak of the planned order."""
         return max(0, self.planned_peak_bytes - self.timeline_after.peak_bytes)
 
     @property
@@ -239,17 +239,17 @@ class Report:
                       self.steps_after))
 
     def explain(self, top: int = _SHOWN) -> str:
-        """What is live at the peak before and after: bytes, op, layer, why it is kept.
+        """What is live at the plain and the planned peak: bytes, layer, op, why it is kept.
 
         Of a step that XLA was asked about: its buffers at the peak of its own schedule.
         """
         parts = []
-        for title, curve in zip(("before", "after"), self.curves, strict=True):
+        for title, curve in zip(("plain", "planned"), self.curves, strict=True):
             held = curve.held
             rest = sum(h.bytes for h in held[top:])
             what = "buffers of XLA" if curve.by_xla else "tensors"
-            parts.append(f"live at the peak {title} ({format_bytes(curve.peak_bytes)}, {len(held)} "
-                         f"{what})")
+            parts.append(f"live at the {title} peak of {format_bytes(curve.peak_bytes)}: "
+                         f"{format_bytes(sum(h.bytes for h in held))} in {len(held)} {what}")
             parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<34}  {h.op.rpartition('/')[2]:<22}"
                       f"  {h.why}" for h in held[:top]]
             if rest:

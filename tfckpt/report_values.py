@@ -34,7 +34,7 @@ class Curve:
     Attributes:
       live_bytes: after each operation, or each of XLA's allocations and releases.
       held: what is live at the peak, largest first.
-      peak_bytes: as it is told (an allocator's rounding included).
+      peak_bytes: the plain or planned peak (an allocator's rounding included).
       steps: what runs, where that is known.
       by_xla: whether this is XLA's schedule of the compiled step.
     """
@@ -46,6 +46,11 @@ class Curve:
     by_xla: bool = False
 
     @property
+    def live_peak_bytes(self) -> int:
+        """Return the most live bytes."""
+        return max(self.live_bytes, default=0)
+
+    @property
     def peak_step(self) -> int:
         """Return where the peak is."""
         return max(range(len(self.live_bytes)), key=self.live_bytes.__getitem__, default=0)
@@ -53,15 +58,19 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A plan on the front: peak in bytes as asked for, extra time as a fraction, its solver."""
+    """A plan on the front: its live peak in bytes, extra time as a fraction, its solver.
 
-    peak_bytes: int
+    The live peak is the most bytes of live tensors. The planned peak of a plan that is taken is
+    that of the allocator, which holds more.
+    """
+
+    live_peak_bytes: int
     overhead: float
     solver: str
 
 
 class Front(tuple):
-    """(peak bytes, overhead) of the plans that no other beats in both, by falling peak.
+    """(live peak bytes, overhead) of the plans that no other beats in both, by falling peak.
 
     Attributes:
       points: the same with solvers.
@@ -69,7 +78,7 @@ class Front(tuple):
       chosen: the plan that was taken; not always one of `points`, since the allocator's rounding
         decides between close ones. None where the step is left as it is.
       name: of the step.
-      baseline_bytes: plain peak.
+      baseline_bytes: plain peak of the allocator.
     """
 
     points: tuple[FrontPoint, ...]
@@ -82,7 +91,7 @@ class Front(tuple):
     def of(cls, points: Sequence[FrontPoint], chosen: FrontPoint | None, name: str,
            baseline_bytes: int, others: Sequence[FrontPoint] = ()) -> Front:
         """A front of points, by falling peak."""
-        front = cls((p.peak_bytes, p.overhead) for p in points)
+        front = cls((p.live_peak_bytes, p.overhead) for p in points)
         front.points, front.others, front.chosen = tuple(points), tuple(others), chosen
         front.name, front.baseline_bytes = name, baseline_bytes
         return front

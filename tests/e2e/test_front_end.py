@@ -288,8 +288,8 @@ def test_explain_says_what_is_live_and_why():
     step(*trial.batches[0])
     report = step.report
     text = report.explain()
-    before, after = text.split("live at the peak after")
-    assert "live at the peak before" in before
+    before, after = text.split("live at the planned peak")
+    assert "live at the plain peak" in before
     assert "Relu" in before and "gradient" in before and "dense" in before
     assert "393.2 kB" in before  # 2,048 x 48 floats
     assert len(report.held_after) < len(report.held_before)

@@ -134,8 +134,8 @@ def test_words_and_pictures_are_of_what_xla_holds(tmp_path):
     step(trial.batch)
     report = step.report
     explained = report.explain(3)
-    assert explained.count("buffers of XLA)") == 2
-    after = explained.partition("live at the peak after")[2].splitlines()[1:4]
+    assert explained.count("buffers of XLA") == 2
+    after = explained.partition("live at the planned peak")[2].splitlines()[1:4]
     largest = sorted((b.bytes for b in report.compiled.after.held), reverse=True)[:3]
     assert [float(line.split()[0]) for line in after] == [round(b / 1e6, 1) for b in largest]
     before, ours = pictures.step_figure({"": report}).axes

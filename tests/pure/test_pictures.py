@@ -114,12 +114,12 @@ def test_every_solver_of_the_front_and_the_choice_are_drawn():
     points = [FrontPoint(9 * MB, 0.0, "store_all"), FrontPoint(5 * MB, 0.1, "chen"),
               FrontPoint(4 * MB, 0.2, "chen"), FrontPoint(3 * MB, 0.3, "approx_dp")]
     front = Front.of(points, points[2], "step", 9 * MB)
-    assert list(front) == [(p.peak_bytes, p.overhead) for p in points]
+    assert list(front) == [(p.live_peak_bytes, p.overhead) for p in points]
     axes, = pictures.front_figure(front).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["store_all", "chen", "approx_dp", "chosen"]
     drawn = {tuple(map(float, xy)) for found in axes.collections for xy in found.get_offsets()}
-    assert drawn == {(p.peak_bytes / MB, 100 * p.overhead) for p in points}
+    assert drawn == {(p.live_peak_bytes / MB, 100 * p.overhead) for p in points}
 
 
 def test_between_two_plans_the_line_shows_what_a_budget_there_gets():
@@ -130,7 +130,7 @@ def test_between_two_plans_the_line_shows_what_a_budget_there_gets():
     corners = STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data())
     for budget in (3.5, 4.9, 5.1, 8.0):
         at = np.interp(budget, corners[0][::-1], corners[1][::-1])
-        assert at == 100 * min(p.overhead for p in points if p.peak_bytes <= budget * MB)
+        assert at == 100 * min(p.overhead for p in points if p.live_peak_bytes <= budget * MB)
 
 
 def test_every_solver_is_shown_where_others_beat_it_too(planned, report):
@@ -139,9 +139,9 @@ def test_every_solver_is_shown_where_others_beat_it_too(planned, report):
     solvers = {p.solver.partition(",")[0] for p in (*front.points, *front.others)}
     assert {"store_all", "chen", "acg", "approx_dp"} <= solvers
     for other in front.others:
-        assert any(p.peak_bytes <= other.peak_bytes and p.overhead <= other.overhead + 1e-12
-                   for p in front.points)
-        assert not any(p.peak_bytes < other.peak_bytes and p.overhead < other.overhead
+        assert any(p.live_peak_bytes <= other.live_peak_bytes
+                   and p.overhead <= other.overhead + 1e-12 for p in front.points)
+        assert not any(p.live_peak_bytes < other.live_peak_bytes and p.overhead < other.overhead
                        for p in front.others if p.solver == other.solver)
     axes, = pictures.front_figure(front).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]

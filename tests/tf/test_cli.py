@@ -128,7 +128,7 @@ def test_plan_prints_a_monotone_front(tool, tmp_path):
     code, out, err = tool("plan", "@model", *BATCH, "--json", "--plot", "front.png")
     assert code == 0 and err == ""
     step, = json.loads(out)["steps"]
-    peaks = [p["peak_bytes"] for p in step["front"]]
+    peaks = [p["live_peak_bytes"] for p in step["front"]]
     times = [p["overhead"] for p in step["front"]]
     assert peaks == sorted(peaks, reverse=True) and times == sorted(times) and len(peaks) > 1
     assert step["applied"] and step["planned_peak_bytes"] < step["baseline_peak_bytes"]

@@ -215,7 +215,7 @@ def _planned(result: Result) -> dict:
         "kept_derivatives": sum(region.taken for region in report.forward_ad_regions),
         "solver": report.solver, "applied": report.applied, "reason": report.reason,
         "identical": report.identical, "certificate": report.certificate,
-        "front": [{"peak_bytes": p.peak_bytes, "overhead": p.overhead, "solver": p.solver}
+        "front": [{"live_peak_bytes": p.live_peak_bytes, "overhead": p.overhead, "solver": p.solver}
                   for p in report.front.points],
     }
 
@@ -224,15 +224,16 @@ def _front_table(result: Result) -> str:
     report = result.report
     plain = max(report.baseline_peak_bytes, 1)
     chosen = report.front.chosen
-    rows = [[format_bytes(p.peak_bytes), f"{100 * p.peak_bytes / plain:.0f} %",
+    plain_live = max(report.timeline_before.peak_bytes, 1)
+    rows = [[format_bytes(p.live_peak_bytes), f"{100 * p.live_peak_bytes / plain_live:.0f} %",
              f"{100 * p.overhead:+.1f} %", p.solver + (" *" if p == chosen else "  ")]
             for p in report.front.points]
-    lines = [f"{report.name}: plain peak {format_bytes(plain)}, planned "
+    lines = [f"{report.name}: plain peak {format_bytes(plain)}, planned peak "
              f"{format_bytes(report.planned_peak_bytes)} ({100 * report.overhead:+.1f} % time)"]
     if rows:
-        lines.append(table(["planned peak", "of plain", "time", "solver  "], rows))
-    lines.append("* chosen. Peaks in the table are what is asked for; the line above counts what "
-                 "the allocator takes" if report.applied else f"not applied: {report.reason}")
+        lines.append(table(["live peak", "of plain", "time", "solver  "], rows))
+    lines.append("* chosen. The table has the bytes of live tensors, the line above what the "
+                 "allocator takes for them" if report.applied else f"not applied: {report.reason}")
     return "\n".join([*lines, *_not_counted(report)])
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from tfckpt import atomic
 from tfckpt.cli import quiet
 from tfckpt.errors import RewriteError
 
@@ -64,17 +65,8 @@ def staged_file(path: str, data: bytes, *, force: bool) -> Iterator[Callable[[],
     """
     check_target(path, directory=False, force=force)
     target = pathlib.Path(path).absolute()
-    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    temporary = pathlib.Path(name)
-    try:
-        with open(number, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
+    with atomic.staged(path, data) as temporary:
         yield functools.partial(os.replace if force else _move_new, temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _move_new(temporary: pathlib.Path, target: pathlib.Path) -> None:
@@ -129,12 +121,6 @@ def _swap(made: pathlib.Path, target: pathlib.Path, old: pathlib.Path) -> None:
         if old.exists():
             os.rename(old, target)
         raise
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -16,7 +16,6 @@ from tfckpt.keras.wrapping import records_of
 from tfckpt.observed import note
 from tfckpt.pictures import step_figure
 from tfckpt.report import Report
-from tfckpt.report_values import CompiledReport
 from tfckpt.tensorboard import Board
 from tfckpt.verify.memory import default_device, memory_info
 
@@ -184,28 +183,19 @@ def _write(logs, peaks: dict[str, int]) -> None:
 
 def _comparison(found: Report | None, measured: int, devices: tuple[str, ...]) -> str:
     """Planned against measured, as text of three to five lines."""
-    lines = ["", "tfckpt: peak above what is allocated when a step begins"]
+    lines = ["", "tfckpt: bytes above what is allocated when a step begins"]
     if found is None:
-        lines.append("  planned   nothing: tfckpt.keras.checkpoint(model) rewrote no step")
+        lines.append("  planned peak     nothing: tfckpt.keras.checkpoint(model) rewrote no step")
     else:
         taken = found.compiled if found.compiled and found.compiled.after else None
         _, expected = found.expected_bytes
         off = 100.0 * (measured / max(expected, 1) - 1.0)
-        lines += [f"  plain      {format_bytes(found.baseline_peak_bytes):>10}  planned",
-                  f"  rewritten  {format_bytes(found.planned_peak_bytes):>10}  planned"
-                  + ("" if found.applied else f" (not applied: {found.reason})"),
-                  *([_told(taken, expected)] if taken else []),
-                  f"  measured   {format_bytes(measured):>10}  {off:+.1f} % of "
-                  f"{_source(taken)}, {', '.join(devices)}"]
+        lines += [f"  plain peak       {format_bytes(found.baseline_peak_bytes):>10}",
+                  f"  planned peak     {format_bytes(found.planned_peak_bytes):>10}"
+                  + ("" if found.applied else f"  (not applied: {found.reason})"),
+                  *([f"  {taken.label:<15}  {format_bytes(expected):>10}"] if taken else []),
+                  f"  measured peak    {format_bytes(measured):>10}  {off:+.1f} % of "
+                  f"{taken.label if taken else 'planned'}, {', '.join(devices)}"]
         return "\n".join(lines)
-    lines.append(f"  measured   {format_bytes(measured):>10}  {', '.join(devices)}")
+    lines.append(f"  measured peak    {format_bytes(measured):>10}  {', '.join(devices)}")
     return "\n".join(lines)
-
-
-def _told(taken: CompiledReport, expected: int) -> str:
-    label, by = ("compiled", "by XLA") if taken.by_xla else ("as it runs", "simulated")
-    return f"  {label:<10} {format_bytes(expected):>10}  {by}"
-
-
-def _source(taken: CompiledReport | None) -> str:
-    return "planned" if taken is None else "compiled" if taken.by_xla else "simulated"
