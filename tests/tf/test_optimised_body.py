@@ -343,6 +343,35 @@ def test_loops_read_variables_after_the_writes_that_they_followed(monkeypatch):
     assert not same.same_arithmetic(ours, x).same
 
 
+def test_of_a_loop_grappler_knows_what_it_knows_once_that_is_lowered(monkeypatch):
+    """Not the shape of a gradient that comes from a list: sums of it are left alone."""
+    def certificate():
+        (w,) = weights(1)
+
+        def loop(h):
+            return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w)),
+                                 (0, h))[1]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = (tf.reduce_mean(tf.tanh(tf.sin(loop(x))))
+                        + tf.reduce_mean(tf.sin(tf.tanh(loop(x)))))
+            gradient, of_w = tape.gradient(loss, (x, w))
+            w.assign_sub(of_w)
+            return tf.reduce_sum(tf.square(gradient + tf.sin(x) + tf.cos(x)))
+
+        x = tf.random.stateless_normal((4096, 32), (1, 2))
+        ours = tfckpt.checkpoint(tf.function(step, autograph=False), budget="min")
+        ours(x)
+        assert ours.report.applied
+        return same.same_arithmetic(ours, x).same
+
+    assert certificate()
+    monkeypatch.setattr(grappler, "forget_shapes", lambda definition, lowered: None)
+    assert not certificate()
+
+
 def test_writes_come_after_the_reads_that_they_followed(monkeypatch):
     """Grappler drops an edge where data leads from the read to the write, and then that data."""
     from tests.support.random_steps.assembly import build, draw_spec

@@ -18,6 +18,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.devices import device_key
 from tfckpt.capture.inline import is_call
+from tfckpt.capture.loop_results import forget_shapes, has_loops
 from tfckpt.ops import Calls, record
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
 
@@ -53,21 +54,10 @@ class Question:
             not inline its functions as the runtime does.
         """
         number = {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
-        meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
-        meta.collection_def["train_op"].node_list.value.extend(self.running)
-        for node in tf_adapter.nodes_with_bodies(meta.graph_def):
-            _hide(node, lower)
-        for node in meta.graph_def.node:
-            node.device = _placed(node.device)
-            if node.op == ARG and self.inputs[number[node.name]].dtype not in (
-                    tf.resource, tf.variant):
-                _as_fed(node, self.inputs[number[node.name]])
         config = tf_adapter.configured()
-        if any(_is_inlined(node, lower) for node in meta.graph_def.node):
-            _refuse_clashes(meta.graph_def)
-            known = {function.signature.name for function in meta.graph_def.library.function}
-            _inline_calls(meta, config, lower)
-            _refuse_functions_but(known, meta.graph_def)
+        meta = self._inlined(config, lower)
+        if not lower and has_loops(meta.graph_def):
+            forget_shapes(meta.graph_def, tf_adapter.inferred_shapes(self._inlined(config, True)))
         inlined(meta.graph_def)
         rewriting = config.graph_options.rewrite_options
         rewriting.function_optimization = rewriting.OFF  # that is done
@@ -78,6 +68,26 @@ class Question:
             if node.name in number and node.op in (FED, ARG):
                 _as_argument(node, number[node.name], self.inputs[number[node.name]])
         return found
+
+
+    def _inlined(self, config: Any, lower: bool) -> tf.compat.v1.MetaGraphDef:
+        """Return the graph as Grappler is asked about it: functions inlined, inputs fed."""
+        number = {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
+        meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
+        meta.collection_def["train_op"].node_list.value.extend(self.running)
+        for node in tf_adapter.nodes_with_bodies(meta.graph_def):
+            _hide(node, lower)
+        for node in meta.graph_def.node:
+            node.device = _placed(node.device)
+            if node.op == ARG and self.inputs[number[node.name]].dtype not in (
+                    tf.resource, tf.variant):
+                _as_fed(node, self.inputs[number[node.name]])
+        if any(_is_inlined(node, lower) for node in meta.graph_def.node):
+            _refuse_clashes(meta.graph_def)
+            known = {function.signature.name for function in meta.graph_def.library.function}
+            _inline_calls(meta, config, lower)
+            _refuse_functions_but(known, meta.graph_def)
+        return meta
 
 
 def question(graph: tf.Graph, wanted: Sequence[str] = (),

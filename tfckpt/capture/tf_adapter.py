@@ -822,6 +822,25 @@ def optimize_graph(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1
         return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
 
 
+def inferred_shapes(meta: tf.compat.v1.MetaGraphDef) -> dict[str, list[tf.TensorShape]]:
+    """Return the shapes of each op's results, by name, as far as Grappler knows them.
+
+    Raises:
+      ValueError, tf.errors.OpError: Grappler does not accept the graph.
+    """
+    from tensorflow.python.grappler import item
+
+    found = item.Item(meta, ignore_colocation=True, ignore_user_placement=True).GetOpProperties()
+    return {name: [_shape_of(result.shape) for result in results]
+            for name, results in found.items()}
+
+
+def _shape_of(shape: Any) -> tf.TensorShape:
+    """Return a shape in which Grappler may have numbered the sizes that it does not know."""
+    return tf.TensorShape(None) if shape.unknown_rank else tf.TensorShape(
+        [dim.size if dim.size >= 0 else None for dim in shape.dim])
+
+
 @functools.cache
 def _own_cpu() -> Any:
     """What Grappler knows of this machine's CPU: by its memory it decides how large sums are added.
