@@ -21,6 +21,9 @@ PROTECTED = "_grappler_do_not_remove"
 
 TRIPS = "_tfckpt_trips"
 """Attribute of loops that run over segments, or over one: how often they run, at most."""
+KEPT_SLOTS = "_tfckpt_kept_slots"
+"""Attribute of a loop over segments: of each of its first slots, which one that was of the loop
+whose place it took; -1 of a new one."""
 
 OPTIMIZED = "optimized"
 """The scope of what Grappler makes of a step while it is traced."""

@@ -10,9 +10,11 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tfckpt import proposals
+from tfckpt.capture.grappler import question
 from tfckpt.parts import Proposal
 from tfckpt.plan import loop_choice
 from tfckpt.plan.segments import segmentable
+from tfckpt.verify.certified import Arithmetic
 
 BATCH, LENGTH, WIDTH = 8, 11, 16
 """No length of a segment but 1 and 11 leaves none over."""
@@ -69,6 +71,10 @@ def _alike(make, count=1, **options):
     assert report.applied and len(report.segments) == count, str(report)
     assert {length for _, length in report.segments} == {SEGMENT}
     assert [n for n, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b] == []
+    given = options.get("inputs")
+    certificate = tfckpt.verify.same_arithmetic(
+        step, tf.constant(_inputs() if given is None else given))
+    assert certificate.same, certificate
     return report
 
 
@@ -261,10 +267,29 @@ def test_the_plan_store_knows_loops_in_segments(forced, tmp_path, monkeypatch):
     assert found == wanted
 
 
-def test_exact_plans_have_none(forced):
-    _, step = _train(_loop(_cell), lambda f: tfckpt.checkpoint(f, exact=True))
-    assert not step.report.segments
-    assert any(line.partition("exact=True")[1] for line in step.report.rejected)
+def test_exact_plans_may_have_them(forced):
+    wanted, _ = _train(_loop(_cell), lambda f: f)
+    found, step = _train(_loop(_cell), lambda f: tfckpt.checkpoint(f, exact=True))
+    assert found == wanted and step.report.segments and step.report.identical is True
+
+
+def test_what_is_computed_otherwise_around_them_is_seen(forced):
+    """The plain step of another loss stands for one that Grappler rearranges."""
+    def graph_of(loss, wrap):
+        process.fresh()
+        forward, (weight,) = _loop(_cell)()
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                found = tf.reduce_mean(loss(forward(x)))
+            return found, tape.gradient(found, weight)
+
+        return wrap(tf.function(step)).get_concrete_function(tf.constant(_inputs())).graph
+
+    ours = graph_of(tf.square, tfckpt.checkpoint)
+    for loss, alike in ((tf.square, True), (lambda h: tf.square(h) + h, False)):
+        plain = question(graph_of(loss, lambda step: step))
+        assert Arithmetic(ours, plain, marked=True).after().same == alike
 
 
 @pytest.mark.parametrize("make", [

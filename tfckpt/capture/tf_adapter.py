@@ -533,6 +533,11 @@ def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     return definition
 
 
+def definition_of(graph: tf.Graph, name: str) -> tf.compat.v1.NodeDef:
+    """Return the definition of an op, whether the graph shows it or not."""
+    return graph.get_operation_by_name(name).node_def
+
+
 _SHOWN = "_tfckpt_shown"
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.variables import behind
-from tfckpt.edits import TRIPS, Create, Edits
+from tfckpt.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.errors import RewriteError
 from tfckpt.ops import names, record
 from tfckpt.plan.segments import SEGMENTED, Role, extras, kept_slots
@@ -135,7 +135,7 @@ class _Loops:
         changing = (*self.segments.states, *self.segments.written)
         kept = [made[n] if n in changing else given[n] for n in range(self.count)]
         body.returns((*kept, *pushed, number))
-        return self._loop(self.forward, self.f, kinds, function,
+        return self._loop(self.forward, self.f, range(self.count), kinds, function,
                           self._outer_cond([*[_VARIANT] * self.states, _INT]),
                           [*self.f[_SHAPES].list.shape, *_scalars(self.states + 1)])
 
@@ -206,16 +206,17 @@ class _Loops:
         body.returns((fewer, *(old[n] if n in fixed else results[n] for n in kept), *popped,
                       *passed))
         mine = list(self.f[_SHAPES].list.shape)
-        return self._loop(self.gradient, self.g, kinds, function, _is_left(kinds), [
+        return self._loop(self.gradient, self.g, [-1, *kept], kinds, function, _is_left(kinds), [
             *_scalars(1), *(shapes[n] for n in kept), *_scalars(self.states),
             *(mine[n] for n in given)])
 
-    def _loop(self, op: tf.Operation, attrs: dict, kinds: Sequence[int], function: Any,
-              cond: bytes, shapes: Sequence[Any]) -> _Made:
+    def _loop(self, op: tf.Operation, attrs: dict, kept: Sequence[int], kinds: Sequence[int],
+              function: Any, cond: bytes, shapes: Sequence[Any]) -> _Made:
         body = _named(function, "body")
         made = _loop_attrs(attrs, kinds, _name_of(cond), _name_of(body), shapes)
         made["_num_original_outputs"] = tf.compat.v1.AttrValue(i=len(kinds))
         made[TRIPS] = tf.compat.v1.AttrValue(i=self.role.count)
+        made[KEPT_SLOTS] = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=kept))
         resources = [n for n, kind in enumerate(kinds) if kind == tf.resource.as_datatype_enum]
         if self._only_reads(attrs) and resources:
             made["_read_only_resource_inputs"] = tf.compat.v1.AttrValue(

@@ -20,10 +20,10 @@ from tfckpt.capture.optimised_body import is_on_one_cpu
 from tfckpt.edits import PROTECTED, Edits
 from tfckpt.errors import TfckptError
 from tfckpt.ops.names import ARG
-from tfckpt.plan.segments import MARK
 from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
 from tfckpt.verify import loop_bodies
 from tfckpt.verify.same import COMPILED, SEGMENTED, Certificate, compared
+from tfckpt.verify.single_loops import has_segments, with_single_loops
 from tfckpt.verify.terms import Computation
 
 ELSEWHERE = ("of a step on a GPU or on several devices it is not known whether the arithmetic "
@@ -89,8 +89,10 @@ class Arithmetic:
 
     def _compared(self, edited: tf.compat.v1.GraphDef,
                   renamed: Mapping[str, str] | None = None) -> Certificate:
-        if any(node.name.endswith(MARK) for node in edited.node):
-            return Certificate(None, reason=SEGMENTED)
+        if has_segments(edited):
+            if not self.marked:  # what is around might be rearranged otherwise than is seen here
+                return Certificate(None, reason=SEGMENTED)
+            edited = with_single_loops(edited, self.live)
         try:
             ours = question(self.live, (), edited, renamed).answer(lower=True)
             return certificate_of_definitions(self._answer, ours, functools.partial(
