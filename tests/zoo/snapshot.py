@@ -17,6 +17,7 @@ import os
 import pathlib
 import random
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -174,6 +175,23 @@ def collect(wanted: Callable[[int, str, zoo.Entry], bool], here: bool = False) -
     return found
 
 
+def summary(known: dict[str, dict], found: dict[str, dict]) -> str:
+    """Return what became of planned peaks, and of which steps are rewritten."""
+    pairs = [(name, before, after) for name, entry in found.items()
+             for before, after in zip(known.get(name, {}).get("peaks", ()),
+                                      entry.get("peaks", ()), strict=False)]
+    ratios = [(after[1] / after[0]) / (before[1] / before[0]) for _, before, after in pairs
+              if before[0] and after[0] and before[1] and after[1]]
+    lost, won = ([name for name, before, after in pairs if one(before, after)] for one in (
+        lambda before, after: before[2] and not after[2],
+        lambda before, after: after[2] and not before[2]))
+    mean = statistics.geometric_mean(ratios) if ratios else 1.0
+    return (f"planned / plain peak, as a multiple of what is recorded: geometric mean {mean:.3f} "
+            f"of {len(ratios)}, {min(ratios, default=1):.2f} to {max(ratios, default=1):.2f}\n"
+            f"rewritten then and not now: {len(lost)} {lost}\n"
+            f"rewritten now and not then: {len(won)} {won}")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Compare, record or print; return the exit code."""
     flags = {a for a in arguments if a.startswith("--")}
@@ -193,6 +211,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in different:
         print(f"{name}: {known.get(name)} -> {found[name]}")
     print(f"{len(found) - len(different)} of {len(found)} steps as recorded")
+    print(summary(known, found))
     if "--record" in flags:
         FILE.write_text(json.dumps(dict(sorted({**known, **found}.items())), indent=0) + "\n")
         return 0
