@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import pathlib
 
+import pytest
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # the tests say what the CPU's kernels and its allocator do, on every machine
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -22,9 +24,19 @@ os.environ.setdefault("TFCKPT_CERTIFICATES", "off")
 _HERE = pathlib.Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items):
-    """Marks each test with the name of its folder."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Marks each test with the name of its folder, and as nightly where `nightly.txt` names it."""
+    nightly = {line for line in (_HERE / "nightly.txt").read_text().splitlines()
+               if line and not line.startswith("#")}
     for item in items:
         if _HERE in item.path.parents and (
                 folder := item.path.relative_to(_HERE).parts[0]) in ("pure", "tf", "e2e", "zoo"):
             item.add_marker(folder)
+        if item.nodeid in nightly:
+            item.add_marker("nightly")
+    files = {item.nodeid.partition("::")[0] for item in items}
+    gone = sorted(address for address in nightly - {item.nodeid for item in items}
+                  if address.partition("::")[0] in files)
+    if gone and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"tests/nightly.txt names what is no test: {', '.join(gone)}")
