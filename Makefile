@@ -18,13 +18,14 @@ VERSIONS := 2.18 2.19 2.20 2.21
 MATRIX   := tests/tf/test_adapter.py tests/e2e/test_bit_identity.py tests/e2e/test_front_end.py \
             tests/e2e/test_keras_fit.py tests/e2e/test_xla.py tests/e2e/test_xla_trials.py
 
-.PHONY: help demo test test-matrix lint types docs bench nightly snapshot mutants sanitize clean
+.PHONY: help demo test test-matrix lint types docs bench nightly snapshot third-party mutants \
+        sanitize clean
 
 help:
 	@echo "make demo     train two networks with and without tfckpt, print a table, draw a plot"
 	@echo "make test     run the tests"
 	@echo
-	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | snapshot | mutants | sanitize | clean"
+	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | snapshot | third-party | mutants | sanitize | clean"
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
@@ -66,6 +67,10 @@ nightly: $(STAMP)
 snapshot: $(STAMP)
 	$(BIN)/python -m tests.zoo.snapshot
 
+# Training steps of packages that we did not write; they have an environment of their own.
+third-party: .venv-third-party/.tfckpt-installed
+	.venv-third-party/bin/python -m tests.third_party $(STEPS)
+
 # MUTANTS="--all --module plan/allocator" tries every one of a module; see tests/mutation.py.
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutation $(MUTANTS)
@@ -90,6 +95,13 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
+.venv-third-party/.tfckpt-installed: pyproject.toml tests/third_party/requirements.txt
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv .venv-third-party
+	.venv-third-party/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -e ".[test]" "tensorflow==2.21.*" -r tests/third_party/requirements.txt
+	@touch $@
+
 .PRECIOUS: .venv-%/.tfckpt-installed
 .venv-%/.tfckpt-installed: pyproject.toml
 	$(CHECK_PYTHON)
@@ -99,6 +111,6 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VERSIONS:%=.venv-%) build dist *.egg-info demo_memory.png benchmarks/results
+	rm -rf $(VENV) $(VERSIONS:%=.venv-%) .venv-third-party build dist *.egg-info demo_memory.png benchmarks/results
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

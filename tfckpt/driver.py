@@ -277,13 +277,15 @@ def _searched(carrier: Carrier, step: Captured, context: Context, parts: Sequenc
 def _trials(step: Captured, parts: Sequence[Part], options: Options, refused: str) -> Trials:
     """Return what asks about the step; nothing is asked about one that is left as it is anyway."""
     if step.compiled:
-        return Trials(step.name, None if refused else step.compiler, options.xla_trials)
+        return Trials(step.name, None if refused else step.compiler, options.xla_trials,
+                      objective=options.objective)
     asks = (not refused and step.grappler is not None and len(parts) == 1
             and parts[0].plain.peak_bytes >= ASKED_FROM)
     if asks and parts[0].target.optimised:
-        return Trials(step.name, Simulated(parts[0]), EXECUTOR_TRIALS, SIMULATED_WORDS)
+        return Trials(step.name, Simulated(parts[0]), EXECUTOR_TRIALS, SIMULATED_WORDS,
+                      options.objective)
     return Trials(step.name, step.grappler(parts[0].target) if asks and step.grappler else None,
-                  EXECUTOR_TRIALS, GRAPPLER_WORDS)
+                  EXECUTOR_TRIALS, GRAPPLER_WORDS, options.objective)
 
 
 def _asked(context: Context, answers: Sequence[XlaMemory | None]) -> Context:

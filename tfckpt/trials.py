@@ -21,7 +21,7 @@ from tfckpt.edits import Edits
 from tfckpt.hlo import XlaMemory
 from tfckpt.judges import Candidate, Rejected
 from tfckpt.parts import Part, Proposal, unchanged
-from tfckpt.plan.planner import executed_peaks
+from tfckpt.plan.planner import ROOM, executed_peaks
 from tfckpt.proposals import NOTHING_TO_GAIN
 from tfckpt.say import waiting_for
 from tfckpt.target import ORDER
@@ -133,8 +133,8 @@ class Trials:
     """
 
     def __init__(self, name: str, compiler: Compiler | Simulated | None, most: int,
-                 words: Words = XLA_WORDS):
-        self.name, self.most, self.words = name, most, words
+                 words: Words = XLA_WORDS, objective: str = "time"):
+        self.name, self.most, self.words, self.objective = name, most, words, objective
         self.tried: list[Trial] = []
         self.answers: list[XlaMemory | None] = []
         self.seconds = 0.0
@@ -301,14 +301,18 @@ class Trials:
     def _best(self, part: Part) -> Proposal | None:
         """Return the fastest plan of those that fit, or without a budget of those near the least.
 
-        None where no plan fits.
+        Near is what the planner takes for it: a little memory that may buy much time. None where no
+        plan fits.
         """
         limit = self._limit(part)
         fitting = [t for t in self.tried if self._counted(t.memory) <= limit]
         if not fitting:
             return None
         if part.allowed is None:
-            near = min(t.memory.bound for t in fitting) / SIMILAR
+            assert self.plain is not None
+            least = min(t.memory.bound for t in fitting)
+            room = 0.0 if self.objective == "memory" else ROOM * self.plain.temp_bytes
+            near = max(least / SIMILAR, least + room)
             fitting = [t for t in fitting if t.memory.bound <= near]
         return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal
 

@@ -20,7 +20,8 @@ repeats is computed as in the plain step.
      are named by them.
   7. Functions that the step calls are inlined, as TensorFlow does it. Loops and branches stay, and
      Grappler optimises them as in the plain step once they are lowered. Left alone is a step that
-     does not run on one CPU alone, and one whose constants are so large that copies of them matter.
+     does not run on one CPU alone (DTensor lays it out before Grappler sees it, and knows none of
+     the ops that Grappler makes), and one whose constants are so large that copies of them matter.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def optimise_in_place(graph: Any, changes: LiveChanges, plain: grappler.Question
       None where the graph is left as it is.
     """
     shown = graph.get_operations()
-    if not _may_give_way(shown):
+    if tf_adapter.uses_custom_device(graph) or not _may_give_way(shown):
         return None
     before = changes.point()
     try:

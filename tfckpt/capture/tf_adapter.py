@@ -533,6 +533,12 @@ def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     return definition
 
 
+def uses_custom_device(graph: tf.Graph) -> bool:
+    """Return whether a graph captures what lies on a custom device: variables of DTensor."""
+    return any("device:CUSTOM" in (getattr(tensor, "device", "") or "")
+               for tensor, _ in getattr(graph, "captures", ()))
+
+
 def definition_of(graph: tf.Graph, name: str) -> tf.compat.v1.NodeDef:
     """Return the definition of an op, whether the graph shows it or not."""
     return graph.get_operation_by_name(name).node_def

@@ -26,8 +26,8 @@ from tfckpt.verify.same import COMPILED, SEGMENTED, Certificate, compared
 from tfckpt.verify.single_loops import has_segments, with_single_loops
 from tfckpt.verify.terms import Computation
 
-ELSEWHERE = ("of a step on a GPU or on several devices it is not known whether the arithmetic "
-             "stays the same")
+ELSEWHERE = ("of a step on a GPU, on several devices or with DTensor it is not known whether the "
+             "arithmetic stays the same")
 IMPORTED = ("of a step that is imported into another graph it is not known whether the arithmetic "
             "stays the same")
 AT_TOP = "of a step that a session runs it is not known whether the arithmetic stays the same"
@@ -40,7 +40,8 @@ def doubt(live: Any, compiled: bool) -> str:
         return COMPILED
     if not hasattr(live, "inputs"):
         return AT_TOP
-    return "" if is_on_one_cpu(op.device for op in live.get_operations()) else ELSEWHERE
+    here = is_on_one_cpu(op.device for op in live.get_operations())
+    return "" if here and not tf_adapter.uses_custom_device(live) else ELSEWHERE
 
 
 class Arithmetic:
