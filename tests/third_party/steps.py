@@ -141,7 +141,7 @@ def llama_language_model(wrap, hub):
 def resnet_in_fit(wrap, hub):
     """A picture classifier, trained by `fit`."""
     backbone = hub.models.ResNetBackbone(
-        input_conv_filters=[16], input_conv_kernel_sizes=[3], stackwise_num_filters=[64, 64, 128],
+        input_conv_filters=[64], input_conv_kernel_sizes=[3], stackwise_num_filters=[64, 64, 128],
         stackwise_num_blocks=[2, 2, 2], stackwise_num_strides=[1, 2, 2],
         block_type="basic_block", image_shape=(32, 32, 3))
     outputs = keras.layers.Dense(5)(keras.layers.GlobalAveragePooling2D()(backbone.output))
@@ -249,28 +249,30 @@ def gaussian_process(wrap, tfp):
     return descent(wrap, loss, lambda: scales, rows(400, 4))
 
 
+def seen(wrap: Wrap, backbone: Any) -> Training:
+    """Return a step of a backbone of Keras 2 with a classifier behind it."""
+    tf_keras = importlib.import_module("tf_keras")
+    model = tf_keras.Sequential([backbone, tf_keras.layers.GlobalAveragePooling2D(),
+                                 tf_keras.layers.Dense(5)])
+    x, y = pictures(16, 64)
+    return descent(wrap, lambda x, y: cross_entropy(y, model(x, training=True)),
+                   lambda: model.trainable_variables, [(tf.constant(x), tf.constant(y))] * STEPS)
+
+
 @entry("keras_cv")
-def object_detector(wrap, cv):
-    """A residual network with a head."""
-    backbone = cv.models.ResNetV2Backbone(
+def residual_backbone(wrap, cv):
+    """Pre-activated residual blocks."""
+    return seen(wrap, cv.models.ResNetV2Backbone(
         stackwise_filters=[16, 32, 64], stackwise_blocks=[2, 2, 2], stackwise_strides=[1, 2, 2],
-        include_rescaling=False, input_shape=(64, 64, 3))
-    outputs = keras.layers.Dense(5)(keras.layers.GlobalAveragePooling2D()(backbone.output))
-    return fitted(wrap, keras.Model(backbone.input, outputs),
-                  keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                  *pictures(40, 64), size=16)
+        include_rescaling=False, input_shape=(64, 64, 3)))
 
 
 @entry("keras_cv")
 def csp_darknet(wrap, cv):
     """The backbone of a detector: depthwise convolutions, concatenations, swish."""
-    backbone = cv.models.CSPDarkNetBackbone(
+    return seen(wrap, cv.models.CSPDarkNetBackbone(
         stackwise_channels=[32, 64, 128], stackwise_depth=[1, 2, 1], use_depthwise=True,
-        include_rescaling=False, input_shape=(64, 64, 3))
-    outputs = keras.layers.Dense(5)(keras.layers.GlobalAveragePooling2D()(backbone.output))
-    return fitted(wrap, keras.Model(backbone.input, outputs),
-                  keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                  *pictures(40, 64), size=16)
+        include_rescaling=False, input_shape=(64, 64, 3)))
 
 
 def click_features(deepctr: Any) -> tuple[list, dict[str, np.ndarray], np.ndarray]:
