@@ -284,6 +284,9 @@ def test_sums_on_arrival_are_named():
                 result("sum")]
     first, second = found(summed("x", "y", "z"), summed("z", "y", "x"))
     assert first.roots == second.roots and first.arrivals == ("sum",)
+    said = compared(*(Computation(summed("x", "y", "z"), ARGUMENTS, lambda name: None)
+                      for _ in range(2)))
+    assert said.same is False and str(said).endswith("that of sum")
     assert not same(summed("x", "y", "z"), summed("x", "y", "y"))
 
 

@@ -21,6 +21,8 @@ from tfckpt.errors import VerificationError
 from tfckpt.verify.terms import Computation, Terms, first_differences, terms_of
 
 _COPY = re.compile(r"-tfckpt\d+(?=$|/)")
+ARRIVING = ("sums add their terms in the order in which these arrive, which may be another: that "
+            "of")
 _SHAPES = frozenset(("Shape", "Size", "Rank"))
 _SHOWN = 6
 UNCHANGED = "the step runs as it is"
@@ -39,7 +41,8 @@ class Certificate:
         where it cannot be known.
       differences: the first ops that compute otherwise, by name.
       roots: what comes out otherwise, such as "result 0".
-      reason: why `same` is True of a step that is not rewritten, or is None.
+      reason: why `same` is True of a step that is not rewritten, is None, or is False though all
+        that can be compared is the same.
     """
 
     same: bool | None
@@ -54,6 +57,8 @@ class Certificate:
             return f"not known whether the arithmetic is the same: {self.reason}"
         more = len(self.differences) - _SHOWN
         names = ", ".join(self.differences[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        if self.reason:
+            return f"{self.reason} {names}"
         return f"{len(self.roots)} results and writes are computed otherwise, from {names} on"
 
 
@@ -146,8 +151,8 @@ def certificate_of(before: Terms, after: Terms) -> Certificate:
         names = dict.fromkeys(map(_original, first_differences(before, after)))
         return Certificate(False, tuple(names), roots)
     if after.arrivals or before.arrivals:
-        return Certificate(None, tuple(sorted({*before.arrivals, *after.arrivals})),
-                           reason="sums add their terms in the order in which these arrive")
+        return Certificate(False, tuple(dict.fromkeys(map(
+            _original, sorted({*before.arrivals, *after.arrivals})))), reason=ARRIVING)
     return Certificate(True)
 
 
