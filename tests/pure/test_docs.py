@@ -73,6 +73,10 @@ def documented() -> dict[str, list[str]]:
     return found
 
 
+TEXTS = [*(ROOT / f"{name}.md" for name in (
+    "README", "BUILD_NOTES", "CONTRIBUTING", "CHANGELOG")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 @pytest.mark.parametrize("kind, text, where", messages(), ids=lambda value: value[:60])
 def test_every_message_is_explained(kind, text, where):
     assert re.match(r"[a-z]+: ", text), f"{where} names no stage"
@@ -96,9 +100,15 @@ def test_no_page_explains_what_is_never_said():
     assert not stale
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "BUILD_NOTES.md",
-                                  *sorted((ROOT / "docs").rglob("*.md"))],
-                         ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_files_that_are_named_are_there(page):
+    named = re.findall(r"`((?:tfckpt|grappler_ext|tests|benchmarks|examples|docs)/[\w/.-]*)`",
+                       page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()
+            and not name.startswith(("benchmarks/results", "docs/api"))] == []
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
     for link in LINK.findall(text):
