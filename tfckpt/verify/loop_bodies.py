@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfckpt.edits import Edits, traced
 from tfckpt.ops import record
 from tfckpt.plan.segments import MARK
-from tfckpt.verify.terms import NO_ARITHMETIC
+from tfckpt.verify.op_labels import NO_ARITHMETIC
 
 _AGAIN, _GRADIENT = "tfckpt_loop", "tfckpt_loop_1"
 _HANDED = "what the body is handed"

@@ -12,15 +12,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.edits import COPY, traced
+from tfckpt.edits import traced
 from tfckpt.ops import Access, Source, record
+from tfckpt.verify.op_labels import (
+    ARGUMENT,
+    ARRIVAL,
+    CONSTANT,
+    RECEIVE,
+    RESULT,
+    SEND,
+    SUM,
+    SUM_OF_TWO,
+    Labels,
+    called,
+    has_effect,
+    hashed,
+)
 from tfckpt.verify.sum_starts import Starts
 
 Tensor = tuple[str, int]
@@ -28,13 +41,6 @@ Tensor = tuple[str, int]
 _SAME_ENDS = frozenset((
     "AddV2", "Mul", "SquaredDifference", "Equal", "NotEqual", "LogicalAnd", "LogicalOr"))
 """Of two operands, whose order changes no bit."""
-_OTHERWISE_CALLED = {"Add": "AddV2", "_HostRecv": "_Recv", "_HostSend": "_Send",
-                     "_MklNativeMaxPool": "MaxPool", "_MklNativeMaxPoolGrad": "MaxPoolGrad"}
-"""The largest of numbers is the same whatever kernel looks for it."""
-NO_ARITHMETIC = frozenset((
-    "frame_name", "parallel_iterations", "is_filter_const", "is_weight_const", "var_name",
-    "shared_name", "container", "token", "workspace_enabled"))
-"""Attributes that decide nothing of what is computed, or that each trace has another of."""
 _HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge",
                         "RefMerge", "NextIteration", "RefNextIteration"))
 """Through which a handle gets into a loop or branch."""
@@ -45,15 +51,9 @@ _WHOLE: Mapping[str, bool | int] = {"LogicalAnd": True, "LogicalOr": False, "Mul
 """Of two operands: the one that leaves the other as it is. Grappler takes it out where it knows the
 shapes of both."""
 _BACK = frozenset(("NextIteration", "RefNextIteration"))
-_RECEIVE, _SEND = "_Recv", "_Send"
-_ARGUMENT, _RESULT, _CONSTANT = "_Arg", "_Retval", "Const"
-_SUM, _SUM_OF_TWO, _PRODUCT = "AddN", "AddV2", "Mul"
+_PRODUCT = "Mul"
 _POOL, _POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
-_ARRIVAL, _ADDS = "DestroyTemporaryVariable", "AssignAdd"
-_NO_EFFECT = frozenset((
-    _ARGUMENT, _RESULT, _ARRIVAL, "TemporaryVariable", _SEND, _RECEIVE, "Assert"))
-"""What TensorFlow calls stateful and changes no number. What an assertion asserts Grappler may know
-in one graph alone, and then it writes another condition there."""
+_ADDS = "AssignAdd"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +144,12 @@ class _Graph:
         self.computation = computation
         self.definitions = {node.name: node for node in computation.nodes}
         self.nodes = {node.name: _node(node) for node in computation.nodes}
-        self.functions: dict[str, str] = {}
         self._connect_devices()
         self.sums = self._sums()
         self.has_loops = any(node.type in _BACK for node in self.nodes.values())
         self.order = self._sorted()
-        self.labels = {name: self._label(self.definitions[name]) for name in self.order}
+        labels = Labels(computation.arguments, computation.function)
+        self.labels = {name: labels.of(self.definitions[name]) for name in self.order}
         self.states = self._states()
         self.terms: dict[str, str] = {}
 
@@ -168,7 +168,7 @@ class _Graph:
             {key: self.terms[name] for key, name in ends.items()}, ends,
             {name: self.terms[name] for name in kept},
             {name: tuple(self._source(t)[0] for t in self.nodes[name].inputs) for name in kept},
-            tuple(name for name in kept if self.nodes[name].type == _ARRIVAL),
+            tuple(name for name in kept if self.nodes[name].type == ARRIVAL),
             frozenset(name for name, (*_, unordered) in self.states.items()
                       if unordered and _reads(self.nodes[name].type)))
 
@@ -195,22 +195,22 @@ class _Graph:
 
     def _is_all(self, name: str, value: bool | int, scalar: bool = False) -> bool:
         """Return whether an op is a constant, each entry of which is a value."""
-        if self.nodes[name].type != _CONSTANT:
+        if self.nodes[name].type != CONSTANT:
             return False
         constant = tf.make_ndarray(self.definitions[name].attr["value"].tensor)
         return bool((constant == value).all()) and not (scalar and constant.ndim)
 
     def _term(self, node: _Node, read: list[str]) -> str:
         label = self.labels[node.name]
-        if node.type == _SUM:
+        if node.type == SUM:
             return self._sum(label, node, read)
-        if node.type == _SUM_OF_TWO:
+        if node.type == SUM_OF_TWO:
             return _of_two(label, *read)
         if node.type == _PRODUCT:
             for i, (source, _) in enumerate(node.inputs):
                 if self._is_all(source, 2, scalar=True):
-                    return _hash(("twice", read[1 - i]))
-        return _hash((label, self.states.get(node.name, ()), self._operands(node, read)))
+                    return hashed(("twice", read[1 - i]))
+        return hashed((label, self.states.get(node.name, ()), self._operands(node, read)))
 
     def _sum(self, label: str, node: _Node, read: list[str]) -> str:
         """Return the term of a sum: its kernel adds two to nine terms one after the other, and to
@@ -225,10 +225,10 @@ class _Graph:
 
         total = added([added(terms[:first]), *(added(terms[i:i + 8])
                                                for i in range(first, len(terms), 8))])
-        return total.removesuffix(":0") if known else _hash((total, "open"))
+        return total.removesuffix(":0") if known else hashed((total, "open"))
 
     def _operands(self, node: _Node, read: list[str]) -> Sequence[str]:
-        if node.type == _ARRIVAL:
+        if node.type == ARRIVAL:
             return sorted(self.tensor(self.nodes[c].inputs[1], {}) for c in node.controls
                           if self.nodes[c].type == _ADDS)
         if node.type in _SAME_ENDS:
@@ -242,17 +242,17 @@ class _Graph:
         starts = Starts(self.nodes, self._source, self._lasts, self._holds)
         return {name: starts.order(name) if len(node.inputs) > 2 else (
                     tuple(range(len(node.inputs))), True)
-                for name, node in self.nodes.items() if node.type == _SUM}
+                for name, node in self.nodes.items() if node.type == SUM}
 
     def _lasts(self, name: str) -> bool:
         """Return whether others than their readers hold an op's results."""
         known = record(self.nodes[name].type)
         return known.source is not None or known.access in (Access.VALUE, Access.READ) or (
-            self.nodes[name].type in (_ARGUMENT, _CONSTANT))
+            self.nodes[name].type in (ARGUMENT, CONSTANT))
 
     def _holds(self, name: str) -> bool:
         """Return whether an op holds what it reads until the step ends."""
-        return self.nodes[name].type == _RESULT
+        return self.nodes[name].type == RESULT
 
     def _notes_places(self, gradient: _Node) -> str:
         """Return whether a pooling notes for its gradient where the largest numbers were.
@@ -271,12 +271,12 @@ class _Graph:
         found: dict[str, list[str]] = {}
         for name in self.order:
             node, definition = self.nodes[name], self.definitions[name]
-            if node.type == _RESULT:
+            if node.type == RESULT:
                 yield f"result {definition.attr['index'].i}", name
             elif name in self.states and not _reads(node.type):
                 handle, before, _ = self.states[name]
                 found.setdefault(f"write {before + 1} of {handle}", []).append(name)
-            elif _has_effect(node.type):
+            elif has_effect(node.type):
                 found.setdefault(node.type, []).append(name)
         for key, names in found.items():
             for i, name in enumerate(sorted(names, key=self.terms.__getitem__)):
@@ -287,10 +287,10 @@ class _Graph:
     def _connect_devices(self) -> None:
         """Have what one device receives read what another sends."""
         sent = {self.definitions[n.name].attr["tensor_name"].s: n for n in self.nodes.values()
-                if n.type == _SEND}
+                if n.type == SEND}
         for name, node in self.nodes.items():
             source = sent.get(self.definitions[name].attr["tensor_name"].s) if (
-                node.type == _RECEIVE) else None
+                node.type == RECEIVE) else None
             if source is not None:
                 self.nodes[name] = dataclasses.replace(
                     node, inputs=source.inputs, controls=(*node.controls, source.name))
@@ -315,50 +315,6 @@ class _Graph:
                 stack += [(source, False) for source in reversed(before)
                           if source in self.nodes and self.nodes[source].type not in _BACK]
         return order
-
-    def _label(self, definition: Any) -> str:
-        """Return what an op is by itself."""
-        kind = _called(definition.op)
-        if kind == _ARGUMENT:
-            number = definition.attr["index"].i
-            return _hash((kind, self.computation.arguments[number]))
-        if kind == _CONSTANT:
-            value = tf.make_ndarray(definition.attr["value"].tensor)
-            return _hash((kind, str(value.dtype), value.shape, value.tobytes()
-                          if value.dtype != object else repr(value.tolist())))
-        if kind == _SUM:  # that of the sums of two which it consists of
-            return _hash((_SUM_OF_TWO, [("T", self._attr(definition.attr["T"]))], False))
-        again = COPY in definition.attr and _has_effect(kind)  # it draws other numbers
-        return _hash((kind, self._attrs(definition), again))
-
-    def _attrs(self, definition: Any) -> list[tuple[str, object]]:
-        """Return the attributes that say what is computed, but for those that nobody gave."""
-        usual = _defaults(definition.op)
-        return [(name, self._attr(definition.attr[name])) for name in sorted(definition.attr)
-                if not name.startswith("_") and name not in NO_ARITHMETIC
-                and definition.attr[name] != usual.get(name)]
-
-    def _attr(self, value: Any) -> object:
-        if value.HasField("func"):
-            return self._function(value.func.name)
-        if value.list.func:
-            return [self._function(entry.name) for entry in value.list.func]
-        return value.SerializeToString(deterministic=True)
-
-    def _function(self, name: str) -> str:
-        """Return what a function computes, op by op; its name where it is not known."""
-        if name in self.functions:
-            return self.functions[name]
-        function = self.computation.function(name)
-        self.functions[name] = name if function is None else "itself"  # where it calls itself
-        if function is not None:
-            self.functions[name] = self._body(function)
-        return self.functions[name]
-
-    def _body(self, function: Any) -> str:
-        nodes = [(node.name, node.op, list(node.input), self._attrs(node))
-                 for node in sorted(function.node_def, key=lambda node: node.name)]
-        return _hash((nodes, sorted(function.ret.items()), sorted(function.control_ret.items())))
 
     def _states(self) -> dict[str, tuple[str, int, int]]:
         """Return the resource that each op reads or writes that does, and how many writes of it
@@ -399,18 +355,10 @@ class _Graph:
                 _passes(self.nodes[source]) or self.nodes[source].type in _HANDED_ON):
             source, slot = self.nodes[source].inputs[0]
         definition = self.definitions[source]
-        if record(definition.op).source is Source.ARGUMENT or definition.op == _ARGUMENT:
+        if record(definition.op).source is Source.ARGUMENT or definition.op == ARGUMENT:
             return (self.computation.arguments[definition.attr["index"].i]
                     if definition.attr["T"].type == tf.resource.as_datatype_enum else None)
         return traced(source) if definition.op.endswith("HandleOp") else None
-
-
-@functools.cache
-def _defaults(kind: str) -> dict[str, Any]:
-    """Return what the attributes of an op type are that a definition may leave out."""
-    known = tf_adapter.op_definition(kind)
-    return {} if known is None else {
-        attr.name: attr.default_value for attr in known.attr if attr.HasField("default_value")}
 
 
 def _node(definition: Any) -> _Node:
@@ -421,7 +369,7 @@ def _node(definition: Any) -> _Node:
         else:
             name, _, slot = text.partition(":")
             inputs.append((name, int(slot or 0)))
-    return _Node(definition.name, _called(definition.op), tuple(inputs), tuple(controls))
+    return _Node(definition.name, called(definition.op), tuple(inputs), tuple(controls))
 
 
 def _overlaps(pooling: Any) -> bool:
@@ -433,29 +381,14 @@ def _overlaps(pooling: Any) -> bool:
 def _of_two(label: str, first: str, second: str) -> str:
     """Return the term of a sum of two."""
     if first == second:
-        return _hash(("twice", first))
-    return _hash((label, (), sorted((first, second))))
-
-
-def _called(kind: str) -> str:
-    return _OTHERWISE_CALLED.get(kind, kind)
+        return hashed(("twice", first))
+    return hashed((label, (), sorted((first, second))))
 
 
 def _passes(node: _Node) -> bool:
     return bool(node.inputs) and (
-        record(node.type).passes_on or node.type in (_SEND, _RECEIVE) or node.type in _SHAPED)
+        record(node.type).passes_on or node.type in (SEND, RECEIVE) or node.type in _SHAPED)
 
 
 def _reads(kind: str) -> bool:
     return record(kind).access in (Access.VALUE, Access.READ)
-
-
-def _has_effect(kind: str) -> bool:
-    """Return whether an op of a type does more than compute: it draws numbers, or shows something.
-    """
-    return (kind not in _NO_EFFECT
-            and record(kind).access is None and tf_adapter.is_stateful_type(kind))
-
-
-def _hash(value: object) -> str:
-    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
