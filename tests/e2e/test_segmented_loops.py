@@ -103,6 +103,29 @@ def test_a_recurrent_layer(layer, forced):
     _alike(_layers(layer))
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("layer, shape", [
+    (lambda: keras.layers.ConvLSTM1D(4, 3), (LENGTH, 8, 2)),
+    (lambda: keras.layers.LSTM(recurrent_dropout=0.2, **_UNITS), (LENGTH, WIDTH)),
+    (lambda: keras.layers.LSTM(stateful=True, **_UNITS), (LENGTH, WIDTH)),
+    (lambda: keras.layers.RNN([keras.layers.LSTMCell(WIDTH), keras.layers.GRUCell(WIDTH)]),
+     (LENGTH, WIDTH)),
+], ids=["convolutions", "recurrent_dropout", "stateful", "cells"])
+def test_a_less_usual_layer(layer, shape, forced):
+    _alike(_layers(layer, shape=shape), inputs=_inputs(BATCH, *shape))
+
+
+def test_a_layer_begins_with_what_another_ends_with(forced):
+    def make():
+        given = keras.Input((LENGTH, WIDTH), batch_size=BATCH)
+        _, *states = keras.layers.LSTM(return_state=True, **_UNITS)(given)
+        found = keras.layers.LSTM(return_sequences=True, **_UNITS)(given, initial_state=states)
+        model = keras.Model(given, found)
+        return (lambda x: model(x, training=True)), [v.value for v in model.trainable_variables]
+
+    _alike(make, count=2)
+
+
 def test_layers_in_a_row_with_a_mask(forced):
     _alike(_layers(lambda: keras.layers.Masking(),
                    lambda: keras.layers.LSTM(return_sequences=True, **_UNITS),
