@@ -26,6 +26,7 @@ ENVIRONMENT = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VI
 
 def measured(name: str) -> dict[str, Any]:
     """Train a step three ways in this process, and return its row."""
+    import tfckpt
     from tests.third_party import steps
     from tests.zoo import alone
     from tests.zoo import entry as zoo
@@ -37,10 +38,10 @@ def measured(name: str) -> dict[str, Any]:
             plain = zoo.train(entry, rewrite=False)
             again = zoo.train(entry, rewrite=False)
             ours = zoo.train(entry, rewrite=True)
+            tfckpt.verify.wait_for_certificates()  # which are of the options that are set now
             native, by_pass = natively(entry)
     except ModuleNotFoundError as error:
         return {"missing": str(error)}
-    _, reports = alone.outcome(entry, plain, ours)
     report = max(ours.reports, key=lambda r: r.baseline_peak_bytes, default=None)
     if report is None:
         return {"failed": "no report"}

@@ -32,15 +32,17 @@ class Question:
         node for each result.
       running: what has to run, by name.
       inputs: tensors of the live graph, for what is known of their shapes.
+      config: a ConfigProto, serialised: what the thread that asks calls functions with.
     """
 
     definition: tf.compat.v1.GraphDef
     running: tuple[str, ...]
     inputs: tuple[tf.Tensor, ...]
+    config: bytes
 
     def answer(self, inlined: Callable[[tf.compat.v1.GraphDef], object] = lambda definition: None,
                lower: bool = False) -> tf.compat.v1.GraphDef:
-        """Return what Grappler makes of the graph with the options set now; nothing runs.
+        """Return what Grappler makes of the graph; nothing runs.
 
         Functions are inlined first, as TensorFlow does it.
 
@@ -54,7 +56,7 @@ class Question:
             not inline its functions as the runtime does.
         """
         number = {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
-        config = tf_adapter.configured()
+        config = tf.compat.v1.ConfigProto.FromString(self.config)
         meta = self._inlined(config, lower)
         if not lower and has_loops(meta.graph_def):
             forget_shapes(meta.graph_def, tf_adapter.inferred_shapes(self._inlined(config, True)))
@@ -92,17 +94,20 @@ class Question:
 
 def question(graph: tf.Graph, wanted: Sequence[str] = (),
              definition: tf.compat.v1.GraphDef | None = None,
-             renamed: Mapping[str, str] | None = None) -> Question:
+             renamed: Mapping[str, str] | None = None, config: bytes | None = None) -> Question:
     """Return a graph that runs by itself, for Grappler to be asked about.
 
     Args:
       wanted: the ops that a session would run, by name; a FuncGraph knows its own.
       definition: of the graph, where it is not what the graph shows now; changed here.
       renamed: ops of the graph in whose place the definition has others.
+      config: of another question, in whose terms this one is asked.
     """
+    config = tf_adapter.configured().SerializeToString() if config is None else config
     definition = tf_adapter.shown_definition(graph) if definition is None else definition
     running = [(renamed or {}).get(name, name) for name in as_body(graph, definition)]
-    return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())))
+    return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())),
+                    config)
 
 
 def _placed(device: str) -> str:

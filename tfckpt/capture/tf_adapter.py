@@ -863,8 +863,11 @@ def _own_cpu() -> Any:
 
 
 def configured() -> Any:
-    """Return a ConfigProto of what functions are called with, without optimizers of others."""
-    config = eager_context.context().config
+    """Return a ConfigProto of what this thread calls functions with, without optimizers of others.
+    """
+    ctx = eager_context.context()
+    ctx.ensure_initialized()
+    config = tf.compat.v1.ConfigProto.FromString(ctx.function_call_options.config_proto_serialized)
     del config.graph_options.rewrite_options.custom_optimizers[:]
     return config
 

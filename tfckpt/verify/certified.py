@@ -71,7 +71,7 @@ class Arithmetic:
         Nothing else is compared.
         """
         try:
-            ours = question(self.live, (), self._edited(edits), edits.renamed).answer(lower=True)
+            ours = self._asked(self._edited(edits), edits.renamed)
             found = loop_bodies.differences(self._answer, ours, edits)
         except _REFUSALS as error:
             return _unknown(error)
@@ -95,11 +95,16 @@ class Arithmetic:
                 return Certificate(None, reason=SEGMENTED)
             edited = with_single_loops(edited, self.live)
         try:
-            ours = question(self.live, (), edited, renamed).answer(lower=True)
+            ours = self._asked(edited, renamed)
             return certificate_of_definitions(self._answer, ours, functools.partial(
                 tf_adapter.find_function, self.live))
         except _REFUSALS as error:
             return _unknown(error)
+
+    def _asked(self, edited: tf.compat.v1.GraphDef, renamed: Mapping[str, str] | None
+               ) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of the edited step, called as the plain one was."""
+        return question(self.live, (), edited, renamed, self._plain.config).answer(lower=True)
 
     @functools.cached_property
     def _answer(self) -> tf.compat.v1.GraphDef:
