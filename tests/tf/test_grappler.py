@@ -9,6 +9,7 @@ import functools
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import tfckpt
 from tests.support.gelu_steps import gelu_step
@@ -74,6 +75,29 @@ def test_it_is_asked_about_what_will_run(make, size):
         Computation(list(map(same_kernels, nodes)), names, function)
         for nodes in (list(asked.node), ran)]))
     assert found.same, found
+
+
+def test_it_is_asked_with_the_options_that_the_thread_has():
+    """Not with those of the context, which a thread may call functions without."""
+    step = tf.function(lambda x: tf.sin(x) + tf.cos(x) + tf.exp(x)).get_concrete_function(
+        tf.TensorSpec((64, 32), tf.float32))
+
+    def sums():
+        return sum(node.op == "AddN" for node in grappler.question(step.graph).answer().node)
+
+    ctx = context.context()
+    before = ctx.function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
+    rewriting = config.graph_options.rewrite_options
+    rewriting.arithmetic_optimization = rewriting.OFF
+    assert sums() == 1
+    ctx.function_call_options = context.FunctionCallOptions(before.executor_type, config)
+    try:
+        assert sums() == 0
+        asked = grappler.question(step.graph)
+    finally:
+        ctx.function_call_options = before
+    assert sums() == 1 and not any(node.op == "AddN" for node in asked.answer().node)
 
 
 def test_an_optimizer_that_rearranges_otherwise_is_noticed():

@@ -62,7 +62,7 @@ def natively(entry: Any) -> tuple[Any, list]:
     from tests.zoo import entry as zoo
 
     process.without_pass()
-    with grappler_ext.enabled(budget="min"):
+    with grappler_ext.enabled(budget="min"), zoo.conditions(entry):  # it sets options anew
         found = zoo.train(entry, rewrite=False)
         reports = list(grappler_ext.reports().values())
     process.without_pass()
