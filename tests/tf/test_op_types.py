@@ -10,7 +10,7 @@ from tfckpt.ops import families, names, record, registered
 
 NAMED = {
     "tfckpt/cli/commands.py": "A and B head the columns of a table",
-    "tfckpt/verify/terms.py": "what changes no bit of a kernel's result, of ops that nobody plans",
+    "tfckpt/verify/op_labels.py": "what changes no bit of a result, of ops nobody plans",
     "tfckpt/rewrite/names.py": "_XlaCompile is an attribute as well",
     "tfckpt/rewrite/segments.py": "what the functions of loops over segments are made of",
     "tfckpt/verify/loop_bodies.py": "what loops are lowered to",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +20,24 @@ ARGUMENT, RESULT, CONSTANT = "_Arg", "_Retval", "Const"
 SUM, SUM_OF_TWO = "AddN", "AddV2"
 RECEIVE, SEND = "_Recv", "_Send"
 ARRIVAL = "DestroyTemporaryVariable"
+SAME_ENDS = frozenset((
+    "AddV2", "Mul", "SquaredDifference", "Equal", "NotEqual", "LogicalAnd", "LogicalOr"))
+"""Of two operands, whose order changes no bit."""
+HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge",
+                        "RefMerge", "NextIteration", "RefNextIteration"))
+"""Through which a handle gets into a loop or branch."""
+SHAPED = frozenset(("Reshape",))
+"""What changes a shape alone: Grappler takes it out where the shape is what it was, as far as it
+knows shapes, and these follow from those of the arguments whatever it knows."""
+WHOLE: Mapping[str, bool | int] = {"LogicalAnd": True, "LogicalOr": False, "Mul": 1}
+"""Of two operands: the one that leaves the other as it is. Grappler takes it out where it knows the
+shapes of both."""
+BACK = frozenset(("NextIteration", "RefNextIteration"))
+PRODUCT = "Mul"
+POOL, POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
+ADDS = "AssignAdd"
+SHAPES = frozenset(("Shape", "Size", "Rank"))
+"""What Grappler makes constants of where it knows a shape."""
 NO_ARITHMETIC = frozenset((
     "frame_name", "parallel_iterations", "is_filter_const", "is_weight_const", "var_name",
     "shared_name", "container", "token", "workspace_enabled"))

@@ -18,12 +18,12 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.edits import traced
 from tfckpt.errors import VerificationError
+from tfckpt.verify.op_labels import CONSTANT, SHAPES
 from tfckpt.verify.terms import Computation, Terms, first_differences, terms_of
 
 _COPY = re.compile(r"-tfckpt\d+(?=$|/)")
 ARRIVING = ("sums add their terms in the order in which these arrive, which may be another: that "
             "of")
-_SHAPES = frozenset(("Shape", "Size", "Rank"))
 _SHOWN = 6
 UNCHANGED = "the step runs as it is"
 COMPILED = "XLA compiles the step, and its arithmetic is not looked into"
@@ -124,9 +124,9 @@ def _with_known_shapes(computation: Computation, other: Computation) -> Computat
     It makes a constant of them that waits for what was asked for its shape, where it can infer it.
     """
     known = {_original(node.name): node for node in other.nodes
-             if node.op == "Const" and node.input}
+             if node.op == CONSTANT and node.input}
     return dataclasses.replace(computation, nodes=[
-        _as_known(node, known) if node.op in _SHAPES else node for node in computation.nodes])
+        _as_known(node, known) if node.op in SHAPES else node for node in computation.nodes])
 
 
 def _as_known(shape: Any, known: Mapping[str, Any]) -> Any:

@@ -21,14 +21,23 @@ from tfckpt.capture import tf_adapter
 from tfckpt.edits import traced
 from tfckpt.ops import Access, Source, record
 from tfckpt.verify.op_labels import (
+    ADDS,
     ARGUMENT,
     ARRIVAL,
+    BACK,
     CONSTANT,
+    HANDED_ON,
+    POOL,
+    POOL_GRADIENT,
+    PRODUCT,
     RECEIVE,
     RESULT,
+    SAME_ENDS,
     SEND,
+    SHAPED,
     SUM,
     SUM_OF_TWO,
+    WHOLE,
     Labels,
     called,
     has_effect,
@@ -37,23 +46,6 @@ from tfckpt.verify.op_labels import (
 from tfckpt.verify.sum_starts import Starts
 
 Tensor = tuple[str, int]
-
-_SAME_ENDS = frozenset((
-    "AddV2", "Mul", "SquaredDifference", "Equal", "NotEqual", "LogicalAnd", "LogicalOr"))
-"""Of two operands, whose order changes no bit."""
-_HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge",
-                        "RefMerge", "NextIteration", "RefNextIteration"))
-"""Through which a handle gets into a loop or branch."""
-_SHAPED = frozenset(("Reshape",))
-"""What changes a shape alone: Grappler takes it out where the shape is what it was, as far as it
-knows shapes, and these follow from those of the arguments whatever it knows."""
-_WHOLE: Mapping[str, bool | int] = {"LogicalAnd": True, "LogicalOr": False, "Mul": 1}
-"""Of two operands: the one that leaves the other as it is. Grappler takes it out where it knows the
-shapes of both."""
-_BACK = frozenset(("NextIteration", "RefNextIteration"))
-_PRODUCT = "Mul"
-_POOL, _POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
-_ADDS = "AssignAdd"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +138,7 @@ class _Graph:
         self.nodes = {node.name: _node(node) for node in computation.nodes}
         self._connect_devices()
         self.sums = self._sums()
-        self.has_loops = any(node.type in _BACK for node in self.nodes.values())
+        self.has_loops = any(node.type in BACK for node in self.nodes.values())
         self.order = self._sorted()
         labels = Labels(computation.arguments, computation.function)
         self.labels = {name: labels.of(self.definitions[name]) for name in self.order}
@@ -186,10 +178,10 @@ class _Graph:
     def _passed(self, node: _Node, slot: int) -> int | None:
         """Return which of its inputs an op hands on as a result; None where it computes."""
         if _passes(node):
-            return 0 if node.type in _SHAPED else slot
-        if node.type in _WHOLE:
+            return 0 if node.type in SHAPED else slot
+        if node.type in WHOLE:
             for i, (source, _) in enumerate(node.inputs):
-                if self._is_all(source, _WHOLE[node.type], scalar=node.type == _PRODUCT):
+                if self._is_all(source, WHOLE[node.type], scalar=node.type == PRODUCT):
                     return 1 - i
         return None
 
@@ -206,7 +198,7 @@ class _Graph:
             return self._sum(label, node, read)
         if node.type == SUM_OF_TWO:
             return _of_two(label, *read)
-        if node.type == _PRODUCT:
+        if node.type == PRODUCT:
             for i, (source, _) in enumerate(node.inputs):
                 if self._is_all(source, 2, scalar=True):
                     return hashed(("twice", read[1 - i]))
@@ -230,10 +222,10 @@ class _Graph:
     def _operands(self, node: _Node, read: list[str]) -> Sequence[str]:
         if node.type == ARRIVAL:
             return sorted(self.tensor(self.nodes[c].inputs[1], {}) for c in node.controls
-                          if self.nodes[c].type == _ADDS)
-        if node.type in _SAME_ENDS:
+                          if self.nodes[c].type == ADDS)
+        if node.type in SAME_ENDS:
             return sorted(read)
-        if node.type == _POOL_GRADIENT:
+        if node.type == POOL_GRADIENT:
             return [*read[:3], self._notes_places(node)]
         return read
 
@@ -260,7 +252,7 @@ class _Graph:
         Then another kernel adds what windows that overlap have in common.
         """
         pooling, slot = gradient.inputs[1]
-        return str(self.nodes[pooling].type == _POOL and slot == 0
+        return str(self.nodes[pooling].type == POOL and slot == 0
                    and _overlaps(self.definitions[gradient.name]))
 
     def _roots(self) -> Iterable[tuple[str, str]]:
@@ -313,7 +305,7 @@ class _Graph:
                 node = self.nodes[name]
                 before = (*(source for source, _ in node.inputs), *node.controls)
                 stack += [(source, False) for source in reversed(before)
-                          if source in self.nodes and self.nodes[source].type not in _BACK]
+                          if source in self.nodes and self.nodes[source].type not in BACK]
         return order
 
     def _states(self) -> dict[str, tuple[str, int, int]]:
@@ -352,7 +344,7 @@ class _Graph:
             return None
         source, slot = node.inputs[0]
         while self.nodes[source].inputs and (
-                _passes(self.nodes[source]) or self.nodes[source].type in _HANDED_ON):
+                _passes(self.nodes[source]) or self.nodes[source].type in HANDED_ON):
             source, slot = self.nodes[source].inputs[0]
         definition = self.definitions[source]
         if record(definition.op).source is Source.ARGUMENT or definition.op == ARGUMENT:
@@ -387,7 +379,7 @@ def _of_two(label: str, first: str, second: str) -> str:
 
 def _passes(node: _Node) -> bool:
     return bool(node.inputs) and (
-        record(node.type).passes_on or node.type in (SEND, RECEIVE) or node.type in _SHAPED)
+        record(node.type).passes_on or node.type in (SEND, RECEIVE) or node.type in SHAPED)
 
 
 def _reads(kind: str) -> bool:
