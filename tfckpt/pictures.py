@@ -88,7 +88,7 @@ def step_figure(reports: Mapping[str, Report], colours: Mapping[str, str] = LIGH
     panels = figure.subplots(2, len(reports), squeeze=False)
     for column, (title, report) in enumerate(reports.items()):
         curves = report.curves
-        highest = max(max(c.live_bytes, default=0) for c in curves) / _MB
+        highest = max(c.live_peak_bytes for c in curves) / _MB
         names = "plain peak", "planned peak" if report.applied else "left as it is, plain peak"
         for row, (name, curve, colour) in enumerate(
                 zip(names, curves, ("plain", "ours"), strict=True)):

@@ -100,8 +100,9 @@ def write_after_reads(asked: tf.compat.v1.GraphDef, found: tf.compat.v1.GraphDef
     waits = {node.name: node.input for node in asked.node}
     for node in found.node:
         if record(node.op).writes:
+            left = set(node.input)
             node.input.extend(name for name in waits.get(node.name, ()) if name[:1] == "^"
-                              and name[1:] in reads and name not in node.input)
+                              and name[1:] in reads and name not in left)
 
 
 def _awaited(node: tf.compat.v1.NodeDef, nodes: Mapping[str, tf.compat.v1.NodeDef],

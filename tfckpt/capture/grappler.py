@@ -8,6 +8,7 @@ after that. Grappler ends the process where two ops have one name, so that it is
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -55,11 +56,10 @@ class Question:
           ValueError, MemoryError, tf.errors.OpError: Grappler does not accept the graph, or would
             not inline its functions as the runtime does.
         """
-        number = {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
         config = tf.compat.v1.ConfigProto.FromString(self.config)
         meta = self._inlined(config, lower)
         if not lower and has_loops(meta.graph_def):
-            forget_shapes(meta.graph_def, tf_adapter.inferred_shapes(self._inlined(config, True)))
+            forget_shapes(meta.graph_def, self._inlined(config, lower=True))
         inlined(meta.graph_def)
         rewriting = config.graph_options.rewrite_options
         rewriting.function_optimization = rewriting.OFF  # that is done
@@ -67,23 +67,28 @@ class Question:
         wait_as_asked(meta.graph_def, found)
         for node in found.node:
             _show(node)
-            if node.name in number and node.op in (FED, ARG):
-                _as_argument(node, number[node.name], self.inputs[number[node.name]])
+            if node.name in self._number and node.op in (FED, ARG):
+                number = self._number[node.name]
+                _as_argument(node, number, self.inputs[number])
         return found
 
+    @functools.cached_property
+    def _number(self) -> Mapping[str, int]:
+        """Of each input, by the name of its op."""
+        return {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
 
     def _inlined(self, config: Any, lower: bool) -> tf.compat.v1.MetaGraphDef:
         """Return the graph as Grappler is asked about it: functions inlined, inputs fed."""
-        number = {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
         meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
         meta.collection_def["train_op"].node_list.value.extend(self.running)
         for node in tf_adapter.nodes_with_bodies(meta.graph_def):
             _hide(node, lower)
         for node in meta.graph_def.node:
             node.device = _placed(node.device)
-            if node.op == ARG and self.inputs[number[node.name]].dtype not in (
-                    tf.resource, tf.variant):
-                _as_fed(node, self.inputs[number[node.name]])
+            if node.op == ARG:
+                given = self.inputs[self._number[node.name]]
+                if given.dtype not in (tf.resource, tf.variant):
+                    _as_fed(node, given)
         if any(_is_inlined(node, lower) for node in meta.graph_def.node):
             _refuse_clashes(meta.graph_def)
             known = {function.signature.name for function in meta.graph_def.library.function}

@@ -9,10 +9,10 @@ one op therefore tells no more than the lowered one does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfckpt.capture import tf_adapter
 from tfckpt.ops import Calls, record
 
 _EXIT = re.compile(r"(.+)/exit/_(\d+)$")
@@ -24,18 +24,19 @@ def has_loops(definition: tf.compat.v1.GraphDef) -> bool:
     return any(_is_loop(node) for node in definition.node)
 
 
-def forget_shapes(definition: tf.compat.v1.GraphDef,
-                  lowered: Mapping[str, Sequence[tf.TensorShape]]) -> None:
+def forget_shapes(definition: tf.compat.v1.GraphDef, lowered: tf.compat.v1.MetaGraphDef) -> None:
     """Have loops tell the shapes that are known of their results once they are lowered.
 
     Args:
       definition: with loops as single ops; changed.
-      lowered: what is known of the results of each op of the lowered graph, by name.
+      lowered: the same with loops lowered.
     """
     exits: dict[str, list[tuple[int, str]]] = {}
-    for name in lowered:
-        if found := _EXIT.match(name):
-            exits.setdefault(found[1], []).append((int(found[2]), name))
+    for node in lowered.graph_def.node:
+        if found := _EXIT.match(node.name):
+            exits.setdefault(found[1], []).append((int(found[2]), node.name))
+    known = tf_adapter.inferred_shapes(lowered, [
+        name for results in exits.values() for _, name in results])
     for node in definition.node:
         if not _is_loop(node):
             continue
@@ -44,7 +45,7 @@ def forget_shapes(definition: tf.compat.v1.GraphDef,
         if len(results) != len(told):  # those that nothing reads are gone
             continue
         for shape, (_, name) in zip(told, results, strict=True):
-            shape.CopyFrom(lowered[name][0].as_proto())
+            shape.CopyFrom(known[name][0].as_proto())
 
 
 def _is_loop(node: tf.compat.v1.NodeDef) -> bool:

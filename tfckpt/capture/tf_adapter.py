@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -833,8 +833,9 @@ def optimize_graph(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1
         return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
 
 
-def inferred_shapes(meta: tf.compat.v1.MetaGraphDef) -> dict[str, list[tf.TensorShape]]:
-    """Return the shapes of each op's results, by name, as far as Grappler knows them.
+def inferred_shapes(meta: tf.compat.v1.MetaGraphDef, names: Iterable[str]
+                    ) -> dict[str, list[tf.TensorShape]]:
+    """Return the shapes of some ops' results, by name, as far as Grappler knows them.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
@@ -842,8 +843,7 @@ def inferred_shapes(meta: tf.compat.v1.MetaGraphDef) -> dict[str, list[tf.Tensor
     from tensorflow.python.grappler import item
 
     found = item.Item(meta, ignore_colocation=True, ignore_user_placement=True).GetOpProperties()
-    return {name: [_shape_of(result.shape) for result in results]
-            for name, results in found.items()}
+    return {name: [_shape_of(result.shape) for result in found[name]] for name in names}
 
 
 def _shape_of(shape: Any) -> tf.TensorShape:

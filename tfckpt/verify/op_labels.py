@@ -24,7 +24,7 @@ SAME_ENDS = frozenset((
     "AddV2", "Mul", "SquaredDifference", "Equal", "NotEqual", "LogicalAnd", "LogicalOr"))
 """Of two operands, whose order changes no bit."""
 HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge",
-                        "RefMerge", "NextIteration", "RefNextIteration"))
+                       "RefMerge", "NextIteration", "RefNextIteration"))
 """Through which a handle gets into a loop or branch."""
 SHAPED = frozenset(("Reshape",))
 """What changes a shape alone: Grappler takes it out where the shape is what it was, as far as it

@@ -86,10 +86,10 @@ def same_arithmetic(step: Callable, *args: Any, **kwargs: Any) -> Certificate:
     if tf_adapter.compiles_with_xla(plain):
         return Certificate(None, reason=COMPILED)
     again: Any = tf_adapter.clone_function(plain, plain.python_function)
-    again_traced = again.get_concrete_function(*args, **kwargs)
+    wanted = again.get_concrete_function(*args, **kwargs)
     called: dict[int, str] = {}
-    found = _around_segments(again_traced.graph, ours.graph) if report.segments else compared(
-        *(_computation(function, args, kwargs, called) for function in (again_traced, ours)))
+    found = _around_segments(wanted.graph, ours.graph) if report.segments else compared(
+        *(_computation(function, args, kwargs, called) for function in (wanted, ours)))
     report.certified(found.same, str(found))
     return found
 

@@ -136,6 +136,7 @@ class _Graph:
         self.computation = computation
         self.definitions = {node.name: node for node in computation.nodes}
         self.nodes = {node.name: _node(node) for node in computation.nodes}
+        self._all: dict[tuple[str, bool | int, bool], bool] = {}
         self._connect_devices()
         self.sums = self._sums()
         self.has_loops = any(node.type in BACK for node in self.nodes.values())
@@ -189,8 +190,11 @@ class _Graph:
         """Return whether an op is a constant, each entry of which is a value."""
         if self.nodes[name].type != CONSTANT:
             return False
-        constant = tf.make_ndarray(self.definitions[name].attr["value"].tensor)
-        return bool((constant == value).all()) and not (scalar and constant.ndim)
+        if (name, value, scalar) not in self._all:  # it is asked for each reader in each round
+            constant = tf.make_ndarray(self.definitions[name].attr["value"].tensor)
+            self._all[name, value, scalar] = bool((constant == value).all()) and not (
+                scalar and constant.ndim)
+        return self._all[name, value, scalar]
 
     def _term(self, node: _Node, read: list[str]) -> str:
         label = self.labels[node.name]
