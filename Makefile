@@ -89,26 +89,23 @@ define CHECK_PYTHON
     exit 1; }
 endef
 
+# An environment of its own, with the packages that $(1) names.
+define MAKE_VENV
+$(CHECK_PYTHON)
+$(PYTHON) -m venv $(@D)
+$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(1)
+@touch $@
+endef
+
 $(STAMP): pyproject.toml
-	$(CHECK_PYTHON)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	@touch $@
+	$(call MAKE_VENV,-e ".[dev]")
 
 .venv-third-party/.tfckpt-installed: pyproject.toml tests/third_party/requirements.txt
-	$(CHECK_PYTHON)
-	$(PYTHON) -m venv .venv-third-party
-	.venv-third-party/bin/python -m pip install --quiet --disable-pip-version-check \
-	    -e ".[test]" "tensorflow==2.21.*" -r tests/third_party/requirements.txt
-	@touch $@
+	$(call MAKE_VENV,-e ".[test]" "tensorflow==2.21.*" -r tests/third_party/requirements.txt)
 
 .PRECIOUS: .venv-%/.tfckpt-installed
 .venv-%/.tfckpt-installed: pyproject.toml
-	$(CHECK_PYTHON)
-	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-	    -e ".[test]" "tensorflow==$*.*"
-	@touch $@
+	$(call MAKE_VENV,-e ".[test]" "tensorflow==$*.*")
 
 clean:
 	rm -rf $(VENV) $(VERSIONS:%=.venv-%) .venv-third-party build dist *.egg-info demo_memory.png benchmarks/results

@@ -7,6 +7,14 @@ import tensorflow as tf
 from tests.support import process
 
 
+def gelu_loss(weights, x):
+    """Return the loss of dense layers with GELU, without biases."""
+    hidden = x
+    for w in weights:
+        hidden = tf.nn.gelu(hidden @ w)
+    return tf.reduce_mean(tf.square(hidden))
+
+
 def gelu_step(layers: int, width: int, rows: int, scale: float = .05):
     """Return a step with momentum as a Python function, a batch, and its variables.
 
@@ -19,10 +27,7 @@ def gelu_step(layers: int, width: int, rows: int, scale: float = .05):
 
     def step(x):
         with tf.GradientTape() as tape:
-            hidden = x
-            for w in weights:
-                hidden = tf.nn.gelu(hidden @ w)
-            loss = tf.reduce_mean(tf.square(hidden))
+            loss = gelu_loss(weights, x)
         for w, slot, gradient in zip(weights, slots, tape.gradient(loss, weights), strict=True):
             w.assign_sub(.1 * slot.assign(.9 * slot + gradient))
         return loss

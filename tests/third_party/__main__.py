@@ -69,7 +69,7 @@ def natively(entry: Any) -> tuple[Any, list]:
     return found, reports
 
 
-def row_of(package: str, name: str) -> dict[str, Any]:
+def row_of(name: str) -> dict[str, Any]:
     """Return the row that a process of its own measures."""
     done = subprocess.run([sys.executable, "-m", "tests.third_party", "--one", name],
                           capture_output=True, text=True, timeout=TIMEOUT, check=False,
@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> int:
     for entry in steps.ENTRIES:
         if arguments and not {entry.name, entry.group} & set(arguments):
             continue
-        row = row_of(entry.group, entry.name)
+        row = row_of(entry.name)
         print(text_of(entry.group, entry.name, row), flush=True)
         wrong += "failed" in row or row.get("repeats", False) and not (
             row["alike"] or row["identical"] is False)

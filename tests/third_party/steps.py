@@ -49,7 +49,7 @@ def descent(wrap: Wrap, loss: Callable, variables: Callable[[], Sequence[tf.Vari
     return Training(wrap.function(step, autograph=False), batches, lambda: found)
 
 
-def fitted(wrap: Wrap, model: Any, loss: Any, x: np.ndarray, y: np.ndarray, size: int) -> Training:
+def fitted(wrap: Wrap, model: Any, loss: Any, x: Any, y: np.ndarray, size: int) -> Training:
     """Return epochs of `fit` on arrays, the last batch smaller, with a fresh optimizer."""
     model = wrap.model(model)
     model.compile("adam", loss)
@@ -96,15 +96,8 @@ def bert_in_fit(wrap, hub):
     model.preprocessor = None
     given = {"token_ids": tokens.numpy(), "segment_ids": np.zeros((80, 64), np.int32),
              "padding_mask": np.ones((80, 64), np.int32)}
-    model = wrap.model(model)
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                  jit_compile=False)
-
-    def epoch(number):
-        return model.fit(given, labels.numpy(), batch_size=32, shuffle=False,
-                         verbose=0).history["loss"]
-
-    return Training(epoch, [(n,) for n in range(STEPS)], lambda: model.trainable_variables)
+    return fitted(wrap, model, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                  given, labels.numpy(), size=32)
 
 
 @entry("keras_hub")
@@ -150,15 +143,10 @@ def resnet_in_fit(wrap, hub):
                   *pictures(80, 32), size=32)
 
 
-def hugging(transformers: Any, kind: str, config: Any) -> Any:
-    """Return a model of Hugging Face's for TensorFlow, with random weights."""
-    return getattr(transformers, kind)(config)
-
-
 @entry("transformers")
 def bert_classifier(wrap, transformers):
     """Its own loss."""
-    model = hugging(transformers, "TFBertForSequenceClassification", transformers.BertConfig(
+    model = transformers.TFBertForSequenceClassification(transformers.BertConfig(
         vocab_size=500, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
         intermediate_size=256, num_labels=3))
     return descent(wrap, lambda tokens, labels: tf.reduce_mean(
@@ -169,7 +157,7 @@ def bert_classifier(wrap, transformers):
 @entry("transformers")
 def gpt2(wrap, transformers):
     """Its own loss of next tokens."""
-    model = hugging(transformers, "TFGPT2LMHeadModel", transformers.GPT2Config(
+    model = transformers.TFGPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=500, n_positions=64, n_embd=64, n_layer=4, n_head=4))
     return descent(wrap, lambda tokens, _: tf.reduce_mean(
         model(input_ids=tokens, labels=tokens, training=True).loss),
@@ -179,7 +167,7 @@ def gpt2(wrap, transformers):
 @entry("transformers")
 def t5(wrap, transformers):
     """An encoder and a decoder."""
-    model = hugging(transformers, "TFT5ForConditionalGeneration", transformers.T5Config(
+    model = transformers.TFT5ForConditionalGeneration(transformers.T5Config(
         vocab_size=500, d_model=64, d_kv=16, d_ff=128, num_layers=3, num_heads=4,
         decoder_start_token_id=0))
     return descent(wrap, lambda tokens, _: tf.reduce_mean(
@@ -190,7 +178,7 @@ def t5(wrap, transformers):
 @entry("transformers")
 def vision_transformer(wrap, transformers):
     """Pictures in patches."""
-    model = hugging(transformers, "TFViTForImageClassification", transformers.ViTConfig(
+    model = transformers.TFViTForImageClassification(transformers.ViTConfig(
         hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256,
         image_size=32, patch_size=4, num_labels=5))
     x, y = pictures(32, 32)

@@ -16,6 +16,8 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 import tfckpt
+from tests.support.gelu_steps import gelu_loss
+from tests.zoo import alone
 
 WIDTH, DEPTH, ROWS, STEPS = 128, 8, 2048, 3
 
@@ -29,10 +31,7 @@ def body(weights):
     """Return a step of gradient descent on them."""
     def step(x):
         with tf.GradientTape() as tape:
-            h = x
-            for weight in weights:
-                h = tf.nn.gelu(h @ weight)
-            loss = tf.reduce_mean(tf.square(h))
+            loss = gelu_loss(weights, x)
         for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
             weight.assign_sub(0.1 * gradient)
         return loss
@@ -41,8 +40,6 @@ def body(weights):
 
 def with_dtensor(rewrite: bool):
     """Train on a mesh of two CPUs, each with half of the batch."""
-    if len(tf.config.list_logical_devices("CPU")) < 2:
-        raise RuntimeError("no second logical CPU")
     mesh = dtensor.create_mesh([("batch", 2)], devices=["CPU:0", "CPU:1"])
     everywhere = dtensor.Layout.replicated(mesh, rank=2)
     weights = [dtensor.DVariable(dtensor.copy_to_mesh(start(i), everywhere))
@@ -104,9 +101,7 @@ WAYS = {"dtensor": with_dtensor, "parameter_server": with_a_parameter_server}
 
 def main(name: str) -> None:
     """Print what comes of one way."""
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    alone.prepare()
     wanted, _ = WAYS[name](False)
     found, report = WAYS[name](True)
     tfckpt.verify.wait_for_certificates()

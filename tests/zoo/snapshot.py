@@ -182,9 +182,8 @@ def summary(known: dict[str, dict], found: dict[str, dict]) -> str:
                                       entry.get("peaks", ()), strict=False)]
     ratios = [(after[1] / after[0]) / (before[1] / before[0]) for _, before, after in pairs
               if before[0] and after[0] and before[1] and after[1]]
-    lost, won = ([name for name, before, after in pairs if one(before, after)] for one in (
-        lambda before, after: before[2] and not after[2],
-        lambda before, after: after[2] and not before[2]))
+    lost = [name for name, before, after in pairs if before[2] and not after[2]]
+    won = [name for name, before, after in pairs if after[2] and not before[2]]
     mean = statistics.geometric_mean(ratios) if ratios else 1.0
     return (f"planned / plain peak, as a multiple of what is recorded: geometric mean {mean:.3f} "
             f"of {len(ratios)}, {min(ratios, default=1):.2f} to {max(ratios, default=1):.2f}\n"
