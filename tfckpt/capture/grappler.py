@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.devices import device_key
 from tfckpt.capture.inline import is_call
-from tfckpt.capture.loop_results import forget_shapes, has_loops
+from tfckpt.capture.lowered_loops import NotRaised, has_loops, with_loops
 from tfckpt.ops import Calls, record
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
 
@@ -58,18 +59,27 @@ class Question:
         """
         config = tf.compat.v1.ConfigProto.FromString(self.config)
         meta = self._inlined(config, lower)
-        if not lower and has_loops(meta.graph_def):
-            forget_shapes(meta.graph_def, self._inlined(config, lower=True))
         inlined(meta.graph_def)
-        rewriting = config.graph_options.rewrite_options
-        rewriting.function_optimization = rewriting.OFF  # that is done
-        found = tf_adapter.optimize_graph(config, meta)
-        wait_as_asked(meta.graph_def, found)
+        found = (_optimized(config, meta) if lower or not has_loops(meta.graph_def)
+                 else self._around_loops(config, meta))
         for node in found.node:
             _show(node)
             if node.name in self._number and node.op in (FED, ARG):
                 number = self._number[node.name]
                 _as_argument(node, number, self.inputs[number])
+        return found
+
+    def _around_loops(self, config: Any, meta: tf.compat.v1.MetaGraphDef
+                      ) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of what is around loops and branches."""
+        lowered = self._inlined(config, lower=True)
+        try:
+            return with_loops(_optimized(config, lowered), meta.graph_def, lowered.graph_def,
+                              self.running)
+        except NotRaised as error:
+            logging.info("tfckpt: what is around loops is optimised by itself: %s", error)
+        found = _optimized(config, meta)
+        wait_as_asked(meta.graph_def, found)
         return found
 
     @functools.cached_property
@@ -113,6 +123,14 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
     running = [(renamed or {}).get(name, name) for name in as_body(graph, definition)]
     return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())),
                     config)
+
+
+def _optimized(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
+    """Return what Grappler makes of a graph whose functions are inlined."""
+    asking = type(config).FromString(config.SerializeToString())
+    rewriting = asking.graph_options.rewrite_options
+    rewriting.function_optimization = rewriting.OFF  # that is done
+    return tf_adapter.optimize_graph(asking, meta)
 
 
 def _placed(device: str) -> str:

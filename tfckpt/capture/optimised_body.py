@@ -45,7 +45,7 @@ from tfckpt.capture.live_changes import LiveChanges
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.edits import OPTIMIZED, PROTECTED
 from tfckpt.ops import Calls, record
-from tfckpt.ops.names import ARG, IDENTITY, RETVAL
+from tfckpt.ops.names import ADD_N, ARG, IDENTITY, RETVAL
 
 _PASSED = "Func/"
 """Before the names of what passes arguments and results of an inlined function on."""
@@ -190,14 +190,30 @@ def _name_what_bodies_read(graph: Any, asked: tf.compat.v1.GraphDef,
         op = made.get(node.name)
         if op is None or record(op.type).calls not in (Calls.LOOP, Calls.BRANCHES):
             continue
+        summed = _summed(node, asked)
         for i, (name, tensor) in enumerate(zip(node.input, op.inputs, strict=False)):
-            if tensor.dtype.is_floating or tensor.dtype.is_complex:
+            if tensor.dtype.is_floating or tensor.dtype.is_complex or i in summed:
                 called = tf_adapter.create_op(
-                    graph, IDENTITY, [tensor], [tensor.dtype], name.partition(":")[0] + _READ, {
-                        PROTECTED: tf.compat.v1.AttrValue(b=True)}, "")
+                    graph, IDENTITY, [tensor], [tensor.dtype], name.partition(":")[0] + _READ, {},
+                    "")
                 tf_adapter.update_input(op, i, called.outputs[0])
                 found.setdefault(op.name, []).append(called.name)
     return found
+
+
+def _summed(node: tf.compat.v1.NodeDef, asked: tf.compat.v1.GraphDef) -> frozenset[int]:
+    """Return which inputs of a loop or branch are terms of sums of three and more in its bodies."""
+    found: set[int] = set()
+    names = {function.name for function in grappler.functions_of(node)}
+    for function in asked.library.function:
+        if function.signature.name not in names:
+            continue
+        added = {name for made in function.node_def if made.op == ADD_N and made.attr["N"].i > 2
+                 for name in made.input}
+        places = [argument.name in added for argument in function.signature.input_arg]
+        choosing = record(node.op).calls is Calls.BRANCHES  # the first input chooses
+        found.update(i + choosing for i, is_added in enumerate(places) if is_added)
+    return frozenset(found)
 
 
 def _is_left(name: str, made: Mapping[str, tf.Operation]) -> bool:

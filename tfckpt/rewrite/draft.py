@@ -9,7 +9,7 @@ from tfckpt.cost.merging import only_reader
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.graph import Graph, Op, Tensor, TensorId
-from tfckpt.ops import Access, Source, record
+from tfckpt.ops import Access, Calls, Source, record
 from tfckpt.plan.schedule import Plan, Resolved, Step, resolve
 from tfckpt.rewrite.names import copy_name, marks_of_copies
 from tfckpt.target import HERE, Target
@@ -130,7 +130,8 @@ class Draft:
         if self.root[tensor[0]][tensor[1]][0] == tensor[0]:
             return f"{copy_name(op.name, copy)}:{tensor[1]}"
         known = record(op.type)
-        if known.passes_on or known.source is Source.DEFAULT:
+        if (known.passes_on and not self._names_in_bodies(tensor[0])) or (
+                known.source is Source.DEFAULT):
             return self.view(op.inputs[tensor[1]], copy)
         key = (tensor, copy)
         if key not in self._views:
@@ -141,6 +142,14 @@ class Draft:
             self.added.append(Clone(name, op.name, tuple(inputs), attrs=self.marks))
             self._views[key] = f"{name}:{tensor[1]}"
         return self._views[key]
+
+    def _names_in_bodies(self, op: int) -> bool:
+        """Return whether ops of lowered loops and branches are named by an op: by what these read.
+
+        TensorFlow adds the terms of sums of three and more in the order of names.
+        """
+        return any(record(self.graph.ops[r].type).calls in (Calls.LOOP, Calls.BRANCHES)
+                   for r in self.readers[op])
 
     # Where an op can be held back.
 

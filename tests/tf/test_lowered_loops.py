@@ -1,0 +1,123 @@
+"""What Grappler makes of steps with lowered loops and branches, with these as ops again."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tfckpt.capture import grappler, lowered_loops
+from tfckpt.capture.lowered_loops import NotRaised, has_loops
+from tfckpt.verify import same
+
+ROWS, WIDTH = 64, 16
+
+
+def _weights(count=2):
+    return [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (3, i)) * .2)
+            for i in range(count)]
+
+
+def _while(x, ws):
+    return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h @ ws[0])), (0, x))[1]
+
+
+def _until(x, ws):
+    return tf.while_loop(lambda h, n: tf.reduce_sum(h) > n, lambda h, n: (tf.tanh(h @ ws[0]), n),
+                         (x, 1e3))[0] * tf.exp(x)
+
+
+def _cond(x, ws):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: x @ ws[0] * 3.0 * tf.exp(x), lambda: x @ ws[1])
+
+
+def _case(x, ws):
+    return tf.switch_case(tf.cast(tf.reduce_sum(x) * 0.0, tf.int32) + 1, [
+        lambda: x @ ws[0], lambda: tf.sin(x @ ws[1]) * x, lambda: x])
+
+
+def _nested(x, ws):
+    def body(i, h):
+        return i + 1, tf.cond(i % 2 > 0, lambda: tf.tanh(h @ ws[0]), lambda: _while(h, ws))
+    return tf.while_loop(lambda i, h: i < 3, body, (0, x))[1]
+
+
+def _called_twice(x, ws):
+    called = tf.function(lambda h: _while(h, ws) * _cond(h, ws))
+    return called(tf.sin(x)) + called(x)
+
+
+def _scan(x, ws):
+    return tf.scan(lambda h, row: tf.tanh(h + tf.reduce_sum(row) * tf.linalg.diag_part(ws[0])), x,
+                   initializer=tf.zeros(WIDTH))
+
+
+BODIES = [_while, _until, _cond, _case, _nested, _called_twice, _scan]
+
+
+def _step(body, ws):
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(body(tf.nn.gelu(x @ ws[0]) * 0.5, ws)))
+        for w, gradient in zip(ws, tape.gradient(loss, ws), strict=True):
+            if gradient is not None:
+                w.assign_sub(gradient * 0.1)
+        return loss
+    return tf.function(step, autograph=False)
+
+
+def _batch():
+    return tf.random.stateless_normal((ROWS, WIDTH), (1, 2))
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("rows", [ROWS, None])
+def test_around_loops_stands_what_grappler_makes_where_they_are_lowered(body, rows):
+    graph = _step(body, _weights()).get_concrete_function(tf.TensorSpec((rows, WIDTH))).graph
+    asked = grappler.question(graph)
+    lowered, raised = asked.answer(lower=True), asked.answer()
+    assert has_loops(raised) and not has_loops(lowered)
+    loops = [node.name for node in raised.node if grappler.functions_of(node)]
+    made = {node.name: node for node in lowered.node}
+    outside = [node for node in raised.node if node.name in made and node.name not in loops]
+    assert len(outside) > len(raised.node) / 2
+    read = {name.lstrip("^").partition(":")[0] for node in raised.node for name in node.input}
+    assert read <= {node.name for node in raised.node} and set(loops) <= read
+    assert not any(node.op in ("Enter", "Exit", "Merge", "Switch") for node in raised.node)
+    for node in outside:
+        before = [name for name in made[node.name].input if name[:1] != "^"]
+        now = [name for name in node.input if name[:1] != "^"]
+        assert made[node.name].op == node.op and len(before) == len(now)
+        assert all(a == b or b.partition(":")[0] in loops for a, b in zip(before, now, strict=True))
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_steps_with_loops_are_certified(body):
+    ours = tfckpt.checkpoint(_step(body, _weights()), budget="min")
+    ours(_batch())
+    assert same.same_arithmetic(ours, _batch()).same
+
+
+def test_where_it_is_not_understood_what_is_around_loops_is_optimised_by_itself(monkeypatch):
+    def refuse(*_):
+        raise NotRaised("it is not understood")
+
+    monkeypatch.setattr(grappler, "with_loops", refuse)
+    graph = _step(_while, _weights()).get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph
+    assert has_loops(grappler.question(graph).answer())
+
+
+def test_what_is_in_a_loop_does_not_stand_for_what_is_around_it():
+    graph = _step(_while, _weights()).get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph
+    asked = tf.compat.v1.GraphDef()
+    question = grappler.question(graph)
+    question.answer(asked.CopyFrom)
+    lowered = tf.compat.v1.GraphDef()
+    made = question.answer(lowered.CopyFrom, lower=True)
+    inside = next(node.name for node in made.node if node.op == "Tanh" and "/body/" in node.name)
+    with pytest.raises(NotRaised, match="lowered loop or branch"):
+        lowered_loops.with_loops(made, asked, lowered, [inside])
+    asked.node[[node.name for node in asked.node].index(next(
+        node.name for node in asked.node if grappler.functions_of(node)))].input.append("x")
+    with pytest.raises(NotRaised, match="inputs"):
+        lowered_loops.with_loops(made, asked, lowered, question.running)
