@@ -90,6 +90,25 @@ def test_what_leaves_a_truth_value_as_it_is_does_not_count(kind, value, gone, pl
                 [*compares, result("t")]) == gone
 
 
+@pytest.mark.parametrize("condition, kept", [
+    ([True, True], "x"), ([False, False], "y"), ([True, False], None)])
+def test_a_choice_that_is_known_does_not_count(condition, kept):
+    chosen = [*given("x", "y"), constant("c", condition), op("r", "SelectV2", "c", "x", "y"),
+              op("n", "Neg", "r"), result("n")]
+    for name in ("x", "y"):
+        assert same(chosen, [*given("x", "y"), op("n", "Neg", name), result("n")]) == (name == kept)
+
+
+def test_a_value_that_fills_a_shape_counts_as_a_constant_of_it():
+    compares = [*given("x", "y"), op("t", "Less", "x", "y"), op("s", "Shape", "x")]
+
+    def both(value):
+        return [*compares, constant("k", value), op("f", "Fill", "s", "k"),
+                op("r", "LogicalAnd", "t", "f"), result("r")]
+    assert same(both(True), [*compares, result("t")])
+    assert not same(both(False), [*compares, result("t")])
+
+
 @pytest.mark.parametrize("order, equal", [
     (("x", "y", "z"), True), (("y", "x", "z"), True), (("x", "z", "y"), False)])
 def test_a_sum_may_only_exchange_its_first_two_terms(order, equal):
@@ -200,6 +219,13 @@ def test_a_read_is_told_by_the_writes_that_come_before():
     unordered = variable(False)
     unordered[2].input.remove("^r")
     assert not same(unordered, variable(False)) and not same(unordered, variable(True))
+
+
+def test_the_shape_of_a_variable_does_not_depend_on_writes():
+    asked = [*given("variable", "x"), op("w", "AssignSubVariableOp", "variable", "x"),
+             op("s", "VariableShape", "variable"), result("s")]
+    late = [*asked[:3], op("s", "VariableShape", "variable", "^w"), result("s")]
+    assert same(asked, late)
 
 
 def test_an_order_that_is_open_in_the_plain_step_alone_may_be_decided():
@@ -336,3 +362,23 @@ def test_a_sum_that_must_not_write_into_the_first_two_begins_with_another():
 def test_a_sum_whose_start_depends_on_what_runs_first_is_no_other():
     open_ = [op("p", "Neg", "a"), op("q", "Neg", "b")]
     assert same(added(*open_), added(*open_)) and not same(added(), added(*open_))
+
+
+@pytest.mark.parametrize("depth, equal", [(0, True), (4, False)])
+def test_a_start_that_is_open_in_the_plain_step_alone_may_be_decided(depth, equal):
+    """As it turns out there: what is ready before the sum has run before it."""
+    def long(name, count):
+        names = [name, *(f"{name}{i}" for i in range(count))]
+        return [op(after, "Exp", before) for before, after in zip(names, names[1:], strict=False)]
+
+    def summed(*waits):
+        made = [*given("x"), op("a", "Tanh", "x"), op("b", "Cos", "x"), op("c", "Sin", "x"),
+                *long("c", 3), *long("x", depth),
+                op("p", "Mul", "a", f"x{depth - 1}" if depth else "x"),
+                op("q", "Mul", "b", f"x{depth - 1}" if depth else "x")]
+        return [*made, op("s", "AddN", "a", "b", "c2", *waits, N=3), result("s")]
+
+    def comparing(*graphs):
+        return compared(*(Computation(g, ARGUMENTS, lambda name: None) for g in graphs)).same
+    assert comparing(summed(), summed("^p", "^q")) is equal
+    assert comparing(summed("^p", "^q"), summed()) is False

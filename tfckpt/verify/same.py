@@ -22,6 +22,8 @@ from tfckpt.verify.op_labels import CONSTANT, SHAPES
 from tfckpt.verify.terms import Computation, Terms, first_differences, terms_of
 
 _COPY = re.compile(r"-tfckpt\d+(?=$|/)")
+_NUMBER = re.compile(r"/_\d+(?=/|$)")
+"""What TensorFlow puts into the names of ops of lowered bodies."""
 ARRIVING = ("sums add their terms in the order in which these arrive, which may be another: that "
             "of")
 _SHOWN = 6
@@ -110,8 +112,8 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
     plain, edited = _with_known_shapes(plain, edited), _with_known_shapes(edited, plain)
     before, after = terms_of([plain, edited])
     found = certificate_of(before, after)
-    still_open = set(map(_original, after.open))
-    early = frozenset(name for name in before.open if name not in still_open)
+    still_open = {_NUMBER.sub("/", _original(name)) for name in after.open}
+    early = frozenset(name for name in before.open if _NUMBER.sub("/", name) not in still_open)
     if found.same is not False or not early:
         return found
     settled = certificate_of(*terms_of([dataclasses.replace(plain, early=early), edited]))

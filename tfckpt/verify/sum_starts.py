@@ -7,6 +7,7 @@ is told from the graph alone: what has read it by then in every order, and what 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -30,21 +31,28 @@ class Starts:
 
     Args:
       nodes: the ops by name.
+      ordered: their names, each behind what it reads and waits for but for the ends of loops.
       source: returns what makes a tensor, seen through what only hands it on.
       lasting: whether the results of an op by name are held by others than their readers: those of
         constants, arguments and variables.
       holding: whether an op by name holds what it reads until the step ends.
     """
 
-    def __init__(self, nodes: Mapping[str, Node], source: Callable[[Tensor], Tensor],
-                 lasting: Callable[[str], bool], holding: Callable[[str], bool]):
-        self.nodes, self.source = nodes, source
+    def __init__(self, nodes: Mapping[str, Node], ordered: Sequence[str],
+                 source: Callable[[Tensor], Tensor], lasting: Callable[[str], bool],
+                 holding: Callable[[str], bool]):
+        self.nodes, self.ordered, self.source = nodes, ordered, source
         self.lasting, self.holding = lasting, holding
         self.readers: dict[Tensor, list[str]] = {}
         self._before: dict[str, frozenset[str]] = {}
 
-    def order(self, name: str) -> tuple[tuple[int, ...], bool]:
+    def order(self, name: str, at_once: bool = False) -> tuple[tuple[int, ...], bool]:
         """Return the places of a sum's terms in the order in which they are added.
+
+        Args:
+          at_once: whether what nothing orders with the sum is taken to run before it where it is
+            ready before it: where fewer ops have to run one after the other first. So it is where
+            ops run in the order in which they become ready.
 
         Returns:
           And whether it is known. Where it depends on what runs first, it is that of the case
@@ -53,7 +61,7 @@ class Starts:
         if not self.readers:
             self._find_readers()
         terms = self.nodes[name].inputs
-        free = [self._is_free(tensor, terms, name) for tensor in terms]
+        free = [self._is_free(tensor, terms, name, at_once) for tensor in terms]
         surely = free.index(True) if True in free else 0
         last = surely if True in free else len(free)
         begins = {surely, *(i for i in range(last) if free[i] is None)}
@@ -66,7 +74,8 @@ class Starts:
             for tensor in node.inputs:
                 self.readers.setdefault(self.source(tensor), []).append(name)
 
-    def _is_free(self, tensor: Tensor, terms: Sequence[Tensor], name: str) -> bool | None:
+    def _is_free(self, tensor: Tensor, terms: Sequence[Tensor], name: str, at_once: bool
+                 ) -> bool | None:
         """Return whether nothing else holds a term's buffer; None where that is open."""
         root = self.source(tensor)
         if self.lasting(root[0]) or sum(self.source(t) == root for t in terms) > 1:
@@ -77,6 +86,8 @@ class Starts:
         late = [reader for reader in others if reader not in self._ancestors(name)]
         if any(name in self._ancestors(reader) for reader in late):
             return False
+        if late and at_once:
+            return all(self._depth[reader] < self._depth[name] for reader in late)
         return None if late else True
 
     def _ancestors(self, name: str) -> frozenset[str]:
@@ -91,6 +102,14 @@ class Starts:
                         pending.append(other)
             self._before[name] = frozenset(seen)
         return self._before[name]
+
+    @functools.cached_property
+    def _depth(self) -> Mapping[str, int]:
+        """Of each op, how many have to run one after the other until it has run."""
+        found: dict[str, int] = {}
+        for name in self.ordered:
+            found[name] = 1 + max((found.get(other, 0) for other in self._sources(name)), default=0)
+        return found
 
     def _sources(self, name: str) -> Iterable[str]:
         node = self.nodes[name]

@@ -25,7 +25,9 @@ from tfckpt.verify.op_labels import (
     ARGUMENT,
     ARRIVAL,
     BACK,
+    CHOICES,
     CONSTANT,
+    FILL,
     HANDED_ON,
     POOL,
     POOL_GRADIENT,
@@ -34,6 +36,7 @@ from tfckpt.verify.op_labels import (
     RESULT,
     SAME_ENDS,
     SEND,
+    SHAPE_OF_ALL,
     SHAPED,
     SUM,
     SUM_OF_TWO,
@@ -56,8 +59,9 @@ class Computation:
       nodes: NodeDefs, those of all devices.
       arguments: for each argument, in order, what it is: equal for the same one in another step.
       function: gives the FunctionDef that is called by a name; None where it is not known.
-      early: reads of variables, by name, that are taken to come before the writes that nothing
-        orders with them, as they do where they can.
+      early: reads of variables and sums, by name, that are taken to run as they do where ops run
+        in the order in which they become ready: reads before the writes that nothing orders with
+        them, sums behind what is ready before them.
     """
 
     nodes: Sequence[Any]
@@ -76,7 +80,8 @@ class Terms:
       nodes: of each op by name; those that pass on what they read are left out.
       reads: for each op the ops whose results it reads.
       arrivals: sums whose terms are added in the order in which they arrive, by name.
-      open: reads of variables that nothing orders with a write, by name.
+      open: reads of variables that nothing orders with a write, and sums whose first term nothing
+        decides, by name.
     """
 
     roots: Mapping[str, str]
@@ -138,9 +143,9 @@ class _Graph:
         self.nodes = {node.name: _node(node) for node in computation.nodes}
         self._all: dict[tuple[str, bool | int, bool], bool] = {}
         self._connect_devices()
-        self.sums = self._sums()
         self.has_loops = any(node.type in BACK for node in self.nodes.values())
         self.order = self._sorted()
+        self.sums = self._sums()
         labels = Labels(computation.arguments, computation.function)
         self.labels = {name: labels.of(self.definitions[name]) for name in self.order}
         self.states = self._states()
@@ -162,8 +167,9 @@ class _Graph:
             {name: self.terms[name] for name in kept},
             {name: tuple(self._source(t)[0] for t in self.nodes[name].inputs) for name in kept},
             tuple(name for name in kept if self.nodes[name].type == ARRIVAL),
-            frozenset(name for name, (*_, unordered) in self.states.items()
-                      if unordered and _reads(self.nodes[name].type)))
+            frozenset((*(name for name, (*_, unordered) in self.states.items()
+                         if unordered and _reads(self.nodes[name].type)),
+                       *(name for name, (_, is_known) in self.sums.items() if not is_known))))
 
     def tensor(self, tensor: Tensor, before: Mapping[str, str]) -> str:
         """Return the term of a result, seen through what only passes it on."""
@@ -180,6 +186,10 @@ class _Graph:
         """Return which of its inputs an op hands on as a result; None where it computes."""
         if _passes(node):
             return 0 if node.type in SHAPED else slot
+        if node.type in CHOICES:
+            for i, value in enumerate((True, False), start=1):
+                if self._is_all(node.inputs[0][0], value):
+                    return i
         if node.type in WHOLE:
             for i, (source, _) in enumerate(node.inputs):
                 if self._is_all(source, WHOLE[node.type], scalar=node.type == PRODUCT):
@@ -187,7 +197,9 @@ class _Graph:
         return None
 
     def _is_all(self, name: str, value: bool | int, scalar: bool = False) -> bool:
-        """Return whether an op is a constant, each entry of which is a value."""
+        """Return whether each entry of an op's result is known to be a value."""
+        if self.nodes[name].type == FILL and not scalar:
+            return self._is_all(self._source(self.nodes[name].inputs[1])[0], value, scalar)
         if self.nodes[name].type != CONSTANT:
             return False
         if (name, value, scalar) not in self._all:  # it is asked for each reader in each round
@@ -235,9 +247,9 @@ class _Graph:
 
     def _sums(self) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Return for each sum the order of its terms, and whether it is known."""
-        starts = Starts(self.nodes, self._source, self._lasts, self._holds)
-        return {name: starts.order(name) if len(node.inputs) > 2 else (
-                    tuple(range(len(node.inputs))), True)
+        starts = Starts(self.nodes, self.order, self._source, self._lasts, self._holds)
+        return {name: starts.order(name, name in self.computation.early)
+                if len(node.inputs) > 2 else (tuple(range(len(node.inputs))), True)
                 for name, node in self.nodes.items() if node.type == SUM}
 
     def _lasts(self, name: str) -> bool:
@@ -343,8 +355,8 @@ class _Graph:
     def _handle(self, name: str) -> str | None:
         """Return the resource that an op reads or writes; None where it does neither."""
         node = self.nodes[name]
-        if not node.inputs or not (record(node.type).access or tf_adapter.is_stateful_type(
-                node.type)):
+        if not node.inputs or node.type in SHAPE_OF_ALL or not (
+                record(node.type).access or tf_adapter.is_stateful_type(node.type)):
             return None
         source, slot = node.inputs[0]
         while self.nodes[source].inputs and (
