@@ -17,8 +17,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from tfckpt.graph import TensorId
-
 TENSOR, NUMBER, TWO = "tensor", "number", "two"
 CAST = "Cast"
 """Type of the nodes that `cast` makes."""
@@ -69,7 +67,7 @@ class Builder:
             self.nodes.append(entry)
         return Term(self, self._known[entry])
 
-    def tensor(self, tensor: TensorId, dtype: str) -> Term:
+    def tensor(self, tensor: tuple[int, int], dtype: str) -> Term:
         """A tensor of the graph."""
         return self.node(TENSOR, (), dtype, {"tensor": tensor})
 
