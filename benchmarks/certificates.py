@@ -68,7 +68,8 @@ def _meanwhile(step: Any, job: Any) -> float:
     import tensorflow as tf
 
     import tfckpt
-    from tfckpt.verify import background, wait_for_certificates
+    from tfckpt.verify import wait_for_certificates
+    from tfckpt.verify.arithmetic import background
 
     background.DELAY = 0.0
     again = tfckpt.checkpoint(tf.function(job.train_step))

@@ -75,9 +75,9 @@ def row(name: str) -> list[str]:
     from grappler_ext.estimates import costs_of, inlined_graph
     from tfckpt.capture.tfgraph import capture
     from tfckpt.cost.build import build_cost_graph
-    from tfckpt.devices import Device, find_device
-    from tfckpt.parts import price_plain
-    from tfckpt.target import CPU, SMALL_CPU, Target
+    from tfckpt.driving.parts import price_plain
+    from tfckpt.ir.target import CPU, SMALL_CPU, Target
+    from tfckpt.request.devices import Device, find_device
 
     job = models()[name]()
     step = tf.function(job.train_step, autograph=False)

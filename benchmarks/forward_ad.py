@@ -152,7 +152,7 @@ def recompute(steps: Steps) -> list[str]:
 
 def batch(steps: Steps) -> list[str]:
     """The largest batches under one budget, planned and run."""
-    from tfckpt.budget import parse_budget
+    from tfckpt.request.budget import parse_budget
 
     budget = parse_budget(FLAGS.device_bytes).device_bytes
     assert budget is not None

@@ -16,7 +16,7 @@ from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("sizes", ["1000", "10000", "50000", "100000"], "Operations, about.")
-flags.DEFINE_string("solver", "auto", "A name in tfckpt.plan.solvers.candidates.SOLVERS.")
+flags.DEFINE_string("solver", "auto", "A name in tfckpt.plan.candidates.SOLVERS.")
 flags.DEFINE_string("budget", "min", "'min' or a fraction of the plain peak.")
 
 OPERATIONS_PER_BLOCK = 187
@@ -60,11 +60,11 @@ def measure(size: int) -> list[str]:
     """One row of the table: operations, vertices, seconds to capture, to cost and to plan."""
     import tensorflow as tf
 
-    from tfckpt.budget import parse_budget
     from tfckpt.capture.tfgraph import capture
     from tfckpt.cost.build import build_cost_graph
+    from tfckpt.ir.target import GPU, Target
     from tfckpt.plan.planner import baseline, plan_step
-    from tfckpt.target import GPU, Target
+    from tfckpt.request.budget import parse_budget
 
     step = tf.function(training_step(max(size // OPERATIONS_PER_BLOCK, 1)))
     traced = step.get_concrete_function(tf.zeros((BATCH, TOKENS, WIDTH))).graph

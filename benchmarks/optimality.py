@@ -4,7 +4,7 @@
     python -m benchmarks.optimality --prove [--limit=15]     prove them anew (an hour)
 
 The graphs are those of `tests.support.families`, 54 to 116 vertices. The optimum is that of the
-integer programme of `tfckpt.plan.solvers.optimal`, of which `auto` uses nothing and which
+integer programme of `tfckpt.solvers.exact.optimal`, of which `auto` uses nothing and which
 `tests/pure/test_optimal.py` compares with a search of every schedule. What is proven, then: of all
 schedules that run the originals once each in the planned order, and just before every original any
 set of recomputable vertices once each, in their order and with as many copies in all as they like,
@@ -30,14 +30,14 @@ from typing import Any
 from absl import app, flags
 
 from tests.support.families import FAMILIES, graphs
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import Schedule, copies_before
+from tfckpt.ir.target import Target
 from tfckpt.plan.neighbourhood import Neighbourhood, copies_of
-from tfckpt.plan.order import base_order, moves_of_xla
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import Schedule, copies_before
-from tfckpt.plan.simulate import simulate
-from tfckpt.plan.solvers.stages import StageModel
-from tfckpt.target import Target
+from tfckpt.simulate.order import base_order, moves_of_xla
+from tfckpt.simulate.simulate import simulate
+from tfckpt.solvers.exact.stages import StageModel
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("families", list(FAMILIES), "Names in tests.support.families.FAMILIES.")
@@ -63,7 +63,7 @@ def planned_order(graph: CostGraph) -> tuple[int, ...]:
 
 
 class _Programme:
-    """One graph in its planned order, as programmes of `tfckpt.plan.solvers.stages`."""
+    """One graph in its planned order, as programmes of `tfckpt.solvers.exact.stages`."""
 
     def __init__(self, graph: CostGraph, limit: float):
         from ortools.sat.python import cp_model

@@ -38,15 +38,15 @@ TEN = ("resnet50", "resnet152", "densenet121", "inception_v3", "mobilenet", "nas
        "unet", "transformer", "convnext_tiny", "decoder48")
 LARGE = ("dense1000",)
 PHASES: dict[str, tuple[str, ...]] = {
-    "Grappler": ("tfckpt.capture.grappler:Question.answer",),
+    "Grappler": ("tfckpt.capture.grappler.question:Question.answer",),
     "its body": ("tfckpt.carriers.trace_hook:optimise_in_place",),
     "capture": ("tfckpt.carriers.trace_hook:Traced.capture",),
-    "cost": ("tfckpt.parts:build_cost_graph",),
-    "plain peak": ("tfckpt.parts:price_plain",),
-    "asked": ("tfckpt.trials:Trials._memory",),
+    "cost": ("tfckpt.driving.parts:build_cost_graph",),
+    "plain peak": ("tfckpt.driving.parts:price_plain",),
+    "asked": ("tfckpt.driving.trials:Trials._memory",),
     "search": ("tfckpt.plan.planner:StepPlanner._made",),
     "finalists": ("tfckpt.plan.planner:StepPlanner._finish",),
-    "rewrite": ("tfckpt.judges:realise",),
+    "rewrite": ("tfckpt.driving.judges:realise",),
     "apply": ("tfckpt.carriers.trace_hook:Traced.apply",),
     "report": ("tfckpt.driver:report_of",),
     "all": ("tfckpt.carriers.trace_hook:Traced.rewrite_in",),

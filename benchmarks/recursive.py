@@ -22,12 +22,12 @@ from absl import app, flags
 
 from benchmarks.paper_tables.joint_graphs import with_backward
 from benchmarks.rows import head, line
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.target import GPU, Target
 from tfckpt.plan import search
+from tfckpt.plan.candidates import CHEAP
 from tfckpt.plan.evaluate import Evaluator, Priced, non_dominated
 from tfckpt.plan.planner import Plain, baseline
-from tfckpt.plan.solvers.candidates import CHEAP
-from tfckpt.target import GPU, Target
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("chains", ["16", "32", "48", "64", "100", "200", "1000"], "Lengths.")

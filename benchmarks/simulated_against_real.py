@@ -23,11 +23,11 @@ from absl import app, flags
 
 from benchmarks.requests import Request, peak_of, requests_of
 from benchmarks.rows import head, line
-from tfckpt.cost.costgraph import CostGraph
-from tfckpt.plan.executor import ORDERS, POOL, executor_order
-from tfckpt.plan.liveness import walk
-from tfckpt.plan.schedule import Plan, plain_plan, resolve
-from tfckpt.target import HERE
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import Plan, plain_plan, resolve
+from tfckpt.ir.target import HERE
+from tfckpt.simulate.executor import ORDERS, POOL, executor_order
+from tfckpt.simulate.liveness import walk
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("network", "mlp", "A name in benchmarks.measured.NETWORKS.")
@@ -123,7 +123,7 @@ def _as_it_runs(live: Any) -> CostGraph:
     """Return the cost graph of what Grappler makes of a traced step."""
     from tfckpt.capture.tfgraph import capture
     from tfckpt.cost.build import build_cost_graph
-    from tfckpt.verify.optimised import Optimised
+    from tfckpt.verify.asking.grappler import Optimised
 
     return build_cost_graph(Optimised(live, capture(live), HERE).optimised())
 

@@ -7,8 +7,8 @@ Of `tfckpt/` and `grappler_ext/`:
   op types       modules outside `tfckpt/ops/` with a string that is the name of an op type, or
                  what the names of a family begin with (TensorFlow's registry, and the records)
   XLA or a GPU   modules that call or define `in_xla`, compare anything with "GPU" or "XLA" (or
-                 with the names of these in `tfckpt.target`), or pass one of the strings to a call;
-                 tables that describe devices do not count
+                 with the names of these in `tfckpt.ir.target`), or pass one of the strings to a
+                 call; tables that describe devices do not count
   orchestrators  modules that call both what searches plans for a step and what applies its edits
   code lines     without blank lines, comments and docstrings
 

@@ -31,10 +31,10 @@ from absl import app, flags
 from benchmarks.network_steps import batch_of, step_of
 from benchmarks.networks import NETWORKS, Network
 from tfckpt.api import CheckpointedStep
-from tfckpt.devices import find_device
 from tfckpt.errors import InfeasibleBudgetError
-from tfckpt.options import make_options
-from tfckpt.target import Target
+from tfckpt.ir.target import Target
+from tfckpt.request.devices import find_device
+from tfckpt.request.options import make_options
 from tfckpt.verify import Compiled, compiled, compiled_for
 
 FLAGS = flags.FLAGS
@@ -43,7 +43,7 @@ flags.DEFINE_list("budgets", ["min", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "
 flags.DEFINE_integer("trials", 2, "How many plans XLA may be asked about.")
 flags.DEFINE_string("precision", "float32", "A policy of keras.mixed_precision.")
 flags.DEFINE_string("device", "", "A described GPU to plan and compile for; see grappler_ext.")
-flags.DEFINE_string("guard", "", "What delays copies (tfckpt.target.Target.guard).")
+flags.DEFINE_string("guard", "", "What delays copies (tfckpt.ir.target.Target.guard).")
 flags.DEFINE_string("json", "", "A file to write the same figures to.")
 
 

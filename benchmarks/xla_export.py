@@ -4,10 +4,10 @@
                                         [--device=H100-80GB]
 
 DIR then holds `plain.hlo`, `data.hlo` and `barrier.hlo` (serialized HLO modules, before XLA's own
-passes; the last two are rewritten, with one guard each, see `tfckpt.rewrite.guards`), `inputs.npz`
-(what they take: the batch and the variables, in the order of their parameters) and `about.json`.
-`python benchmarks/xla_gpu.py DIR` runs them in a process with JAX. With `--device` they are planned
-for that device instead of this machine's; where they are to run on a GPU, name it.
+passes; the last two are rewritten, with one guard each, see `tfckpt.rewrite.xla.guards`),
+`inputs.npz` (what they take: the batch and the variables, in the order of their parameters) and
+`about.json`. `python benchmarks/xla_gpu.py DIR` runs them in a process with JAX. With `--device`
+they are planned for that device instead of this machine's; where they are to run on a GPU, name it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def export(name: str, size: str, budget: object, folder: pathlib.Path,
 
     from benchmarks import jobs
     from tfckpt.api import CheckpointedStep
-    from tfckpt.carriers.here import target_of
-    from tfckpt.devices import find_device
-    from tfckpt.options import make_options
+    from tfckpt.driving.here import target_of
+    from tfckpt.request.devices import find_device
+    from tfckpt.request.options import make_options
 
     sizes = {"full": {}, "small": jobs.SMALL, "tiny": jobs.TINY}[size].get(name, {})
     folder.mkdir(parents=True, exist_ok=True)

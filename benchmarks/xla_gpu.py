@@ -3,12 +3,12 @@
     python benchmarks/xla_gpu.py DIR [DIR ...]          (JAX_PLATFORMS=cpu keeps off the GPU)
     python benchmarks/xla_gpu.py --compile_for=h100 DIR [DIR ...]         (needs no GPU)
 
-Copy the folder, this file and `tfckpt/verify/gpu_compiler.py` beside it to the machine with the
-GPU; `pip install jax` (or `jax[cuda12]`) is all that they need. Printed are device and versions,
-then for the plain step and the rewritten one with each guard the bytes that XLA's buffer assignment
-holds temporarily, the time of a step (they take turns; medians), the loss, and how far all outputs
-are from those of the plain step. TensorFlow's executor computes the same loss to rounding, except
-where dropout is drawn: XLA has a generator of its own.
+Copy the folder, this file and `tfckpt/verify/asking/gpu_compiler.py` beside it to the machine with
+the GPU; `pip install jax` (or `jax[cuda12]`) is all that they need. Printed are device and
+versions, then for the plain step and the rewritten one with each guard the bytes that XLA's buffer
+assignment holds temporarily, the time of a step (they take turns; medians), the loss, and how far
+all outputs are from those of the plain step. TensorFlow's executor computes the same loss to
+rounding, except where dropout is drawn: XLA has a generator of its own.
 
 With `--compile_for` XLA's GPU compiler compiles for a GPU that is described, not present, and
 nothing is run: `pip install 'jax[cuda12]'`, no driver. Kernels cannot be tried out then: matrix
@@ -42,7 +42,8 @@ import numpy as np
 from jaxlib import xla_client
 
 # a file of its own, which lies beside this one in a kit
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tfckpt" / "verify"))
+sys.path.append(str(
+    pathlib.Path(__file__).resolve().parents[1] / "tfckpt" / "verify" / "asking"))
 from gpu_compiler import TARGETS, WITHOUT_TRIALS, described, executable, stablehlo  # noqa: E402
 
 __all__ = ["TARGETS", "WITHOUT_TRIALS", "Program", "described", "difference", "heavy"]

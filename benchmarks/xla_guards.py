@@ -2,12 +2,12 @@
 
     python -m benchmarks.xla_guards [--jobs=vgg16,transformer] [--flag_sets=none] [--tiny]
 
-Each job's step is compiled plain and with each guard (see `tfckpt.rewrite.guards`): `data`, which
-tfckpt uses, XLA's `barrier`, and `control` edges, which XLA ignores. Flags belong to a process, so
-each job is compiled in one for each set of flags. Nothing is run. Printed are the bytes of XLA's
-temporary buffers, the recomputed ops that were planned, those that the optimized HLO computes and
-those that it merged with their originals, and how many matrix products and convolutions there are
-more than in the plain step.
+Each job's step is compiled plain and with each guard (see `tfckpt.rewrite.xla.guards`): `data`,
+which tfckpt uses, XLA's `barrier`, and `control` edges, which XLA ignores. Flags belong to a
+process, so each job is compiled in one for each set of flags. Nothing is run. Printed are the bytes
+of XLA's temporary buffers, the recomputed ops that were planned, those that the optimized HLO
+computes and those that it merged with their originals, and how many matrix products and
+convolutions there are more than in the plain step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from absl import app, flags
 
 from benchmarks import rows
-from tfckpt.rewrite.guards import CSE_FLAG
+from tfckpt.rewrite.xla.guards import CSE_FLAG
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("jobs", ["resnet50", "densenet121", "vgg16", "inception_v3", "unet",
@@ -46,8 +46,8 @@ def compile_job(name: str, label: str) -> None:
 
     from benchmarks import jobs
     from tfckpt.api import CheckpointedStep
-    from tfckpt.options import make_options
-    from tfckpt.target import Target
+    from tfckpt.ir.target import Target
+    from tfckpt.request.options import make_options
     from tfckpt.verify import compiled
 
     plain: Any = None

@@ -32,12 +32,12 @@ from benchmarks.network_steps import batch_of, step_of
 from benchmarks.networks import NETWORKS, Network
 from benchmarks.xla_export import arguments, check_parameters
 from tfckpt.api import CheckpointedStep
-from tfckpt.carriers.here import target_of
-from tfckpt.devices import find_device
+from tfckpt.driving.here import target_of
 from tfckpt.errors import InfeasibleBudgetError
-from tfckpt.options import make_options
-from tfckpt.target import Target
-from tfckpt.verify import gpu_compiler
+from tfckpt.ir.target import Target
+from tfckpt.request.devices import find_device
+from tfckpt.request.options import make_options
+from tfckpt.verify.asking import gpu_compiler
 
 BUDGETS: dict[str, object] = {"plain": None, "min": "min", "0.5": 0.5}
 DEFAULT = ("decoder", "encoder", "wavenet", "mbconv", "convnext", "mixer", "unet")

@@ -14,10 +14,10 @@ from grappler_ext.item import Item
 from tfckpt.carriers.files import InFile
 from tfckpt.carriers.trace_hook import Traced, TracedApart
 from tfckpt.driver import LAST, STAGES
-from tfckpt.graph import Graph
+from tfckpt.ir.graph import Graph
+from tfckpt.ir.target import Target
 from tfckpt.rewrite.passes.manager import Context
 from tfckpt.rewrite.realise import PASSES, refusals
-from tfckpt.target import Target
 
 PAGE = pathlib.Path(__file__).with_name("architecture.md")
 BEGIN, END = "<!-- carriers: python docs/carrier_table.py -->", "<!-- end of carriers -->"

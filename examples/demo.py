@@ -32,7 +32,7 @@ import tfckpt
 from benchmarks import jobs
 from benchmarks.measure import MB, Meter, Sample
 from examples import data
-from tfckpt import pictures
+from tfckpt.report import pictures
 
 PICTURE = "demo_memory.png"
 SEED = 7

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
-from tfckpt.budget import format_bytes
+from tfckpt.request.budget import format_bytes
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from grappler_ext.builtin import builtin_recomputation, recompute_hint
     from grappler_ext.estimates import Estimate, estimate
     from grappler_ext.tuner import Tuner
-    from tfckpt.devices import PRESETS, Device
-    from tfckpt.report import Report
+    from tfckpt.report.report import Report
+    from tfckpt.request.devices import PRESETS, Device
 
 __all__ = ["PRESETS", "Device", "Estimate", "builtin_recomputation", "disable", "enable", "enabled",
            "estimate", "recompute_hint", "reports", "session_config", "skipped"]
@@ -78,7 +78,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     """
     from grappler_ext.bridge import Bridge, Rewriter
     from grappler_ext.tuner import Tuner
-    from tfckpt.options import make_options
+    from tfckpt.request.options import make_options
 
     global _bridge
     options = make_options(budget, solver, objective, batch_size, free_moves, fad, xla_trials,
@@ -170,7 +170,7 @@ def skipped() -> tuple[int, float]:
 
 
 # Imported when asked for: most of it loads TensorFlow, which takes seconds.
-_LAZY = {"PRESETS": "tfckpt.devices", "Device": "tfckpt.devices",
+_LAZY = {"PRESETS": "tfckpt.request.devices", "Device": "tfckpt.request.devices",
          **dict.fromkeys(("Estimate", "estimate"), "grappler_ext.estimates"),
          **dict.fromkeys(("builtin_recomputation", "recompute_hint"), "grappler_ext.builtin")}
 

@@ -12,14 +12,14 @@ from absl import logging
 
 from grappler_ext import build
 from grappler_ext.item import Item, Names, failing
-from tfckpt.capture.inline import readable
+from tfckpt.capture.inlining.inline import readable
 from tfckpt.capture.shapes import uncaptured_inputs
 from tfckpt.carriers.trace_hook import Mark, Records, Traced
-from tfckpt.device_budgets import Budgets
 from tfckpt.driver import Outcome, run, switched_off
 from tfckpt.errors import InfeasibleBudgetError, TfckptError
-from tfckpt.options import Options
-from tfckpt.report import Report
+from tfckpt.report.report import Report
+from tfckpt.request.device_budgets import Budgets
+from tfckpt.request.options import Options
 
 UNCHANGED, REWRITTEN, INTERRUPTED = 1, 2, 3
 _KEY = "rewriter"

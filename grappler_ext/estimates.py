@@ -16,25 +16,20 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.api import CheckpointedStep
-from tfckpt.budget import format_bytes
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_parts
-from tfckpt.capture.inline import readable
-from tfckpt.capture.shapes import (
-    CallSizes,
-    concrete_shapes,
-    to_variable,
-    uncaptured_inputs,
-)
+from tfckpt.capture.inlining.inline import readable
+from tfckpt.capture.shapes import CallSizes, concrete_shapes, to_variable, uncaptured_inputs
 from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
 from tfckpt.cost.time import seconds as op_seconds
-from tfckpt.devices import Device, find_device
 from tfckpt.errors import CaptureError, CostError
-from tfckpt.graph import Graph, TensorId
+from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ops import Source, record
-from tfckpt.options import make_options
+from tfckpt.request.budget import format_bytes
+from tfckpt.request.devices import Device, find_device
+from tfckpt.request.options import make_options
 
 _VARIABLES = (Source.HANDLE, Source.REFERENCE)
 _GIVEN = (Source.ARGUMENT, Source.CONSTANT, Source.ELEMENT)

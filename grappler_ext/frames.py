@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.ops import FramePart, record
 from tfckpt.ops.names import LOOP, WRITING_LOOP
 

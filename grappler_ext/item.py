@@ -14,22 +14,22 @@ from typing import ClassVar
 import tensorflow as tf
 
 from grappler_ext.frames import Frame, collapse, expand
-from tfckpt.capture.inline import readable
-from tfckpt.capture.items import importable
+from tfckpt.capture.grappler.items import importable
+from tfckpt.capture.inlining.inline import readable
 from tfckpt.capture.order import in_program_order
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported, training_part, trains
 from tfckpt.capture.tfgraph import capture
 from tfckpt.driver import INLINED, Captured
-from tfckpt.edits import Edits
 from tfckpt.errors import CaptureError
+from tfckpt.ir.edits import Edits
 from tfckpt.ops import record
 from tfckpt.ops.names import ARG, ASSERT, CONST
-from tfckpt.options import Options
-from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
-from tfckpt.verify.certified import certificate_of_definitions
-from tfckpt.verify.same import Certificate
+from tfckpt.request.options import Options
+from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def
+from tfckpt.verify.arithmetic.certified import certificate_of_definitions
+from tfckpt.verify.arithmetic.same import Certificate
 
 _FAILURE = "tfckpt/failure"
 _SHAPES = "_output_shapes"

@@ -20,13 +20,13 @@ from typing import Any
 import tensorflow as tf
 
 from grappler_ext.bridge import Rewriter
-from tfckpt.budget import Budget, format_bytes
-from tfckpt.device_budgets import Budgets
+from tfckpt.common.say import say
 from tfckpt.errors import VerificationError
-from tfckpt.observed import CALLS as OBSERVED
-from tfckpt.observed import note, observing
-from tfckpt.report import Report
-from tfckpt.say import say
+from tfckpt.report.observed import CALLS as OBSERVED
+from tfckpt.report.observed import note, observing
+from tfckpt.report.report import Report
+from tfckpt.request.budget import Budget, format_bytes
+from tfckpt.request.device_budgets import Budgets
 from tfckpt.tuning.result import Measured, choice
 from tfckpt.tuning.shares import MOST, for_share, next_share
 from tfckpt.verify.memory import default_device, memory_info

@@ -31,12 +31,12 @@ from absl import app, flags
 from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support import families
 from tests.support.graphs import random_joint_graph, random_paper_graph
-from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.target import GPU, Target
 from tfckpt.plan import planner
+from tfckpt.plan.candidates import CHEAP, OWN, SOLVERS
 from tfckpt.plan.planner import Planned, StepPlanner, baseline
-from tfckpt.plan.solvers.candidates import CHEAP, OWN, SOLVERS
-from tfckpt.target import GPU, Target
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("count", 10_000, "Graphs.")

@@ -29,13 +29,13 @@ from tests.support.mutants import Mutant, mutants
 ROOT = pathlib.Path(__file__).parents[1]
 NEEDS_TENSORFLOW = "tests/tf/"
 TESTS = {
-    "tfckpt/plan/liveness.py": ("tests/pure/test_simulate.py", "tests/pure/test_allocator.py"),
-    "tfckpt/plan/simulate.py": ("tests/pure/test_simulate.py",),
-    "tfckpt/plan/executor.py": ("tests/pure/test_executor_order.py",),
-    "tfckpt/plan/allocator.py": ("tests/pure/test_allocator.py",),
-    "tfckpt/plan/fences.py": ("tests/pure/test_fences.py", "tests/pure/test_waits.py"),
-    "tfckpt/plan/waits.py": ("tests/pure/test_waits.py",),
-    "tfckpt/edits.py": ("tests/pure/test_edits.py", "tests/pure/test_random_edits.py"),
+    "tfckpt/simulate/liveness.py": ("tests/pure/test_simulate.py", "tests/pure/test_allocator.py"),
+    "tfckpt/simulate/simulate.py": ("tests/pure/test_simulate.py",),
+    "tfckpt/simulate/executor.py": ("tests/pure/test_executor_order.py",),
+    "tfckpt/simulate/allocator.py": ("tests/pure/test_allocator.py",),
+    "tfckpt/simulate/fences.py": ("tests/pure/test_fences.py", "tests/pure/test_waits.py"),
+    "tfckpt/simulate/waits.py": ("tests/pure/test_waits.py",),
+    "tfckpt/ir/edits.py": ("tests/pure/test_edits.py", "tests/pure/test_random_edits.py"),
     "tfckpt/rewrite/sums.py": ("tests/pure/test_passes.py", "tests/tf/test_operand_order.py"),
     "tfckpt/rewrite/cubes.py": ("tests/pure/test_cube_order.py", "tests/pure/test_passes.py"),
     "tfckpt/rewrite/passes/manager.py": ("tests/pure/test_passes.py",),
@@ -46,11 +46,11 @@ TESTS = {
 """For each module the tests that are to notice faults in it, quickest first."""
 
 NAMED = (
-    ("the allocator never merges with the chunk after it", "tfckpt/plan/allocator.py",
+    ("the allocator never merges with the chunk after it", "tfckpt/simulate/allocator.py",
      "if after is not None and not after.used:", "if False:"),
-    ("the allocator splits at 8 times the request, not at 2", "tfckpt/plan/allocator.py",
+    ("the allocator splits at 8 times the request, not at 2", "tfckpt/simulate/allocator.py",
      "found >= 2 * size", "found >= 8 * size"),
-    ("fences await nothing", "tfckpt/plan/fences.py",
+    ("fences await nothing", "tfckpt/simulate/fences.py",
      "Fence(start, tuple(awaits), tuple(gates))", "Fence(start, (), tuple(gates))"),
     ("the best heap counts, not the worst", "tfckpt/plan/planner.py",
      "max(peaks), priced", "min(peaks), priced"),
@@ -63,16 +63,16 @@ _BEFORE = "what a step reads was made by an earlier one"
 _FASTER = "it only saves time: without it the same is found"
 _A_MARK = "any number that is no turn will do"
 EQUIVALENT: dict[str, dict[str, str]] = {
-    "tfckpt/plan/liveness.py": {
+    "tfckpt/simulate/liveness.py": {
         **{f": -{old} -> -{new}": _A_MARK for old, new in ((1, 0), (1, 2), (2, 1), (2, 3), (2, 4))},
         "walk: vertex.reuses and freed -> vertex.reuses or freed": _FASTER,
         "walk: vertex.reuses and freed -> vertex.reuses": _FASTER,
         "walk: vertex.reuses and freed -> freed": _FASTER},
-    "tfckpt/plan/fences.py": {
+    "tfckpt/simulate/fences.py": {
         "awaitable: sorted(set(found)) -> sorted(set(found), reverse=True)": _ANY_ORDER,
         "awaitable: sorted(set(found)) -> list(set(found))": _ANY_ORDER,
         "_entries: start <= resolved.maker[i] < p -> start <= resolved.maker[i] <= p": _BEFORE},
-    "tfckpt/plan/waits.py": {
+    "tfckpt/simulate/waits.py": {
         ": ROUNDS = 24 -> ROUNDS = 25": "no step is known that needs so many rounds",
         ": ROUNDS = 24 -> ROUNDS = 23": "no step is known that needs so many rounds",
         ": ROUNDS = 24 -> ROUNDS = 48": "no step is known that needs so many rounds",
@@ -96,7 +96,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "the first step reads nothing",
         "_Placer._add: len(self.waits) > count -> len(self.waits) >= count":
             "further rounds find what this one found"},
-    "tfckpt/plan/allocator.py": {
+    "tfckpt/simulate/allocator.py": {
         ": 1 << 44 -> 2 << 44": "addresses are only compared",
         ": 1 << 44 -> 1 << 43": "addresses are only compared",
         ": 1 << 44 -> 1 << 45": "addresses are only compared",
@@ -108,7 +108,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "tfckpt/rewrite/sums.py": {
         "equal_ops: sorted((found[c] for c in op.controls)) -> "
         "sorted((found[c] for c in op.controls), reverse=True)": _ANY_ORDER},
-    "tfckpt/edits.py": {
+    "tfckpt/ir/edits.py": {
         "_in_order: op.name not in done and needs -> needs": "what is done needs nothing more"},
     "tfckpt/rewrite/sums_in_place.py": {
         "_trees: len(found) > 2 -> len(found) >= 2": "of two terms none is held",

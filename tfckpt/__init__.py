@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfckpt import keras, verify
     from tfckpt.api import checkpoint, report_of
     from tfckpt.forward_ad import eager_fad, nested_forward_ad
-    from tfckpt.report import Report
+    from tfckpt.report.report import Report
     from tfckpt.saved import saved_tensors
     from tfckpt.tuning.profile import op_seconds
     from tfckpt.tuning.run import tune
@@ -37,7 +37,7 @@ __all__ = ["CaptureError", "CostError", "InfeasibleBudgetError", "PlanError", "R
 _LAZY = {"eager_fad": ("tfckpt.forward_ad", "eager_fad"),
          "nested_forward_ad": ("tfckpt.forward_ad", "nested_forward_ad"),
          "checkpoint": ("tfckpt.api", "checkpoint"), "report_of": ("tfckpt.api", "report_of"),
-         "Report": ("tfckpt.report", "Report"),
+         "Report": ("tfckpt.report.report", "Report"),
          "op_seconds": ("tfckpt.tuning.profile", "op_seconds"),
          "saved_tensors": ("tfckpt.saved", "saved_tensors"),
          "tune": ("tfckpt.tuning.run", "tune"),

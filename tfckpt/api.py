@@ -14,10 +14,10 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import CallSizes
 from tfckpt.carriers.trace_hook import Mark, Records, called_with, traces_compiled, wrap_body
 from tfckpt.errors import PlanError
-from tfckpt.observed import observing
-from tfckpt.options import XLA_TRIALS, Options, make_options
 from tfckpt.plan.planner import AUTO
-from tfckpt.report import Report
+from tfckpt.report.observed import observing
+from tfckpt.report.report import Report
+from tfckpt.request.options import XLA_TRIALS, Options, make_options
 
 _Arguments = ParamSpec("_Arguments")
 _Others = ParamSpec("_Others")
@@ -56,7 +56,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
       budget: bytes of the whole device as an int or "6GiB", a fraction of the plain step's
         dynamic peak as a float in (0, 1], "min", or "device": what the device that the step
         runs on has free when it is planned; or a mapping from devices to such budgets
-        (see `tfckpt.device_budgets`): a single one is that of each device.
+        (see `tfckpt.request.device_budgets`): a single one is that of each device.
       solver: "auto", "store_all", "chen", "lcg", "acg", "exact_dp",
         "approx_dp", "recursive" or "optimal".
       objective: "time" (fastest plan that fits) or "memory" (least peak).

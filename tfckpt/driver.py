@@ -17,20 +17,15 @@ from typing import Any, ClassVar, Protocol
 
 from absl import logging
 
-from tfckpt import dump, faults
-from tfckpt.carriers.here import place
-from tfckpt.clock import time_limit
-from tfckpt.collector import collector_paused, older_objects_set_aside
-from tfckpt.edits import Edits
-from tfckpt.errors import CostError, InfeasibleBudgetError, RewriteError, TfckptError
-from tfckpt.graph import Graph
-from tfckpt.hlo import XlaMemory
-from tfckpt.judges import JUDGES, Candidate, Rejected
-from tfckpt.options import Options
-from tfckpt.parts import DevicePart, Part, Proposal, unchanged
-from tfckpt.plan.schedule import Plan
-from tfckpt.policy import with_policy
-from tfckpt.proposals import (
+from tfckpt.common import faults
+from tfckpt.common.clock import time_limit
+from tfckpt.common.collector import collector_paused, older_objects_set_aside
+from tfckpt.common.say import waiting_for
+from tfckpt.driving import dump
+from tfckpt.driving.here import place
+from tfckpt.driving.judges import JUDGES, Candidate, Rejected
+from tfckpt.driving.parts import DevicePart, Part, Proposal, unchanged
+from tfckpt.driving.proposals import (
     NOTHING_TO_GAIN,
     PLAIN_FITS,
     Search,
@@ -38,20 +33,26 @@ from tfckpt.proposals import (
     priced_parts,
     searches,
 )
-from tfckpt.report import Report, report_of
-from tfckpt.report_values import CompiledReport
+from tfckpt.driving.trials import GRAPPLER_WORDS, SIMULATED_WORDS, Compiler, Simulated, Trials
+from tfckpt.errors import CostError, InfeasibleBudgetError, RewriteError, TfckptError
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import Graph
+from tfckpt.ir.hlo import XlaMemory
+from tfckpt.ir.schedule import Plan
+from tfckpt.ir.target import Target
+from tfckpt.report.report import Report, report_of
+from tfckpt.report.values import CompiledReport
+from tfckpt.request.options import Options
+from tfckpt.request.policy import with_policy
 from tfckpt.rewrite.passes.manager import Context
 from tfckpt.rewrite.passes.manager import Outcome as PassOutcome
 from tfckpt.rewrite.plain_step import LiveStep
-from tfckpt.say import waiting_for
 from tfckpt.store.entry import Entry, entry_of
 from tfckpt.store.optimised import Answers
 from tfckpt.store.pools import pools_of
 from tfckpt.store.records import Decided
-from tfckpt.target import Target
-from tfckpt.trials import GRAPPLER_WORDS, SIMULATED_WORDS, Compiler, Simulated, Trials
-from tfckpt.verify import background
-from tfckpt.verify.same import COMPILED, Certificate
+from tfckpt.verify.arithmetic import background
+from tfckpt.verify.arithmetic.same import COMPILED, Certificate
 
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
@@ -103,7 +104,7 @@ class Captured:
 
 
 class Arithmetic(Protocol):
-    """How a step computes: see `tfckpt.verify.certified`."""
+    """How a step computes: see `tfckpt.verify.arithmetic.certified`."""
 
     def before(self, edits: Edits) -> Certificate:
         """Compare the step with what edits would make of it."""

@@ -30,7 +30,7 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError
 from tfckpt.fad.derivative import Derivatives
 from tfckpt.fad.regions import FLOATS, constants, find_regions
-from tfckpt.graph import Graph
+from tfckpt.ir.graph import Graph
 from tfckpt.ops import record
 from tfckpt.ops.tangents import At
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Builder, Program, Term, cast

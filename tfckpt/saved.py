@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from tfckpt.api import CheckpointedStep, checkpoint
-from tfckpt.budget import format_bytes
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import PlanError
-from tfckpt.report_values import RECOMPUTED, Fate
+from tfckpt.report.values import RECOMPUTED, Fate
+from tfckpt.request.budget import format_bytes
 
 
 @dataclasses.dataclass(frozen=True)

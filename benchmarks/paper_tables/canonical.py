@@ -10,11 +10,11 @@ import heapq
 from collections.abc import Sequence
 
 from benchmarks.paper_tables.lower_set_model import check_lower_sets
-from tfckpt.cost.costgraph import FORWARD, CostGraph
-from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.ir.costgraph import FORWARD, CostGraph
+from tfckpt.ir.schedule import Schedule
 from tfckpt.plan.keep import keep_schedule
-from tfckpt.plan.lower_sets import kept_storages, nodes_of
-from tfckpt.plan.schedule import Schedule
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.lower_sets import kept_storages, nodes_of
 
 
 def canonical_schedule(graph: CostGraph, forward: ForwardGraph,

@@ -31,8 +31,8 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.paper_tables.kusumoto_graphs import Network
 from tfckpt.errors import PlanError
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.lower_sets import boundary, nodes_of
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.lower_sets import boundary, nodes_of
 
 __all__ = ["Step", "canonical_steps", "peak_bytes", "plain_steps", "with_liveness"]
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from benchmarks.paper_tables.joint_graphs import with_backward
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.ir.costgraph import CostGraph
 
 
 class _Net:

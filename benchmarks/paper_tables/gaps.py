@@ -7,7 +7,7 @@ simulator counts in requested bytes in the planned order, its time is that of th
 `plan_step` for XLA plans just so (no waits or allocator; `optimal`, too, has the moves that
 XLA makes by itself); of the budget that it is given it uses `SAFETY`, which is undone here. The gap
 is the time of the step over the optimum's, less one. The optimum is over the class that
-`tfckpt.plan.solvers.optimal` names; where its proof ran out of time, the gap is to its bound and
+`tfckpt.solvers.exact.optimal` names; where its proof ran out of time, the gap is to its bound and
 marked with "<=".
 """
 
@@ -19,14 +19,14 @@ import time
 from absl import app, flags
 
 from benchmarks.paper_tables.gap_graphs import GRAPHS
-from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import plain_plan
+from tfckpt.ir.target import SAFETY, Target
+from tfckpt.plan.candidates import SOLVERS
 from tfckpt.plan.planner import AUTO, plan_step
-from tfckpt.plan.schedule import plain_plan
-from tfckpt.plan.simulate import simulate
-from tfckpt.plan.solvers import optimal
-from tfckpt.plan.solvers.candidates import SOLVERS
-from tfckpt.target import SAFETY, Target
+from tfckpt.simulate.simulate import simulate
+from tfckpt.solvers.exact import optimal
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("graphs", list(GRAPHS), "Names in benchmarks.paper_tables.gap_graphs.GRAPHS.")

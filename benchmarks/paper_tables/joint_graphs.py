@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.errors import CostError
-from tfckpt.plan.forward_graph import ForwardGraph, integer_times
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex, check_cost_graph
+from tfckpt.solvers.forward.forward_graph import ForwardGraph, integer_times
 
 PaperGraph = tuple[
     Sequence[str] | None, Sequence[int], Sequence[float], Iterable[tuple[int, int]]

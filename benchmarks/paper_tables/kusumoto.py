@@ -18,8 +18,8 @@ Two settings are not in the paper:
 * Chen's b. The authors' program ends a segment at the first candidate behind each multiple of
   M(V) / floor(sqrt(c)) bytes, c counting the candidates and both ends of the graph.
 
-A last table is by `tfckpt.plan.simulate`, on the joint graph where the gradient of a vertex reads
-its value and those of its inputs: no views, nothing but values and gradients.
+A last table is by `tfckpt.simulate.simulate`, on the joint graph where the gradient of a vertex
+reads its value and those of its inputs: no views, nothing but values and gradients.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from benchmarks.paper_tables.chainer_replay import (
 from benchmarks.paper_tables.joint_graphs import with_backward
 from benchmarks.paper_tables.kusumoto_graphs import NETWORKS, Network
 from benchmarks.paper_tables.lower_set_model import paper_overhead, segmentations
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.lower_sets import reach_lower_sets, weight
-from tfckpt.plan.schedule import plain_plan
-from tfckpt.plan.simulate import simulate
-from tfckpt.plan.solvers import approx_dp, chen, exact_dp
+from tfckpt.ir.schedule import plain_plan
+from tfckpt.simulate.simulate import simulate
+from tfckpt.solvers import approx_dp, chen, exact_dp
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.lower_sets import reach_lower_sets, weight
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("networks", list(NETWORKS), "Rows of the tables.")
@@ -83,7 +83,7 @@ class Row:
 
     Attributes:
       live, plain: peak bytes of each method with and without liveness analysis, then of vanilla.
-      simulated: the methods with liveness analysis, by `tfckpt.plan.simulate`, then Chen's with
+      simulated: the methods with liveness analysis, by `tfckpt.simulate.simulate`, then Chen's with
         the best b, then nothing recomputed.
       overhead: time recomputed, as a fraction of the forward's, by equation (1).
       budgets: bytes given to each solver.

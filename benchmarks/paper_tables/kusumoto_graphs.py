@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable
 
 from benchmarks.paper_tables.joint_graphs import from_edges
-from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
 
 __all__ = ["NETWORKS", "Network"]
 

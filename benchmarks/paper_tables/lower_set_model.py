@@ -1,7 +1,7 @@
 """What a sequence of lower sets costs under the model of Kusumoto et al. 2019, and its checker.
 
-Sequences are written as in `tfckpt.plan.lower_sets`. Equations (1) and (2) are that paper's cost
-model; what a schedule really holds is what `tfckpt.plan.simulate` says.
+Sequences are written as in `tfckpt.solvers.forward.lower_sets`. Equations (1) and (2) are that
+paper's cost model; what a schedule really holds is what `tfckpt.simulate.simulate` says.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tfckpt.errors import PlanError
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.lower_sets import boundary, union, weight
-from tfckpt.plan.solvers import chen
+from tfckpt.solvers import chen
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.lower_sets import boundary, union, weight
 
 
 def is_lower_set(forward: ForwardGraph, mask: int) -> bool:

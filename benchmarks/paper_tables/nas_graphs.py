@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.paper_tables.network import Network
-from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
 
 Cell = Callable[[Network, int, int, int, bool], int]
 """(network, result before the last, last result, channels, reduce) -> result."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from benchmarks.paper_tables.joint_graphs import from_edges
-from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
 
 Size = int | tuple[int, int]
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.paper_tables import nas_graphs, reforwarding_graphs
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.reforwarding import Checkpoints
-from tfckpt.plan.solvers import acg, chen, lcg
+from tfckpt.solvers import acg, chen, lcg
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.reforwarding import Checkpoints
 
 REPEATS = 3
 """The least time of so many runs is printed: the machine may be shared."""

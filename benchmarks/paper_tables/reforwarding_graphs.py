@@ -10,7 +10,7 @@ implementations have them.
 from __future__ import annotations
 
 from benchmarks.paper_tables.network import Network
-from tfckpt.plan.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
 
 VGG = {
     11: (1, 1, 2, 2, 2),

@@ -12,12 +12,13 @@ import tensorflow as tf
 import grappler_ext
 import tfckpt
 from tests.support import process
-from tfckpt import driver, judges, proposals
+from tfckpt import driver
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers import trace_hook
 from tfckpt.carriers.files import plan_file_step, rewrite
-from tfckpt.options import make_options
+from tfckpt.driving import judges, proposals
+from tfckpt.request.options import make_options
 from tfckpt.rewrite.realise import PASSES
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"

@@ -22,8 +22,9 @@ from tests.zoo import entry as zoo
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers.files import plan_file_step, rewrite
-from tfckpt.options import make_options
-from tfckpt.verify import background, same_arithmetic, wait_for_certificates
+from tfckpt.request.options import make_options
+from tfckpt.verify import same_arithmetic, wait_for_certificates
+from tfckpt.verify.arithmetic import background
 
 
 @pytest.fixture(autouse=True)

@@ -16,16 +16,16 @@ import tensorflow as tf
 from tests.support import process
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.costgraph import FORWARD
-from tfckpt.plan.check import check_plan
-from tfckpt.plan.fences import fenced
+from tfckpt.ir.costgraph import FORWARD
+from tfckpt.ir.schedule import Moves, Wait
 from tfckpt.plan.keep import keep_schedule
-from tfckpt.plan.order import base_order
-from tfckpt.plan.schedule import Moves, Wait
-from tfckpt.rewrite.apply_graphdef import apply_to_graph_def
+from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.passes.operand_order import keep_operand_order
 from tfckpt.rewrite.plain_step import LiveStep
+from tfckpt.simulate.check import check_plan
+from tfckpt.simulate.fences import fenced
+from tfckpt.simulate.order import base_order
 
 ROWS, WIDTH = 32, 48
 MOST = 48

@@ -19,7 +19,7 @@ from tests.zoo import entry as zoo
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers.files import plan_file_step, rewrite
-from tfckpt.options import make_options
+from tfckpt.request.options import make_options
 from tfckpt.verify import same_arithmetic
 
 LAYERS, WIDTH, ROWS = 4, 64, 512

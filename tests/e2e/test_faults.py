@@ -18,16 +18,17 @@ import tfckpt
 from tests.support import process, training
 from tests.support.faults import Faults, MadeUpError
 from tests.support.models import Trial, numbers
-from tfckpt import driver, judges, proposals
+from tfckpt import driver
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers import trace_hook
 from tfckpt.carriers.files import plan_file_step, rewrite
+from tfckpt.driving import judges, proposals
 from tfckpt.errors import CaptureError
-from tfckpt.options import make_options
 from tfckpt.plan import forward_ad
-from tfckpt.rewrite import apply_graphdef
+from tfckpt.request.options import make_options
+from tfckpt.rewrite.appliers import graphdef as apply_graphdef
 
 WIDTH, ROWS = 16, 64
 LIVE = [(tf_adapter, name) for name in (

@@ -10,11 +10,11 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.storage import roots
-from tfckpt.edits import check_edits
 from tfckpt.fad.alternatives import find_alternatives
 from tfckpt.fad.transform import take
+from tfckpt.ir.edits import check_edits
 from tfckpt.plan.planner import plan_step
-from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.rewrite.appliers.funcgraph import apply
 from tfckpt.rewrite.build import build_edits
 from tfckpt.verify.memory import measure_peak
 

@@ -22,8 +22,8 @@ import tfckpt
 from grappler_ext import bridge
 from tests.support import process, saved
 from tests.support.models import MODELS, arrays, stack
-from tfckpt import clock
-from tfckpt.options import make_options
+from tfckpt.common import clock
+from tfckpt.request.options import make_options
 from tfckpt.verify.executed import executed
 from tfckpt.verify.memory import measure_peak
 

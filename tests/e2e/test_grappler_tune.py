@@ -16,7 +16,7 @@ import grappler_ext
 import tfckpt
 from tests.support import process
 from tests.support.gelu_steps import gelu_step
-from tfckpt import observed
+from tfckpt.report import observed
 from tfckpt.verify.memory import peak_of_call
 
 pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),

@@ -15,7 +15,7 @@ import tfckpt
 from tests.support import process, training
 from tests.support.models import MODELS, arrays, stack
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.inline import is_rewritten
+from tfckpt.capture.inlining.inline import is_rewritten
 from tfckpt.verify import compiled
 
 pytestmark = pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")),

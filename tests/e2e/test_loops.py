@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tests.support.passes import replace_pass
-from tfckpt.edits import AddControl
+from tfckpt.ir.edits import AddControl
 from tfckpt.plan import loop_choice
 
 WIDTH, BATCH, LENGTH = 64, 1024, 12

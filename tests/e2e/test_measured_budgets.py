@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support.gelu_steps import gelu_step
-from tfckpt import trials
+from tfckpt.driving import trials
 from tfckpt.verify import executed, measure_peak
 
 LAYERS, WIDTH, ROWS = 8, 512, 2048

@@ -13,8 +13,8 @@ import pytest
 
 import tfckpt
 from tests.support import cli, process
-from tfckpt import pictures
-from tfckpt.budget import format_bytes
+from tfckpt.report import pictures
+from tfckpt.request.budget import format_bytes
 
 files, tool = cli.files, cli.tool
 NAMES = ("plain peak", "planned peak", "measured peak", "resident")

@@ -13,8 +13,8 @@ import tfckpt
 from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support import models, process, training
 from tfckpt.errors import InfeasibleBudgetError
+from tfckpt.plan.candidates import recursive
 from tfckpt.plan.evaluate import Candidate, Evaluator, proposed
-from tfckpt.plan.solvers.candidates import recursive
 from tfckpt.store.pools import Pools
 
 LAYERS, BUDGET = 40, 0.16

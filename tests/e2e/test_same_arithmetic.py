@@ -10,7 +10,7 @@ from tests.certificates import compared
 from tests.support import process
 from tests.support.gelu_steps import gelu_step
 from tfckpt.verify import same_arithmetic
-from tfckpt.verify.same import COMPILED, UNCHANGED
+from tfckpt.verify.arithmetic.same import COMPILED, UNCHANGED
 
 
 @pytest.mark.parametrize("seed", [1, 14, 22, 29, 61, 65, 7012, 7021, 7149])
@@ -52,7 +52,7 @@ def test_nothing_runs():
 def test_an_optimizer_that_rearranges_one_of_the_two_is_noticed():
     """Grappler's arithmetic optimizer, for the plain step alone, stands for another TensorFlow."""
     from tfckpt.capture import tf_adapter
-    from tfckpt.verify import same
+    from tfckpt.verify.arithmetic import same
 
     step, x, _ = decorated()
     ours = step.get_concrete_function(x)

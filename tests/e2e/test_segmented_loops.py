@@ -9,12 +9,12 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
-from tfckpt import proposals
-from tfckpt.capture.grappler import question
-from tfckpt.parts import Proposal
+from tfckpt.capture.grappler.question import question
+from tfckpt.driving import proposals
+from tfckpt.driving.parts import Proposal
 from tfckpt.plan import loop_choice
 from tfckpt.plan.segments import segmentable
-from tfckpt.verify.certified import Arithmetic
+from tfckpt.verify.arithmetic.certified import Arithmetic
 
 BATCH, LENGTH, WIDTH = 8, 11, 16
 """No length of a segment but 1 and 11 leaves none over."""

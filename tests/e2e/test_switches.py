@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process, saved
-from tfckpt import dump
 from tfckpt.cli import main
-from tfckpt.graph import Graph
+from tfckpt.driving import dump
+from tfckpt.ir.graph import Graph
 
 BATCH, WIDTH = 2048, 32
 

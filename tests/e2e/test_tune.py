@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tests.support.gelu_steps import gelu_step
-from tfckpt.options import make_options
+from tfckpt.request.options import make_options
 from tfckpt.store import files
 from tfckpt.tuning import kept, measuring
 from tfckpt.tuning.result import Measured, choice

@@ -16,8 +16,8 @@ from tests.support import process, training
 from tests.support.models import MODELS
 from tfckpt.api import CheckpointedStep
 from tfckpt.errors import VerificationError
-from tfckpt.options import make_options
-from tfckpt.target import Target
+from tfckpt.ir.target import Target
+from tfckpt.request.options import make_options
 from tfckpt.verify import compiled
 
 # stateful random ops draw other numbers in every compilation, so their step has no plain twin

@@ -17,9 +17,10 @@ from benchmarks import networks
 from tests.support import process
 from tfckpt.api import CheckpointedStep
 from tfckpt.capture import tf_adapter
-from tfckpt.devices import find_device
-from tfckpt.options import make_options
-from tfckpt.verify import compiled_for, elsewhere
+from tfckpt.request.devices import find_device
+from tfckpt.request.options import make_options
+from tfckpt.verify import compiled_for
+from tfckpt.verify.asking import elsewhere
 
 H100 = find_device("H100-80GB").target()
 JAX = os.environ.get(elsewhere.PYTHON) or (
@@ -78,7 +79,7 @@ def test_numbers_of_plans_for_a_gpu(name, otherwise):
 
 @pytest.mark.parametrize("name", ["decoder", "mbconv"])
 def test_numbers_of_the_second_way_on_a_cpu(name):
-    from tfckpt.carriers.here import target_of
+    from tfckpt.driving.here import target_of
 
     wanted = trained(*made(name))
     plain, batch, model = made(name)

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
-from tfckpt import pictures
 from tfckpt.carriers.dumped import replay
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.report import pictures
 from tfckpt.verify import compiled
 
 

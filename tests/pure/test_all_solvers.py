@@ -8,13 +8,13 @@ from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support import liveness
 from tests.support.graphs import random_joint_graph, random_paper_graph
 from tests.support.validity import assert_executable
-from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.ir.costgraph import FORWARD, CostGraph, Storage, Vertex
+from tfckpt.ir.schedule import plain_plan
+from tfckpt.ir.target import GPU, Target
+from tfckpt.plan.candidates import SOLVERS
 from tfckpt.plan.planner import AUTO, plan_step
-from tfckpt.plan.schedule import plain_plan
-from tfckpt.plan.solvers import approx_dp, chen, lcg
-from tfckpt.plan.solvers.candidates import SOLVERS
-from tfckpt.target import GPU, Target
+from tfckpt.solvers import approx_dp, chen, lcg
 
 pytestmark = pytest.mark.pure
 

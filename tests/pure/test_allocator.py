@@ -26,9 +26,9 @@ from tests.support.planner_calls import (
     timeline_of,
 )
 from tests.support.reference_allocator import BLOCKS, ReferenceAllocator
-from tfckpt.cost.costgraph import FORWARD, UPDATE, CostGraph, Storage, Vertex
+from tfckpt.ir.costgraph import FORWARD, UPDATE, CostGraph, Storage, Vertex
+from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.planner import baseline, plan_step
-from tfckpt.target import GPU, Target
 
 KIB, MIB = 1024, 1024 * 1024
 

@@ -9,15 +9,15 @@ from benchmarks.paper_tables.gaps import planned_time
 from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support import best_schedule, liveness
 from tests.support.graphs import random_joint_graph, random_paper_graph
-from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import check_schedule, plain_plan
+from tfckpt.ir.target import GPU, Target
+from tfckpt.plan.candidates import SOLVERS
 from tfckpt.plan.neighbourhood import front
 from tfckpt.plan.planner import baseline, plan_step
-from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.search import RUNGS
-from tfckpt.plan.solvers import optimal
-from tfckpt.plan.solvers.candidates import SOLVERS
-from tfckpt.target import GPU, Target
+from tfckpt.solvers.exact import optimal
 
 pytestmark = pytest.mark.pure
 

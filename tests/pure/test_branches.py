@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tfckpt.branches import conditions
-from tfckpt.edits import AddControl, Clone, Edits, check_edits
 from tfckpt.errors import RewriteError
-from tfckpt.graph import FORWARD, Graph, Op, Tensor
+from tfckpt.ir.branches import conditions
+from tfckpt.ir.edits import AddControl, Clone, Edits, check_edits
+from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor
 
 # name, type, inputs, waits: x is doubled or negated, as a flag says
 OPS = [

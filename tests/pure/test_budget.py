@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tfckpt.budget import parse_budget
+from tfckpt.request.budget import parse_budget
 
 BASELINE, RESIDENT = 1_000_000, 30_000
 

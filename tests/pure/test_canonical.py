@@ -10,12 +10,12 @@ from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from benchmarks.paper_tables.lower_set_model import paper_overhead, paper_peak
 from tests.support import liveness
 from tests.support.graphs import paper_graphs, random_joint_graph, seeds
-from tfckpt.plan.forward import forward_view
+from tfckpt.ir.schedule import check_schedule, plain_plan
 from tfckpt.plan.keep import keep_schedule
-from tfckpt.plan.lower_sets import kept_storages
-from tfckpt.plan.schedule import check_schedule, plain_plan
-from tfckpt.plan.simulate import simulate
-from tfckpt.plan.solvers import approx_dp, chen
+from tfckpt.simulate.simulate import simulate
+from tfckpt.solvers import approx_dp, chen
+from tfckpt.solvers.forward.forward import forward_view
+from tfckpt.solvers.forward.lower_sets import kept_storages
 
 
 def canonical(graph, forward, masks):

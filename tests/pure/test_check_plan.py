@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.graphs import random_joint_graph, random_schedule, seeds
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.errors import PlanError
-from tfckpt.plan.check import check_plan
-from tfckpt.plan.executor import ORDERS, executor_order
-from tfckpt.plan.fences import fenced
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
+from tfckpt.ir.schedule import Fence, Plan, Wait, plain_plan, resolve
+from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import Fence, Plan, Wait, plain_plan, resolve
-from tfckpt.target import GPU, Target
+from tfckpt.simulate.check import check_plan
+from tfckpt.simulate.executor import ORDERS, executor_order
+from tfckpt.simulate.fences import fenced
 
 pytestmark = pytest.mark.pure
 

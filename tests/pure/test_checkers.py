@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support.graphs import random_joint_graph, random_schedule
-from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.errors import CostError, PlanError
-from tfckpt.plan.schedule import Plan, check_schedule, plain_plan
+from tfckpt.ir.costgraph import FORWARD, CostGraph, Storage, Vertex, check_cost_graph
+from tfckpt.ir.schedule import Plan, check_schedule, plain_plan
 
 # Vertices: a, b, c, loss, c/backward, b/backward, a/backward.
 JOINT = with_backward((["a", "b", "c"], [1, 1, 1], [1, 1, 1], [(0, 1), (1, 2)]))

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from tfckpt.edits import Clone, Create, Edits, Rewire
-from tfckpt.graph import FORWARD, Graph, Op, Tensor
+from tfckpt.ir.edits import Clone, Create, Edits, Rewire
+from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor
 from tfckpt.rewrite.cubes import cubes, multiply_in_plain_order
 from tfckpt.rewrite.passes.manager import Node
 

@@ -14,15 +14,15 @@ ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
 from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
-from tfckpt.plan.division_tree import division_tree
-from tfckpt.plan.forward import forward_view
-from tfckpt.plan.lower_sets import kept_storages
-from tfckpt.plan.reforwarding import segments
+from tfckpt.solvers.forward.division_tree import division_tree
+from tfckpt.solvers.forward.forward import forward_view
+from tfckpt.solvers.forward.lower_sets import kept_storages
+from tfckpt.solvers.forward.reforwarding import segments
 from tfckpt.plan.planner import plan_step
-from tfckpt.target import Target
+from tfckpt.ir.target import Target
 from tests.support import exhaustive
-from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp, lcg
-from tfckpt.plan.trunk import trunk
+from tfckpt.solvers import acg, approx_dp, chen, exact_dp, lcg
+from tfckpt.solvers.forward.trunk import trunk
 
 graphs = [random_paper_graph(seed, 9) for seed in range(6)] + [residual_network(30)]
 for number, graph in enumerate(graphs):
@@ -62,8 +62,8 @@ for seed in range(4):
 THOUSANDS = """
 from tests.support.graphs import random_paper_graph
 from benchmarks.paper_tables.joint_graphs import from_edges
-from tfckpt.plan.division_tree import division_tree
-from tfckpt.plan.solvers import acg, approx_dp, chen, exact_dp
+from tfckpt.solvers.forward.division_tree import division_tree
+from tfckpt.solvers import acg, approx_dp, chen, exact_dp
 for seed in range(2_000):
     forward = from_edges(*random_paper_graph(seed, 3 + seed % 10, 0.1 + seed % 7 / 10))
     least = approx_dp.smallest_budget(forward)

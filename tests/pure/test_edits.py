@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire, check_edits, edited, together
 from tfckpt.errors import RewriteError
-from tfckpt.graph import FORWARD, Graph, Op, Tensor, check_graph
+from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire, check_edits, edited, together
+from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor, check_graph
 
 F32 = Tensor("float32", (4,), 16)
 

@@ -19,13 +19,13 @@ from benchmarks.paper_tables.lower_set_model import (
 from tests.support import exhaustive, liveness, paper_model
 from tests.support.graphs import paper_graphs, random_paper_graph, residual_network
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.lower_sets import boundary, weight
-from tfckpt.plan.schedule import check_schedule
-from tfckpt.plan.simulate import simulate
-from tfckpt.plan.solvers import approx_dp, chen, exact_dp
-from tfckpt.plan.solvers.exact_bounds import arrival
-from tfckpt.plan.solvers.lattice import lattice
+from tfckpt.ir.schedule import check_schedule
+from tfckpt.simulate.simulate import simulate
+from tfckpt.solvers import approx_dp, chen, exact_dp
+from tfckpt.solvers.exact_bounds import arrival
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.lower_sets import boundary, weight
+from tfckpt.solvers.lattice import lattice
 
 pytestmark = pytest.mark.pure
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.support import reference_executor
 from tests.support.graphs import random_joint_graph, random_schedule, seeds
 from tests.support.planner_calls import POLICIES, Fence, Wait, fences_of, order_of
-from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex
 from tfckpt.errors import PlanError
+from tfckpt.ir.costgraph import FORWARD, CostGraph, Storage, Vertex
 
 CHEAP, DEAR = 1e-7, 1e-3
 

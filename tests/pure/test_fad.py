@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.graph_diff import graph_edits
-from tfckpt.edits import check_edits
 from tfckpt.fad.alternatives import find_alternatives
 from tfckpt.fad.evaluate import run
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.transform import take
-from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
+from tfckpt.ir.edits import check_edits
+from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
 from tfckpt.ops.terms import Builder, select
 
 pytestmark = pytest.mark.pure

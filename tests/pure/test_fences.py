@@ -16,17 +16,9 @@ from tests.support.reachability import (
     ordering,
     runs_of_copies,
 )
-from tfckpt.cost.costgraph import (
-    BACKWARD,
-    FORWARD,
-    OTHER,
-    UPDATE,
-    CostGraph,
-    Storage,
-    Vertex,
-)
-from tfckpt.plan.fences import fenced
-from tfckpt.plan.schedule import Moves
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, OTHER, UPDATE, CostGraph, Storage, Vertex
+from tfckpt.ir.schedule import Moves
+from tfckpt.simulate.fences import fenced
 
 
 def waited_for(await_updates):

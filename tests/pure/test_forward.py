@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from benchmarks.paper_tables.lower_set_model import check_lower_sets
 from tests.support.graphs import paper_graphs, random_joint_graph, residual_network, seeds
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex, check_cost_graph
-from tfckpt.plan.forward import forward_view
-from tfckpt.plan.lower_sets import kept_storages
-from tfckpt.plan.solvers import approx_dp, chen
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex, check_cost_graph
+from tfckpt.solvers import approx_dp, chen
+from tfckpt.solvers.forward.forward import forward_view
+from tfckpt.solvers.forward.lower_sets import kept_storages
 
 
 def assert_view(graph, view):

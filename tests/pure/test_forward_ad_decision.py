@@ -17,12 +17,12 @@ from tfckpt.cost.storage import roots
 from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.fad.alternatives import find_alternatives
 from tfckpt.fad.transform import take
-from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
-from tfckpt.plan.check import check_plan
+from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
+from tfckpt.ir.schedule import Plan
+from tfckpt.ir.target import SAFETY, Target
 from tfckpt.plan.forward_ad import decisions_of
 from tfckpt.plan.planner import ROOM, WORTH, Planned, baseline, plans_of
-from tfckpt.plan.schedule import Plan
-from tfckpt.target import SAFETY, Target
+from tfckpt.simulate.check import check_plan
 
 pytestmark = pytest.mark.pure
 UNIT = 1024

@@ -9,8 +9,8 @@ import pytest
 from tfckpt.capture.purity import is_pure
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.storage import roots
-from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
-from tfckpt.target import CPU, GPU, Fusion, Rates, Target
+from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
+from tfckpt.ir.target import CPU, GPU, Fusion, Rates, Target
 
 pytestmark = pytest.mark.pure
 F32, MASK, ROW = Tensor("float32", (64, 4), 1024), Tensor("bool", (64, 4), 256), Tensor(

@@ -10,7 +10,7 @@ from hypothesis import given
 from tests.support.families import FAMILIES, random_net
 from tests.support.graphs import random_joint_graph, seeds
 from tests.support.liveness import live_bytes
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.ir.costgraph import CostGraph
 from tfckpt.plan.incremental import CopySchedule
 
 pytestmark = pytest.mark.pure

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support.graphs import random_joint_graph, seeds
 from tests.support.stack import shallow
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.errors import PlanError
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph
+from tfckpt.ir.schedule import check_schedule, plain_plan
+from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator
 from tfckpt.plan.keep import keep_schedule
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import check_schedule, plain_plan
-from tfckpt.plan.simulate import simulate
-from tfckpt.target import GPU, Target
+from tfckpt.simulate.simulate import simulate
 
 pytestmark = pytest.mark.pure
 

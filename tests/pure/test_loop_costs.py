@@ -7,7 +7,7 @@ import pytest
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.storage import roots
 from tfckpt.cost.time import Rates, is_expensive, seconds
-from tfckpt.graph import BACKWARD, FORWARD, Graph, Loop, Op, Tensor, check_graph
+from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Loop, Op, Tensor, check_graph
 
 RATES = Rates(flops_per_second=1.0, bytes_per_second=1.0, overhead_seconds=0.0)
 LIST, MATRIX = Tensor("variant", (), 600), Tensor("float32", (5, 5), 100)

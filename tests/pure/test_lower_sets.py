@@ -15,7 +15,7 @@ from benchmarks.paper_tables.lower_set_model import (
 from tests.support import exhaustive, paper_model
 from tests.support.graphs import paper_graphs
 from tfckpt.errors import PlanError
-from tfckpt.plan import lower_sets
+from tfckpt.solvers.forward import lower_sets
 
 DIAMOND = ([1, 2, 4, 8], [1, 1, 1, 1], [(0, 1), (0, 2), (1, 3), (2, 3)])
 

@@ -8,8 +8,8 @@ import pytest
 
 from tfckpt.cost.measured import measured_rates
 from tfckpt.cost.time import seconds
-from tfckpt.graph import FORWARD, Graph, Op, Tensor
-from tfckpt.target import SMALL_CPU
+from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor
+from tfckpt.ir.target import SMALL_CPU
 
 pytestmark = pytest.mark.pure
 SIDE = 1024

@@ -7,10 +7,10 @@ from hypothesis import given
 
 from tests.support import best_schedule, families, liveness
 from tests.support.graphs import random_joint_graph, seeds
+from tfckpt.ir.schedule import check_schedule, plain_plan
 from tfckpt.plan.neighbourhood import WIDTH, Neighbourhood, front, working_set
-from tfckpt.plan.order import base_order, moves_of_xla
-from tfckpt.plan.schedule import check_schedule, plain_plan
 from tfckpt.plan.search import RUNGS
+from tfckpt.simulate.order import base_order, moves_of_xla
 
 pytestmark = pytest.mark.pure
 

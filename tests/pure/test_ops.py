@@ -14,7 +14,7 @@ from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.cost.time import Rates, seconds
 from tfckpt.fad.alternatives import find_alternatives
 from tfckpt.fad.transform import take
-from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
+from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
 from tfckpt.ops import (
     ListUse,
     OpRecord,

@@ -13,13 +13,13 @@ import pytest
 from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support import best_schedule, liveness
 from tests.support.graphs import random_joint_graph, random_paper_graph
-from tfckpt.cost.costgraph import CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import check_schedule, plain_plan
+from tfckpt.ir.target import Target
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.schedule import check_schedule, plain_plan
-from tfckpt.plan.simulate import simulate
-from tfckpt.plan.solvers import optimal
-from tfckpt.target import Target
+from tfckpt.simulate.simulate import simulate
+from tfckpt.solvers.exact import optimal
 
 pytestmark = pytest.mark.pure
 ROOT = pathlib.Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def test_without_ortools_the_extra_is_named(monkeypatch):
 SCRIPT = """
 from tests.support.graphs import random_joint_graph, random_paper_graph
 from benchmarks.paper_tables.joint_graphs import with_backward
-from tfckpt.plan.solvers import optimal
+from tfckpt.solvers.exact import optimal
 for seed in range(6):
     print(optimal.solve(random_joint_graph(seed, 14), objective="memory"))
     joint = with_backward((None, *random_paper_graph(seed, 8, 0.3)))

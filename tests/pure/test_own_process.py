@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.solvers import own_process
+from tfckpt.solvers.exact import own_process
 
 pytestmark = pytest.mark.pure
 

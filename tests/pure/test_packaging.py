@@ -116,8 +116,8 @@ with grappler_ext.enabled(budget=0.5, strict=True):
 tfckpt.chekpoint
 grappler_ext.enabel()
 '''
-_REVEALED = ("float", "dict[str, tfckpt.report.Report]", "dict[str, int]",
-             "tfckpt.report.Report | None")
+_REVEALED = ("float", "dict[str, tfckpt.report.report.Report]", "dict[str, int]",
+             "tfckpt.report.report.Report | None")
 
 
 def checked(program: str, installed: pathlib.Path, folder: pathlib.Path) -> tuple[list, list]:
@@ -201,8 +201,9 @@ Built().train_step("data")
 tfckpt.checkpoint(plain, "2GiB")
 tfckpt.checkpoint(budjet=0.5)
 '''
-_REPORT = "tfckpt.report.Report | None"
-_KNOWN = ("float", "str", "list[float]", "list[float]", _REPORT, "dict[str, tfckpt.report.Report]",
+_REPORT = "tfckpt.report.report.Report | None"
+_KNOWN = ("float", "str", "list[float]", "list[float]", _REPORT,
+          "dict[str, tfckpt.report.report.Report]",
           _REPORT, "dict[str, float]", _REPORT, _REPORT, "int", "dict[str, float]", _REPORT, "int")
 
 

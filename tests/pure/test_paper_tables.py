@@ -17,9 +17,9 @@ from benchmarks.paper_tables.chainer_replay import (
 from benchmarks.paper_tables.joint_graphs import from_edges
 from benchmarks.paper_tables.kusumoto_graphs import NETWORKS, Network
 from benchmarks.paper_tables.reforwarding import ROWS, cut_off
-from tfckpt.plan.division_tree import COMPLICATED, division_tree
-from tfckpt.plan.reforwarding import splitting_vertices
-from tfckpt.plan.solvers import acg
+from tfckpt.solvers import acg
+from tfckpt.solvers.forward.division_tree import COMPLICATED, division_tree
+from tfckpt.solvers.forward.reforwarding import splitting_vertices
 
 ROW = {row.name: row for row in ROWS}
 TABLE_2 = [row.name for row in ROWS if row.cut_off is not None]

@@ -10,9 +10,10 @@ import pytest
 from tests.support.passes import MATRIX, assert_edits, chain_of_layers, graph_of
 from tfckpt.capture.devices import device_parts
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.errors import PlanError, RewriteError
-from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Loop
+from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph, Loop
+from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.forward_ad import decisions_of
 from tfckpt.plan.planner import plans_of
 from tfckpt.rewrite.passes.late_products import delay_factors
@@ -29,7 +30,6 @@ from tfckpt.rewrite.passes.operand_order import keep_given_order, keep_operand_o
 from tfckpt.rewrite.passes.reference_variables import await_readers, has_references
 from tfckpt.rewrite.passes.state_writes import delay_writes
 from tfckpt.rewrite.realise import PASSES, realise, refusals
-from tfckpt.target import GPU, Target
 
 PLAIN = graph_of([("x", "Placeholder", (), FORWARD), ("a", "Tanh", ("x",), FORWARD),
                   ("b", "Exp", ("a",), BACKWARD)], fetches=["b"])

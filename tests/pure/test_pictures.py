@@ -17,18 +17,18 @@ from matplotlib.cbook import STEP_LOOKUP_MAP
 from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support import liveness
 from tests.support.graphs import residual_network
-from tfckpt import page, pictures
-from tfckpt.budget import Budget
-from tfckpt.edits import Edits
+from tfckpt.driving.parts import Part, Proposal
 from tfckpt.errors import TfckptError
-from tfckpt.graph import Graph, Op
-from tfckpt.parts import Part, Proposal
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import Graph, Op
+from tfckpt.ir.target import Target
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import plan_step
-from tfckpt.report import report_of
-from tfckpt.report_values import Front, FrontPoint
-from tfckpt.target import Target
-from tfckpt.trace import ran
+from tfckpt.report import page, pictures
+from tfckpt.report.report import report_of
+from tfckpt.report.values import Front, FrontPoint
+from tfckpt.request.budget import Budget
+from tfckpt.simulate.trace import ran
 
 MB = 1_000_000
 

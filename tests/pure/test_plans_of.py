@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.check import check_plan
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
+from tfckpt.ir.target import GPU, SAFETY, Target
 from tfckpt.plan.planner import FINALISTS, ROOM, baseline, plan_step, plans_of
-from tfckpt.target import GPU, SAFETY, Target
+from tfckpt.simulate.check import check_plan
 
 pytestmark = pytest.mark.pure
 

@@ -9,12 +9,12 @@ import pytest
 from tests.support.graphs import random_joint_graph
 from tests.support.passes import graph_of
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.costgraph import BACKWARD, FORWARD
 from tfckpt.errors import PlanError
+from tfckpt.ir.costgraph import BACKWARD, FORWARD
+from tfckpt.ir.schedule import check_schedule, plain_plan
 from tfckpt.plan.planner import plan_step
 from tfckpt.plan.policy import recompute_as_asked
-from tfckpt.plan.schedule import check_schedule, plain_plan
-from tfckpt.policy import matched, parse_patterns, with_policy
+from tfckpt.request.policy import matched, parse_patterns, with_policy
 
 
 @pytest.mark.parametrize("pattern, name, found", [

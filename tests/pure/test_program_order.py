@@ -12,7 +12,7 @@ from tests.support.graphs import seeds
 from tfckpt.capture.order import in_program_order
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import CaptureError
-from tfckpt.graph import (
+from tfckpt.ir.graph import (
     BACKWARD,
     FORWARD,
     OTHER,
@@ -23,7 +23,7 @@ from tfckpt.graph import (
     check_graph,
     depth_first_order,
 )
-from tfckpt.plan.cuts import narrow_cuts
+from tfckpt.solvers.forward.cuts import narrow_cuts
 
 UNIT = Tensor("float32", (1 << 16,), 1 << 18)
 

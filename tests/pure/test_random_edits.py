@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from tests.support.graphs import seeds
-from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire, check_edits, edited
 from tfckpt.errors import RewriteError
-from tfckpt.graph import FORWARD, Graph, Op, Tensor
+from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire, check_edits, edited
+from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor
 
 F32 = Tensor("float32", (4,), 16)
 

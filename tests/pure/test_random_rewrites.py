@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from tests.support.graphs import random_schedule, seeds
 from tests.support.passes import MATRIX, assert_same_numbers, chain_of_layers, graph_of
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.edits import Edits, edited
 from tfckpt.errors import RewriteError
-from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph
-from tfckpt.plan.check import check_plan
-from tfckpt.plan.fences import fenced
+from tfckpt.ir.edits import Edits, edited
+from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph
+from tfckpt.ir.schedule import Moves, resolve
+from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.forward_ad import decisions_of
 from tfckpt.plan.planner import Planned, baseline
-from tfckpt.plan.schedule import Moves, resolve
-from tfckpt.plan.waits import place_waits
 from tfckpt.rewrite.passes.manager import Context, Node, PlannedPart
 from tfckpt.rewrite.realise import realise
-from tfckpt.target import GPU, Target
+from tfckpt.simulate.check import check_plan
+from tfckpt.simulate.fences import fenced
+from tfckpt.simulate.waits import place_waits
 
 TARGETS = (Target(device=GPU), Target(device=GPU, optimised=True), Target().compiled(),
            Target(device=GPU).compiled(), Target(otherwise=True).compiled(),

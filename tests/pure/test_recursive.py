@@ -16,20 +16,20 @@ from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support import chain_schedules, liveness
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
 from tests.support.validity import assert_executable
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex
-from tfckpt.plan.check import check_plan
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex
+from tfckpt.ir.schedule import NO_MOVES, Schedule, check_schedule
+from tfckpt.ir.target import GPU, Target
+from tfckpt.plan.candidates import recursive
 from tfckpt.plan.evaluate import Candidate, Evaluator, proposed
-from tfckpt.plan.forward_stages import Stages
-from tfckpt.plan.order import base_order
 from tfckpt.plan.planner import plan_step
-from tfckpt.plan.recursion import recursive_schedule
-from tfckpt.plan.schedule import NO_MOVES, Schedule, check_schedule
-from tfckpt.plan.simulate import simulate
-from tfckpt.plan.solvers.candidates import recursive
-from tfckpt.plan.solvers.recursive import RUNS, Kept, Tables, recursion
-from tfckpt.plan.solvers.recursive_times import SLOTS, Times
-from tfckpt.plan.stage_costs import stages_of
-from tfckpt.target import GPU, Target
+from tfckpt.simulate.check import check_plan
+from tfckpt.simulate.order import base_order
+from tfckpt.simulate.simulate import simulate
+from tfckpt.solvers.forward.forward_stages import Stages
+from tfckpt.solvers.forward.stage_costs import stages_of
+from tfckpt.solvers.recursion import recursive_schedule
+from tfckpt.solvers.recursive import RUNS, Kept, Tables, recursion
+from tfckpt.solvers.recursive_times import SLOTS, Times
 
 pytestmark = pytest.mark.pure
 
@@ -230,7 +230,7 @@ SCRIPT = """
 from benchmarks.paper_tables.joint_graphs import with_backward
 from tests.support.graphs import random_joint_graph, random_paper_graph, residual_network
 from tfckpt.plan.evaluate import Candidate, Evaluator, proposed
-from tfckpt.plan.solvers.candidates import recursive
+from tfckpt.plan.candidates import recursive
 graphs = [random_joint_graph(seed, 30) for seed in range(6)]
 graphs += [with_backward((None, *random_paper_graph(seed, 20))) for seed in range(6)]
 for graph in [*graphs, with_backward((None, *residual_network(30)))]:

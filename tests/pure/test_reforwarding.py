@@ -9,22 +9,22 @@ from benchmarks.paper_tables.joint_graphs import from_edges
 from tests.support import reforwarding_model as model
 from tests.support.graphs import paper_graphs
 from tfckpt.errors import PlanError
-from tfckpt.plan.division_tree import (
+from tfckpt.solvers import chen
+from tfckpt.solvers.forward.division_tree import (
     BRANCHED,
     COMPLICATED,
     LINEAR,
     NO_SEGMENT,
     division_tree,
 )
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.reforwarding import (
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.reforwarding import (
     ends,
     inputs_to_store,
     price,
     segments,
     splitting_vertices,
 )
-from tfckpt.plan.solvers import chen
 
 EMPTY = ForwardGraph((), (), (), (), (), (), ())
 

@@ -13,10 +13,10 @@ from benchmarks.paper_tables.joint_graphs import from_edges
 from tests.support import reforwarding_model as model
 from tests.support.graphs import paper_graphs, residual_network
 from tfckpt.errors import PlanError
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.reforwarding import price
-from tfckpt.plan.solvers import acg, lcg
-from tfckpt.plan.solvers.max_terms import best_max_term
+from tfckpt.solvers import acg, lcg
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.reforwarding import price
+from tfckpt.solvers.max_terms import best_max_term
 
 EMPTY = ForwardGraph((), (), (), (), (), (), ())
 

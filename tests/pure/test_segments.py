@@ -8,12 +8,12 @@ import math
 import pytest
 
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.edits import check_edits
 from tfckpt.errors import PlanError, RewriteError
-from tfckpt.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor
+from tfckpt.ir.edits import check_edits
+from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor
+from tfckpt.ir.target import HERE
 from tfckpt.plan import loop_choice
 from tfckpt.plan.segments import MARK, SEGMENTED, best_length, in_segments, segmentable
-from tfckpt.target import HERE
 
 STATE, ENTRY = 1000, 3000
 NUMBER = Tensor("int32", (), 4)

@@ -15,10 +15,10 @@ from tests.support.graphs import (
     random_schedule,
     seeds,
 )
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.errors import PlanError
-from tfckpt.plan.schedule import check_schedule, plain_plan, resolve
-from tfckpt.plan.simulate import simulate, simulate_order
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
+from tfckpt.ir.schedule import check_schedule, plain_plan, resolve
+from tfckpt.simulate.simulate import simulate, simulate_order
 
 
 def assert_same(graph, schedule, timeline, order=None):

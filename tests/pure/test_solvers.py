@@ -12,7 +12,7 @@ from benchmarks.paper_tables.lower_set_model import check_lower_sets, paper_over
 from tests.support import exhaustive, paper_model
 from tests.support.graphs import paper_graphs, random_paper_graph, residual_network
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.solvers import approx_dp, chen, exact_dp
+from tfckpt.solvers import approx_dp, chen, exact_dp
 
 OBJECTIVES = ("time", "memory")
 

@@ -7,7 +7,7 @@ import pathlib
 from benchmarks.structure import ROOT, asks_for_target, modules, orchestrates
 
 ASK = {
-    "tfckpt/target.py": "the value itself",
+    "tfckpt/ir/target.py": "the value itself",
     "tfckpt/capture/tf_adapter.py": "asks TensorFlow what a graph is traced for",
     "tfckpt/carriers/trace_hook.py": "knows what its trace is compiled by",
 }

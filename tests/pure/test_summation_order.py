@@ -10,13 +10,13 @@ from __future__ import annotations
 import pytest
 
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.edits import Clone, Rewire
 from tfckpt.errors import RewriteError
-from tfckpt.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
-from tfckpt.plan.fences import fenced
+from tfckpt.ir.edits import Clone, Rewire
+from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.names import copy_name
 from tfckpt.rewrite.sums_in_place import held_terms
+from tfckpt.simulate.fences import fenced
 
 BIG = Tensor("float32", (512, 512), 1 << 20)
 FOUR = "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x d=Cos:x sum=AddN:a,b,c,d end=Tanh:sum"

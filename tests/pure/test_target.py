@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from tfckpt.devices import PRESETS, find_device, preset_named
-from tfckpt.target import CPU, GPU, Target
+from tfckpt.ir.target import CPU, GPU, Target
+from tfckpt.request.devices import PRESETS, find_device, preset_named
 
 
 def test_an_executor_orders_by_control_and_xla_does_not():

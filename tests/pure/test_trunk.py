@@ -8,12 +8,12 @@ from hypothesis import given
 from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support.graphs import paper_graphs, random_joint_graph
 from tfckpt.errors import PlanError
+from tfckpt.plan import candidates
 from tfckpt.plan.evaluate import Evaluator
-from tfckpt.plan.forward import forward_view
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.reforwarding import ends
-from tfckpt.plan.solvers import candidates
-from tfckpt.plan.trunk import trunk
+from tfckpt.solvers.forward.forward import forward_view
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.reforwarding import ends
+from tfckpt.solvers.forward.trunk import trunk
 
 
 def graph_of(bytes_, edges):

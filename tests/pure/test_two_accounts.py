@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.support import liveness
 from tests.support.graphs import random_execution, random_joint_graph, random_schedule, seeds
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex
-from tfckpt.plan.allocator import allocated_peaks
-from tfckpt.plan.schedule import resolve
-from tfckpt.plan.simulate import simulate_order
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph, Storage, Vertex
+from tfckpt.ir.schedule import resolve
+from tfckpt.simulate.allocator import allocated_peaks
+from tfckpt.simulate.simulate import simulate_order
 
 pytestmark = pytest.mark.pure
 

@@ -14,14 +14,7 @@ from tests.support import liveness, reference_executor
 from tests.support.graphs import seeds
 from tests.support.planner_calls import POLICIES, fences_of, order_of, timeline_of, waits_of
 from tests.support.reachability import marked_case, may_be_awaited, ordering
-from tfckpt.cost.costgraph import (
-    BACKWARD,
-    FORWARD,
-    UPDATE,
-    CostGraph,
-    Storage,
-    Vertex,
-)
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 
 FREE = 1 << 60
 

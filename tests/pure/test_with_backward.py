@@ -9,11 +9,11 @@ from hypothesis import given
 
 from benchmarks.paper_tables.joint_graphs import from_edges, with_backward
 from tests.support.graphs import paper_graphs
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, check_cost_graph
 from tfckpt.errors import CostError
-from tfckpt.plan.forward_graph import integer_times
-from tfckpt.plan.schedule import check_schedule, plain_plan
-from tfckpt.plan.simulate import simulate
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, check_cost_graph
+from tfckpt.ir.schedule import check_schedule, plain_plan
+from tfckpt.simulate.simulate import simulate
+from tfckpt.solvers.forward.forward_graph import integer_times
 
 
 def test_chain_of_three_by_hand():

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from tests.support import liveness, reference_executor
 from tests.support.graphs import random_joint_graph, random_schedule, seeds
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
-from tfckpt.plan.allocator import allocated_peaks, replayed_peaks
-from tfckpt.plan.executor import POOL, POOL_LATE, Edges
-from tfckpt.plan.liveness import walk
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
+from tfckpt.ir.schedule import resolve
+from tfckpt.ir.target import HERE
 from tfckpt.plan.planner import executed_peaks
-from tfckpt.plan.schedule import resolve
-from tfckpt.plan.simulate import simulate_order
-from tfckpt.plan.workers import concurrent, events, requested_peak, sizes, walk_events
-from tfckpt.target import HERE
+from tfckpt.simulate.allocator import allocated_peaks, replayed_peaks
+from tfckpt.simulate.executor import POOL, POOL_LATE, Edges
+from tfckpt.simulate.liveness import walk
+from tfckpt.simulate.simulate import simulate_order
+from tfckpt.simulate.workers import concurrent, events, requested_peak, sizes, walk_events
 
 pytestmark = pytest.mark.pure
 MIB = 1 << 20

@@ -16,9 +16,9 @@ import sys
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.edits import Edits
-from tfckpt.rewrite.apply_funcgraph import apply
-from tfckpt.rewrite.guards import BarrierGuard
+from tfckpt.ir.edits import Edits
+from tfckpt.rewrite.appliers.funcgraph import apply
+from tfckpt.rewrite.xla.guards import BarrierGuard
 
 SIDE = 256
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from tfckpt.driver import Captured, Outcome, run
-from tfckpt.edits import Edits
-from tfckpt.graph import Graph
-from tfckpt.options import Options, make_options
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import Graph
+from tfckpt.request.options import Options, make_options
 
 
 class Given:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from benchmarks.paper_tables.lower_set_model import is_lower_set, paper_peak
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.plan.forward_graph import ForwardGraph
-from tfckpt.plan.lower_sets import boundary, weight
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.lower_sets import boundary, weight
 
 LARGEST = 12
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.support.joint_nets import NEITHER, Net
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.ir.costgraph import CostGraph
 
 
 def unet(levels: int, seed: int = 0) -> CostGraph:

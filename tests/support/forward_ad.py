@@ -14,11 +14,11 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import roots
-from tfckpt.edits import check_edits
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
 from tfckpt.fad.transform import take
-from tfckpt.graph import Graph
-from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.ir.edits import check_edits
+from tfckpt.ir.graph import Graph
+from tfckpt.rewrite.appliers.funcgraph import apply
 
 _MARK = "_fad_test_mark"
 

@@ -5,8 +5,8 @@ It shares no code with `tfckpt.fad.transform`.
 
 from __future__ import annotations
 
-from tfckpt.edits import Create, Edits, Rewire
-from tfckpt.graph import Graph, TensorId
+from tfckpt.ir.edits import Create, Edits, Rewire
+from tfckpt.ir.graph import Graph, TensorId
 
 
 def graph_edits(before: Graph, after: Graph) -> Edits:

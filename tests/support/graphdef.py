@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError
-from tfckpt.graph import Graph
+from tfckpt.ir.graph import Graph
 
 
 def capture_graph_def(graph_def: tf.compat.v1.GraphDef, fetches: Sequence[str] = (),

@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from tfckpt.cost.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -12,7 +12,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from tfckpt.cost.costgraph import (
+from tfckpt.ir.costgraph import (
     BACKWARD,
     FORWARD,
     UPDATE,

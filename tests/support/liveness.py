@@ -1,7 +1,7 @@
 """What is live during each step, derived again by looking forward for readers.
 
 For every step on its own: every instance that exists by then is asked who still reads it. This is
-quadratic, keeps no running total, and imports nothing from `tfckpt.plan.simulate`.
+quadratic, keeps no running total, and imports nothing from `tfckpt.simulate.simulate`.
 """
 
 from __future__ import annotations

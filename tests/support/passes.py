@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tfckpt.edits import Clone, Edits, check_edits, edited
-from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
+from tfckpt.ir.edits import Clone, Edits, check_edits, edited
+from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
 from tfckpt.rewrite import realise
 
 NOTHING = Edits()

@@ -29,7 +29,7 @@ def main(batch: int = ROWS, budget: object = "min", xla: bool = False, before: i
     import tfckpt
     from tests.support import process
     from tfckpt.plan.evaluate import Evaluator
-    from tfckpt.verify.asked import Asked
+    from tfckpt.verify.asking.xla import Asked
 
     process.prepare()
     if xla:  # Keras compiles nothing while op determinism is on

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.plan.allocator import BEFORE, BestFit, allocated_peaks
-from tfckpt.plan.executor import ORDERS, executor_order
-from tfckpt.plan.fences import fences
-from tfckpt.plan.schedule import Fence, Wait, resolve
-from tfckpt.plan.simulate import Timeline, simulate, simulate_order
-from tfckpt.plan.waits import place_waits
+from tfckpt.ir.schedule import Fence, Wait, resolve
+from tfckpt.simulate.allocator import BEFORE, BestFit, allocated_peaks
+from tfckpt.simulate.executor import ORDERS, executor_order
+from tfckpt.simulate.fences import fences
+from tfckpt.simulate.simulate import Timeline, simulate, simulate_order
+from tfckpt.simulate.waits import place_waits
 
 __all__ = ["BEFORE", "POLICIES", "WORKSPACE_IS_ALLOCATED", "Fence", "Wait", "allocator",
            "fences_of", "heap_peaks", "order_of", "timeline_of", "waits_of"]

@@ -12,7 +12,7 @@ import networkx
 
 from tests.support import reference_executor
 from tests.support.graphs import random_joint_graph, random_schedule
-from tfckpt.cost.costgraph import OTHER, CostGraph
+from tfckpt.ir.costgraph import OTHER, CostGraph
 
 
 def ordering(graph, schedule, waits=(), found=(), released=()) -> networkx.DiGraph:

@@ -15,7 +15,7 @@ The rules are those of `xla/tsl/framework/bfc_allocator.{h,cc}` in TensorFlow 2.
 5. A freed chunk is merged with a free chunk after it and with one before it, in the same region.
 
 Every region is a plain list of chunks by address, searched from one end to the other. Nothing is
-shared with `tfckpt.plan.allocator`.
+shared with `tfckpt.simulate.allocator`.
 """
 
 from __future__ import annotations

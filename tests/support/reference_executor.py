@@ -1,7 +1,7 @@
 """An executor with one thread, written down again from the rules that TensorFlow documents.
 
 Rules (`Process`, `NodeDone` and `ScheduleReady` in TensorFlow's `common_runtime/executor.cc`, and
-the docstring of `tfckpt.plan.executor`):
+the docstring of `tfckpt.simulate.executor`):
 
 1. What needs nothing is in the thread's own queue when the step starts.
 2. The thread runs the first in its own queue; where that is empty, the newest in the pool.
@@ -11,7 +11,7 @@ the docstring of `tfckpt.plan.executor`):
    go to the pool; the last goes to the own queue if that is empty by then, else to the pool.
 
 Ready ops are found by asking every op again after every op that ran; no counters, no lists of
-readers. Shares nothing with `tfckpt.plan.executor`.
+readers. Shares nothing with `tfckpt.simulate.executor`.
 """
 
 from __future__ import annotations

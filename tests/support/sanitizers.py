@@ -21,7 +21,7 @@ from grappler_ext import PASS, build
 from grappler_ext.bridge import REWRITTEN, Bridge, Rewriter
 from grappler_ext.item import Names
 from tfckpt.capture import tf_adapter
-from tfckpt.options import make_options
+from tfckpt.request.options import make_options
 
 _OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0:abort_on_error=0:exitcode=66",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=66",

@@ -1,6 +1,6 @@
 """Whether a schedule can be executed, derived again from the graph alone.
 
-Shares no code with `tfckpt.plan.schedule.check_schedule`.
+Shares no code with `tfckpt.ir.schedule.check_schedule`.
 """
 
 from __future__ import annotations

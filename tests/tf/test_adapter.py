@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfckpt.capture import grappler, tf_adapter
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler import question as grappler
 
 
 def traced(body, *specs):

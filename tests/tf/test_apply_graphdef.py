@@ -15,10 +15,10 @@ from tfckpt.capture.files import META_GRAPH, SAVED_MODEL, read_bytes, read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers.files import plan_file_step, rewrite
 from tfckpt.cli import main
-from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.errors import CaptureError, CostError, RewriteError
-from tfckpt.options import make_options
-from tfckpt.rewrite.apply_graphdef import apply_to_graph_def, edit_function_def
+from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.request.options import make_options
+from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def, edit_function_def
 
 
 def rewritten(document, budget="min", batch_size=None):

@@ -14,7 +14,7 @@ from tfckpt.capture.purity import is_pure
 from tfckpt.capture.regions import around_gradients, regions
 from tfckpt.capture.shapes import concrete_shapes, has_unknown_shapes, planned_shapes
 from tfckpt.capture.tfgraph import capture
-from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE, check_graph
+from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, UPDATE, check_graph
 from tfckpt.store.key import graph_digest
 
 ROWS = tf.TensorSpec((4, 3), tf.float32)

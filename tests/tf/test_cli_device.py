@@ -14,8 +14,8 @@ from tests.support import saved
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers.files import plan_file_step
-from tfckpt.options import make_options
-from tfckpt.target import GPU, Rates, Target
+from tfckpt.ir.target import GPU, Rates, Target
+from tfckpt.request.options import make_options
 
 WIDTH, PLACES, DEPTH = 8, 256, 6
 FIGURES = "memory={},bandwidth=300GB,clock=1GHz,cores=1000"

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfckpt
 from benchmarks.requests import peak_of, requests_of
-from tfckpt.capture import compiled_calls
+from tfckpt.capture.inlining import compiled_calls
 from tfckpt.capture.tfgraph import capture
 
 X = tf.random.stateless_normal((512, 512), (1, 2))

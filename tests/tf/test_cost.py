@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfckpt.capture.inline import Inlining
+from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.costgraph import check_cost_graph
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.errors import CostError
-from tfckpt.plan.schedule import plain_plan
-from tfckpt.plan.simulate import simulate
-from tfckpt.target import Rates
+from tfckpt.ir.costgraph import check_cost_graph
+from tfckpt.ir.schedule import plain_plan
+from tfckpt.ir.target import Rates
+from tfckpt.simulate.simulate import simulate
 
 KIB = 1024
 

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
-from tfckpt.budget import Budget
-from tfckpt.device_budgets import Budgets, parse_budgets
-from tfckpt.options import make_options
+from tfckpt.request.budget import Budget
+from tfckpt.request.device_budgets import Budgets, parse_budgets
+from tfckpt.request.options import make_options
 
 WORKER = "/job:worker/replica:0/task:1/device:GPU:1"
 HALF, LEAST, SIZE = Budget(fraction=0.5), Budget(), Budget(device_bytes=10**9)

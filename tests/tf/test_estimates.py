@@ -10,8 +10,8 @@ import tensorflow as tf
 import grappler_ext
 import tfckpt
 from tests.support import saved
-from tfckpt.devices import PRESETS, Device, find_device
 from tfckpt.errors import CaptureError, CostError, PlanError
+from tfckpt.request.devices import PRESETS, Device, find_device
 
 ROWS, COLUMNS, DEPTH = 256, 1024, 5
 M = ROWS * COLUMNS * 4

@@ -15,12 +15,12 @@ from tests.support.forward_ad import COMPOSED, KERAS, two_layers
 from tests.support.graph_diff import graph_edits
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.storage import roots
-from tfckpt.edits import Edits
 from tfckpt.errors import CostError
 from tfckpt.fad.alternatives import check_alternative, find_alternatives
 from tfckpt.fad.regions import constants, find_regions
 from tfckpt.fad.transform import take
-from tfckpt.graph import BACKWARD, check_graph
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import BACKWARD, check_graph
 
 ROWS, WIDTH = 32, 16
 

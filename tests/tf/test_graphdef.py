@@ -7,13 +7,13 @@ import tensorflow as tf
 from tests.support.graphdef import capture_graph_def
 from tests.support.stack import shallow
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.edits import check_edits
 from tfckpt.errors import CaptureError
-from tfckpt.graph import BACKWARD
+from tfckpt.ir.edits import check_edits
+from tfckpt.ir.graph import BACKWARD
+from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.planner import plan_step
-from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.rewrite.appliers.funcgraph import apply
 from tfckpt.rewrite.build import build_edits
-from tfckpt.target import GPU, Target
 
 
 def training_graph():

@@ -14,10 +14,11 @@ from tensorflow.python.eager import context
 import tfckpt
 from tests.support.gelu_steps import gelu_step
 from tests.tf.test_optimised_body import _branch, _call, _loop, normalised, sums, training, weights
-from tfckpt.capture import grappler, tf_adapter
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler import question as grappler
 from tfckpt.verify import same_arithmetic
-from tfckpt.verify.same import certificate_of
-from tfckpt.verify.terms import Computation, terms_of
+from tfckpt.verify.arithmetic.same import certificate_of
+from tfckpt.verify.arithmetic.terms import Computation, terms_of
 
 X = tf.random.stateless_normal((64, 32), (1, 2)) * 0.1
 

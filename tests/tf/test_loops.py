@@ -9,12 +9,12 @@ import pytest
 import tensorflow as tf
 
 from tests.support import process
-from tfckpt.capture.loops import kept_lists
+from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.time import seconds
+from tfckpt.ir.target import Rates, Target
 from tfckpt.ops import record
-from tfckpt.target import Rates, Target
 
 ROWS, WIDTH = 8, 4
 ENTRY = ROWS * WIDTH * 4

@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
-from tfckpt.capture import grappler, lowered_loops
-from tfckpt.capture.lowered_loops import NotRaised, has_loops
-from tfckpt.verify import same
+from tfckpt.capture.grappler import lowered_loops
+from tfckpt.capture.grappler import question as grappler
+from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops
+from tfckpt.verify.arithmetic import same
 
 ROWS, WIDTH = 64, 16
 

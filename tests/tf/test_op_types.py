@@ -10,11 +10,11 @@ from tfckpt.ops import families, names, record, registered
 
 NAMED = {
     "tfckpt/cli/commands.py": "A and B head the columns of a table",
-    "tfckpt/verify/op_labels.py": "what changes no bit of a result, of ops nobody plans",
+    "tfckpt/verify/arithmetic/op_labels.py": "what changes no bit of a result, of ops nobody plans",
     "tfckpt/rewrite/names.py": "_XlaCompile is an attribute as well",
     "tfckpt/rewrite/segments.py": "what the functions of loops over segments are made of",
-    "tfckpt/verify/loop_bodies.py": "what loops are lowered to",
-    "tfckpt/capture/control_edges.py": "what a lowered loop's condition waits for",
+    "tfckpt/verify/arithmetic/loop_bodies.py": "what loops are lowered to",
+    "tfckpt/capture/grappler/control_edges.py": "what a lowered loop's condition waits for",
 }
 """Modules that hold the name of an op type, and why; never more than six."""
 

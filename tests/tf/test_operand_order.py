@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfckpt.capture.tfgraph import capture
-from tfckpt.edits import Clone, Create, Edits, Rewire
+from tfckpt.ir.edits import Clone, Create, Edits, Rewire
 from tfckpt.rewrite.passes.manager import Node
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.rewrite.sums import add_in_plain_order, equal_ops

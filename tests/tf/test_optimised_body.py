@@ -10,11 +10,13 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tests.support.gelu_steps import gelu_step
-from tfckpt.capture import grappler, lowered_loops, tf_adapter
-from tfckpt.capture.live_changes import LiveChanges
-from tfckpt.capture.optimised_body import Body, is_on_one_cpu, optimise_in_place
-from tfckpt.edits import PROTECTED
-from tfckpt.verify import same
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler import lowered_loops
+from tfckpt.capture.grappler import question as grappler
+from tfckpt.capture.grappler.in_place import Body, is_on_one_cpu, optimise_in_place
+from tfckpt.capture.inlining.live_changes import LiveChanges
+from tfckpt.ir.edits import PROTECTED
+from tfckpt.verify.arithmetic import same
 
 OPEN = tf.TensorSpec((None, 32), tf.float32)
 
@@ -378,8 +380,8 @@ def test_of_a_loop_grappler_knows_what_it_knows_once_that_is_lowered(monkeypatch
 def test_writes_come_after_the_reads_that_they_followed(monkeypatch):
     """Grappler drops an edge where data leads from the read to the write, and then that data."""
     from tests.support.random_steps.assembly import build, draw_spec
-    from tfckpt.capture import optimised_body
-    from tfckpt.verify.terms import terms_of
+    from tfckpt.capture.grappler import in_place as optimised_body
+    from tfckpt.verify.arithmetic.terms import terms_of
 
     def open_reads():
         process.fresh()

@@ -8,9 +8,9 @@ import pytest
 
 import grappler_ext
 import tfckpt
-from tfckpt import options
 from tfckpt.cli import arguments
-from tfckpt.options import Options, make_options
+from tfckpt.request import options
+from tfckpt.request.options import Options, make_options
 
 FUNCTIONS = {"decorator": tfckpt.checkpoint, "Keras": tfckpt.keras.checkpoint,
              "native pass": grappler_ext.enable}

@@ -12,15 +12,15 @@ import tensorflow as tf
 
 from tests.support.carriers import Given
 from tfckpt import driver
-from tfckpt.capture import grappler
+from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.tfgraph import capture
-from tfckpt.carriers.here import place
 from tfckpt.driver import Outcome, run
-from tfckpt.edits import Edits
+from tfckpt.driving.here import place
+from tfckpt.driving.proposals import PLAIN_FITS, device_parts_of
 from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError
-from tfckpt.graph import BACKWARD, Graph, Loop
-from tfckpt.options import make_options
-from tfckpt.proposals import PLAIN_FITS, device_parts_of
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import BACKWARD, Graph, Loop
+from tfckpt.request.options import make_options
 from tfckpt.rewrite.passes.operand_order import keep_operand_order, read_of
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.store import files, key, surroundings

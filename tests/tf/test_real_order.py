@@ -24,8 +24,8 @@ import tensorflow as tf
 from tests.support.planner_calls import POLICIES, order_of
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.costgraph import FORWARD, CostGraph, Storage, Vertex
-from tfckpt.plan.schedule import plain_plan
+from tfckpt.ir.costgraph import FORWARD, CostGraph, Storage, Vertex
+from tfckpt.ir.schedule import plain_plan
 
 SHAPE = (128, 128)
 INLINE, POOL = -1, 0

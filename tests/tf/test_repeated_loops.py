@@ -11,9 +11,9 @@ from tests.support.carriers import planned
 from tests.support.passes import replace_pass
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import ANY, may_write
-from tfckpt.edits import Clone, Edits, check_edits
 from tfckpt.errors import RewriteError
-from tfckpt.graph import BACKWARD, FORWARD
+from tfckpt.ir.edits import Clone, Edits, check_edits
+from tfckpt.ir.graph import BACKWARD, FORWARD
 from tfckpt.ops import record
 from tfckpt.rewrite.passes.state_writes import delay_writes
 

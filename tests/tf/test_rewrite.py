@@ -15,16 +15,16 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers import trace_hook
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.edits import Clone, Edits, Rewire, check_edits
 from tfckpt.errors import RewriteError
-from tfckpt.plan.fences import fenced
+from tfckpt.ir.edits import Clone, Edits, Rewire, check_edits
+from tfckpt.ir.schedule import Moves, plain_plan
 from tfckpt.plan.keep import keep_schedule
-from tfckpt.plan.order import base_order
-from tfckpt.plan.schedule import Moves, plain_plan
-from tfckpt.rewrite.apply_funcgraph import apply
+from tfckpt.rewrite.appliers.funcgraph import apply
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.draft import Draft
-from tfckpt.rewrite.guards import XLA_GUARDS, DataGuard
+from tfckpt.rewrite.xla.guards import XLA_GUARDS, DataGuard
+from tfckpt.simulate.fences import fenced
+from tfckpt.simulate.order import base_order
 
 # What a guard can pass on.
 

@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
-from tfckpt.capture import grappler
 from tfckpt.capture.files import read_path
+from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.steps import training_steps
 from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers.files import plan_file_step, rewrite
-from tfckpt.edits import AddControl, Edits
-from tfckpt.options import make_options
+from tfckpt.ir.edits import AddControl, Edits
+from tfckpt.request.options import make_options
 from tfckpt.rewrite.passes.operand_order import keep_operand_order
 from tfckpt.rewrite.plain_step import LiveStep
 from tfckpt.rewrite.sums import equal_ops

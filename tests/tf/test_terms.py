@@ -7,9 +7,9 @@ import functools
 import pytest
 import tensorflow as tf
 
-from tfckpt.edits import COPY
-from tfckpt.verify.same import compared
-from tfckpt.verify.terms import Computation, first_differences, terms_of
+from tfckpt.ir.edits import COPY
+from tfckpt.verify.arithmetic.same import compared
+from tfckpt.verify.arithmetic.terms import Computation, first_differences, terms_of
 
 ARGUMENTS = ("x", "y", "z", "variable")
 

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from tfckpt.rewrite.guards import CSE_FLAG
-from tfckpt.verify import elsewhere, gpu_compiler
+from tfckpt.rewrite.xla.guards import CSE_FLAG
+from tfckpt.verify.asking import elsewhere, gpu_compiler
 
 JAX = os.environ.get(elsewhere.PYTHON) or (
     sys.executable if importlib.util.find_spec("jax_plugins") else None)

@@ -10,11 +10,11 @@ import tensorflow as tf
 import tfckpt.rewrite.build as build
 from tests.support import process
 from tfckpt.api import CheckpointedStep
-from tfckpt.devices import find_device
-from tfckpt.edits import Clone, Create
-from tfckpt.options import make_options
-from tfckpt.rewrite import xla_updates
+from tfckpt.ir.edits import Clone, Create
+from tfckpt.request.devices import find_device
+from tfckpt.request.options import make_options
 from tfckpt.rewrite.passes import copies
+from tfckpt.rewrite.xla import updates as xla_updates
 
 H100 = find_device("H100-80GB").target()
 ROWS, WIDTH, SEGMENTS = 1 << 14, 64, 300

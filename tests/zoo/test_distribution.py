@@ -9,8 +9,8 @@ import tfckpt
 from tests.support import process
 from tests.zoo import distribution
 from tests.zoo.entry import Wrap
-from tfckpt.budget import format_bytes
 from tfckpt.capture.devices import device_key
+from tfckpt.request.budget import format_bytes
 
 pytestmark = pytest.mark.skipif("not distribution.available()")
 

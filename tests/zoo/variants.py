@@ -20,7 +20,7 @@ import tensorflow as tf
 import grappler_ext
 from tests.support import process
 from tests.zoo import entry as zoo
-from tfckpt.proposals import NOTHING_TO_GAIN
+from tfckpt.driving.proposals import NOTHING_TO_GAIN
 
 OPEN, FRESH, PARTIAL, NATIVE = "open", "fresh", "partial", "native"
 VARIANTS = (OPEN, FRESH, PARTIAL, NATIVE)

@@ -1,1 +1,1 @@
-"""Capture: reads a traced TensorFlow function or a GraphDef into a `tfckpt.graph.Graph`."""
+"""Capture: reads a traced TensorFlow function or a GraphDef into a `tfckpt.ir.graph.Graph`."""

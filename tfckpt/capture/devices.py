@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, Tensor
+from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op, Tensor
+from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import record
 from tfckpt.ops.names import ELSEWHERE
-from tfckpt.target import HERE, Target
 
 
 def device_key(device: str) -> str:

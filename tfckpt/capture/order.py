@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.graph import BACKWARD, FORWARD, Graph, depth_first_order
+from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, depth_first_order
 
 
 def in_program_order(graph: Graph) -> Graph:

@@ -3,7 +3,7 @@
 Stateful ops never (random generators, variable reads and writes, iterators, queues, prints,
 Python calls, summaries); nor those TensorFlow does not mark as stateful although running them
 twice shows. Their outputs may still be kept and read by copies. Stateless random ops with the
-same seed tensor may. Loops are judged by their bodies (`tfckpt.capture.loop_purity`).
+same seed tensor may. Loops are judged by their bodies (`tfckpt.capture.loops.purity`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from tfckpt.graph import BACKWARD, FORWARD, OTHER, UPDATE
+from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, UPDATE
 
 _GRADIENT_SCOPE = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?)/")
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.loop_shapes import tell_shapes_behind_loops
+from tfckpt.capture.loops.shapes import tell_shapes_behind_loops
 from tfckpt.capture.open_shapes import open_part
 from tfckpt.errors import CostError
 from tfckpt.ops import Source, record

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import Document
-from tfckpt.capture.grappler import Question, question
-from tfckpt.capture.inline import Inlining, is_rewritten, readable
+from tfckpt.capture.grappler.question import Question, question
+from tfckpt.capture.inlining.inline import Inlining, is_rewritten, readable
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import concrete_shapes, planned_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError, TfckptError
-from tfckpt.graph import BACKWARD, FORWARD, Graph, Op, ancestors
+from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op, ancestors
 from tfckpt.ops import Access, Source, record
 
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")

@@ -6,20 +6,20 @@ from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
-from tfckpt.branches import conditions, has_branches
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.compiled_calls import held_by_call, is_compiled_call
-from tfckpt.capture.inline import Inlining
-from tfckpt.capture.loop_purity import reads_counted_list
-from tfckpt.capture.loops import kept_lists
+from tfckpt.capture.inlining.compiled_calls import held_by_call, is_compiled_call
+from tfckpt.capture.inlining.inline import Inlining
+from tfckpt.capture.loops.lists import kept_lists
+from tfckpt.capture.loops.purity import reads_counted_list
+from tfckpt.capture.loops.repeated import repeat_loops
 from tfckpt.capture.purity import is_pure, is_write
 from tfckpt.capture.regions import is_gradient_scope, regions
-from tfckpt.capture.repeated import repeat_loops
 from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
-from tfckpt.graph import FORWARD, Graph, Op, Tensor, check_graph, topological_order
+from tfckpt.ir.branches import conditions, has_branches
+from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor, check_graph, topological_order
+from tfckpt.ir.target import Target
 from tfckpt.ops import Source, record
-from tfckpt.target import Target
 
 _LARGE_CONSTANT = 10 << 20
 """Bytes above which an op that makes less of a constant than it reads is not repeated.

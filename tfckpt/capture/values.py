@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.graph import Tensor
+from tfckpt.ir.graph import Tensor
 from tfckpt.ops import record
 
 _ELSEWHERE = frozenset((tf.variant, tf.string))

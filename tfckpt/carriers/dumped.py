@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tfckpt import dump
 from tfckpt.capture.steps import imported
 from tfckpt.driver import INLINED, Captured, Outcome, run
-from tfckpt.edits import Edits
+from tfckpt.driving import dump
+from tfckpt.driving.trials import Recorded
 from tfckpt.errors import CaptureError
-from tfckpt.options import Options
-from tfckpt.trials import Recorded
+from tfckpt.ir.edits import Edits
+from tfckpt.request.options import Options
 
 
 class Dumped:

@@ -13,26 +13,26 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from tfckpt.budget import Budget
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step
-from tfckpt.carriers.here import place
 from tfckpt.driver import OFF, Captured, run, switched_off
-from tfckpt.edits import Edits
-from tfckpt.options import Options
-from tfckpt.parts import DevicePart, Part, priced
-from tfckpt.report import Report
-from tfckpt.rewrite.apply_graphdef import (
+from tfckpt.driving.here import place
+from tfckpt.driving.parts import DevicePart, Part, priced
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.target import Target
+from tfckpt.report.report import Report
+from tfckpt.request.budget import Budget
+from tfckpt.request.options import Options
+from tfckpt.rewrite.appliers.graphdef import (
     add_functions,
     edit_function_def,
     edit_graph_def,
     function_with_inlined,
     with_inlined,
 )
-from tfckpt.target import Target
-from tfckpt.verify.certified import Arithmetic, doubt
-from tfckpt.verify.optimised import Optimised
-from tfckpt.verify.same import Certificate
+from tfckpt.verify.arithmetic.certified import Arithmetic, doubt
+from tfckpt.verify.arithmetic.same import Certificate
+from tfckpt.verify.asking.grappler import Optimised
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,9 +17,9 @@ from absl import logging
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import call_tensors
-from tfckpt.edits import Edits
 from tfckpt.errors import RewriteError
-from tfckpt.rewrite.apply_import import import_edited
+from tfckpt.ir.edits import Edits
+from tfckpt.rewrite.appliers.imported import import_edited
 
 Apply = Callable[[Any, Edits], None]
 Rewrite = Callable[[Any, Sequence[tf.Tensor], Apply], None]

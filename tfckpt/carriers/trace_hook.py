@@ -17,25 +17,26 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfckpt.capture import grappler, tf_adapter
-from tfckpt.capture.grappler import Question
-from tfckpt.capture.inline import Inlining, is_rewritten
-from tfckpt.capture.live_changes import LiveChanges, Point
-from tfckpt.capture.optimised_body import Body, optimise_in_place, wanted
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler import question as grappler
+from tfckpt.capture.grappler.in_place import Body, optimise_in_place, wanted
+from tfckpt.capture.grappler.question import Question
+from tfckpt.capture.inlining.inline import Inlining, is_rewritten
+from tfckpt.capture.inlining.live_changes import LiveChanges, Point
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
-from tfckpt.device_budgets import Budgets
 from tfckpt.driver import INLINED, Captured, Outcome, failed, run, switched_off
-from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
-from tfckpt.options import Options
-from tfckpt.report import Report
-from tfckpt.rewrite.apply_funcgraph import apply
-from tfckpt.verify.certified import IMPORTED, Arithmetic, doubt
-from tfckpt.verify.elsewhere import asked_for
-from tfckpt.verify.optimised import Optimised
+from tfckpt.ir.edits import Edits
+from tfckpt.report.report import Report
+from tfckpt.request.device_budgets import Budgets
+from tfckpt.request.options import Options
+from tfckpt.rewrite.appliers.funcgraph import apply
+from tfckpt.verify.arithmetic.certified import IMPORTED, Arithmetic, doubt
+from tfckpt.verify.asking.elsewhere import asked_for
+from tfckpt.verify.asking.grappler import Optimised
 
 _MARK = "_tfckpt_mark"
 GROWTH = 1.1

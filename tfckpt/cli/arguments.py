@@ -11,9 +11,9 @@ from typing import Any
 
 from absl import flags
 
-from tfckpt.budget import parse_budget
 from tfckpt.errors import PlanError
 from tfckpt.plan.planner import AUTO, OBJECTIVES, SOLVER_NAMES
+from tfckpt.request.budget import parse_budget
 
 COMMANDS = {
     "inspect": ("GRAPH", "what it is: ops, regions, parameters, plain peak, tensors at the peak"),

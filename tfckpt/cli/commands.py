@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import flags
 
-from tfckpt.budget import format_bytes
 from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
 from tfckpt.capture.steps import Step, training_steps
 from tfckpt.carriers.dumped import replay
@@ -28,11 +27,12 @@ from tfckpt.cli.output import (
 from tfckpt.cli.running import largest_difference, run_step
 from tfckpt.cost.storage import unknown_variables
 from tfckpt.errors import CaptureError, CostError, PlanError, VerificationError
-from tfckpt.graph import REGIONS
-from tfckpt.options import Options, make_options
-from tfckpt.pictures import drawn, front_figure, kind_of
-from tfckpt.report import Report, held_at_peak
-from tfckpt.verify.background import wait_for_certificates
+from tfckpt.ir.graph import REGIONS
+from tfckpt.report.pictures import drawn, front_figure, kind_of
+from tfckpt.report.report import Report, held_at_peak
+from tfckpt.request.budget import format_bytes
+from tfckpt.request.options import Options, make_options
+from tfckpt.verify.arithmetic.background import wait_for_certificates
 
 
 def run(request: Request) -> int:

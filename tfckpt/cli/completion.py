@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from tfckpt.cli.arguments import CHOICES, COMMANDS, flags_of
-from tfckpt.devices import PRESETS
+from tfckpt.request.devices import PRESETS
 
 _LISTS = {"budget": ("min",), "device": tuple(preset.name for preset in PRESETS)}
 """What else than the values of an enum is worth offering."""

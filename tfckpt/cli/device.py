@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from tfckpt.budget import format_bytes
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step, step_definition, training_steps
 from tfckpt.carriers.files import Result, plan_file_step, priced_plain, rewrite
 from tfckpt.cli.output import progress, table
-from tfckpt.device_budgets import Budgets
 from tfckpt.errors import PlanError
 from tfckpt.largest import ENDLESS, largest_batch
-from tfckpt.options import Options
+from tfckpt.request.budget import format_bytes
+from tfckpt.request.device_budgets import Budgets
+from tfckpt.request.options import Options
 
 if TYPE_CHECKING:
-    from tfckpt.devices import Device
+    from tfckpt.request.devices import Device
 
 FIXED = "the batch is fixed in the graph"
 _LEAST = Budgets()
@@ -92,7 +92,7 @@ def known_device(text: str) -> Device:
     Raises:
       flags.Error: there is none; lists the presets.
     """
-    from tfckpt.devices import find_device
+    from tfckpt.request.devices import find_device
 
     try:
         return find_device(text)

@@ -14,8 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tfckpt import atomic
 from tfckpt.cli import quiet
+from tfckpt.common import atomic
 from tfckpt.errors import RewriteError
 
 _MAIN_FILES = ("saved_model.pb", "saved_model.pbtxt")

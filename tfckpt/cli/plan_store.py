@@ -6,9 +6,9 @@ import json
 import pathlib
 import time
 
-from tfckpt.budget import format_bytes
 from tfckpt.cli.arguments import Request
 from tfckpt.cli.output import table
+from tfckpt.request.budget import format_bytes
 from tfckpt.store import files
 
 _COLUMNS = ["used", "size", "step", "operations", "budget", "device", "planned peak"]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tfckpt.cost.merging import merges_into_its_reader, multiplies_by_one, only_reader
 from tfckpt.cost.time import is_expensive
-from tfckpt.graph import FORWARD, Graph, Op, TensorId
+from tfckpt.ir.graph import FORWARD, Graph, Op, TensorId
 from tfckpt.ops import SUM, OpRecord, record
 
 

@@ -7,7 +7,7 @@ no axes. TensorFlow then removes both ops, if it can tell, and the kernels pass 
 
 from __future__ import annotations
 
-from tfckpt.graph import Graph, TensorId
+from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ops import Broadcast, record
 
 

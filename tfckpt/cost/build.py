@@ -15,15 +15,15 @@ from collections.abc import Mapping, Sequence
 
 from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.broadcasts import undoes_nothing
-from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import fused_seconds, is_expensive, seconds
 from tfckpt.cost.variables import value_uses, variable_bytes
-from tfckpt.graph import FORWARD, KEEP, RECOMPUTE, Graph, Op, TensorId
+from tfckpt.ir.costgraph import CostGraph, Storage, Vertex, check_cost_graph
+from tfckpt.ir.graph import FORWARD, KEEP, RECOMPUTE, Graph, Op, TensorId
+from tfckpt.ir.target import SMALL_CPU, Fusion, Rates
 from tfckpt.ops import Access, Source, record
-from tfckpt.target import SMALL_CPU, Fusion, Rates
 
 SMALL_FRACTION = 2.0e-5
 """Tensors below this fraction of all bytes the forward pass writes are trivially small."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from tfckpt.cost.views import fuses, is_element_wise, is_written, read_behind
-from tfckpt.graph import Graph, TensorId
+from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ops import record
 
 

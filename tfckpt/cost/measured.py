@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tfckpt.cost.time import is_expensive, seconds
-from tfckpt.edits import traced
-from tfckpt.graph import Graph, Op
+from tfckpt.ir.edits import traced
+from tfckpt.ir.graph import Graph, Op
+from tfckpt.ir.target import Rates
 from tfckpt.ops import record
-from tfckpt.target import Rates
 
 FAR = 30.0
 """How many times faster or slower than it is described a machine may be found."""

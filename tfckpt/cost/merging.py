@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfckpt.cost.broadcasts import undoes_nothing
-from tfckpt.graph import Graph
+from tfckpt.ir.graph import Graph
 from tfckpt.ops import BIAS, REARRANGED, SUM, record
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.views import RESIDENT, Views, is_element_wise
 from tfckpt.errors import CostError
-from tfckpt.graph import Graph, Op, TensorId
+from tfckpt.ir.graph import Graph, Op, TensorId
+from tfckpt.ir.target import Fusion
 from tfckpt.ops import Access, record
-from tfckpt.target import Fusion
 
 __all__ = ["RESIDENT", "is_view", "roots", "storage_bytes", "unknown_variables"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.edits import traced
-from tfckpt.graph import Graph, Op
+from tfckpt.ir.edits import traced
+from tfckpt.ir.graph import Graph, Op
+from tfckpt.ir.target import SMALL_CPU, Rates
 from tfckpt.ops import Shape, record
-from tfckpt.target import SMALL_CPU, Rates
 
 
 def is_expensive(op: Op) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 
 from tfckpt.cost.merging import merges_into_its_reader
 from tfckpt.cost.storage import unknown_variables
-from tfckpt.graph import BACKWARD, UPDATE, Graph, TensorId
+from tfckpt.ir.graph import BACKWARD, UPDATE, Graph, TensorId
 from tfckpt.ops import Access, record
 
 LEAST_MOVED = 128 << 10

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from tfckpt.graph import Graph, Op, TensorId
+from tfckpt.ir.graph import Graph, Op, TensorId
 from tfckpt.ops import record
 
 RESIDENT: TensorId = (-1, -1)

@@ -21,7 +21,7 @@ from tfckpt.fad.derivative import Derivatives, Samples, on_samples
 from tfckpt.fad.held import DTYPE_BYTES, Held, elements
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.regions import FLOATS, Region, constants, find_regions
-from tfckpt.graph import BACKWARD, UPDATE, Graph, TensorId
+from tfckpt.ir.graph import BACKWARD, UPDATE, Graph, TensorId
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Program
 
 

@@ -21,7 +21,7 @@ from tfckpt.fad.derivative import Samples
 from tfckpt.fad.evaluate import can_evaluate, evaluate
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.regions import FLOATS, Region
-from tfckpt.graph import BACKWARD, Graph, Op, TensorId
+from tfckpt.ir.graph import BACKWARD, Graph, Op, TensorId
 from tfckpt.ops import SUM, Array, Broadcast, record
 
 LARGEST_WALK = 4096

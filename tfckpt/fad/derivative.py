@@ -15,7 +15,7 @@ import numpy as np
 
 from tfckpt.fad.evaluate import evaluate, run
 from tfckpt.fad.regions import FLOATS, Constants, Region
-from tfckpt.graph import Graph, TensorId
+from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ops import Array, record
 from tfckpt.ops.tangents import At
 from tfckpt.ops.terms import TENSOR, Builder, Term, cast

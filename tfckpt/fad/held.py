@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.regions import Constants, Region
-from tfckpt.graph import BACKWARD, UPDATE, Graph, TensorId
+from tfckpt.ir.graph import BACKWARD, UPDATE, Graph, TensorId
 from tfckpt.ops import record
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1}

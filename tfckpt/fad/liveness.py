@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.graph import Graph
+from tfckpt.ir.graph import Graph
 
 
 class Liveness:

@@ -15,7 +15,7 @@ import dataclasses
 import numpy as np
 
 from tfckpt.fad.evaluate import can_evaluate, evaluate
-from tfckpt.graph import BACKWARD, UPDATE, Graph, Op, TensorId
+from tfckpt.ir.graph import BACKWARD, UPDATE, Graph, Op, TensorId
 from tfckpt.ops import Access, Source, record
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})

@@ -20,15 +20,15 @@ from collections.abc import Sequence
 
 import networkx as nx
 
-from tfckpt.edits import PROTECTED, Create, Edits, Rewire, op_of
 from tfckpt.errors import CostError
 from tfckpt.fad.alternatives import Alternative, Kept
 from tfckpt.fad.held import DTYPE_BYTES
 from tfckpt.fad.liveness import Liveness
-from tfckpt.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
+from tfckpt.ir.edits import PROTECTED, Create, Edits, Rewire, op_of
+from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
+from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import names, record
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Node
-from tfckpt.target import HERE, Target
 
 MARK = "-tfckpt_fad"
 """In the name of every op that forward AD adds."""

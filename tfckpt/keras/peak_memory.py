@@ -9,14 +9,14 @@ import warnings
 import keras
 import tensorflow as tf
 
-from tfckpt.budget import format_bytes
 from tfckpt.carriers.trace_hook import Records
 from tfckpt.errors import TfckptError, VerificationError
 from tfckpt.keras.wrapping import records_of
-from tfckpt.observed import note
-from tfckpt.pictures import step_figure
-from tfckpt.report import Report
-from tfckpt.tensorboard import Board
+from tfckpt.report.observed import note
+from tfckpt.report.pictures import step_figure
+from tfckpt.report.report import Report
+from tfckpt.report.tensorboard import Board
+from tfckpt.request.budget import format_bytes
 from tfckpt.verify.memory import default_device, memory_info
 
 PEAK = "peak_memory_mib"

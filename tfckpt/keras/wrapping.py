@@ -14,9 +14,9 @@ from tfckpt.api import CheckpointedStep
 from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
 from tfckpt.errors import PlanError
 from tfckpt.keras.batches import look_at_batches, require_tensorflow
-from tfckpt.options import XLA_TRIALS, Options, make_options
 from tfckpt.plan.planner import AUTO
-from tfckpt.report import Report
+from tfckpt.report.report import Report
+from tfckpt.request.options import XLA_TRIALS, Options, make_options
 
 _records: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _Model = TypeVar("_Model")

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from tfckpt.ops import arithmetic, contractions, control, functions, state, tensors
 from tfckpt.ops.op_record import (
-    BIAS,
-    REARRANGED,
-    SUM,
-    Access,
-    Array,
-    Branch,
-    Broadcast,
-    Calls,
-    FramePart,
-    ListUse,
-    OpRecord,
-    Shape,
-    Source,
+           BIAS,
+           REARRANGED,
+           SUM,
+           Access,
+           Array,
+           Branch,
+           Broadcast,
+           Calls,
+           FramePart,
+           ListUse,
+           OpRecord,
+           Shape,
+           Source,
 )
 from tfckpt.ops.registry import families, record, register, register_families, registered
 

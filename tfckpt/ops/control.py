@@ -10,7 +10,7 @@ from tfckpt.ops.registry import register, register_families
 
 _ONCE = functools.partial(OpRecord, repeatable=False)
 
-# Calls of functions. Loops may run twice where their bodies may: see `tfckpt.capture.loop_purity`.
+# Calls of functions. Loops may run twice where their bodies may: see `tfckpt.capture.loops.purity`.
 _BRANCHES = functools.partial(_ONCE, calls=Calls.BRANCHES, first_argument=1)
 register(
     OpRecord("PartitionedCall", calls=Calls.FUNCTION),

@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from tfckpt.cost.costgraph import CostGraph, Storage, Vertex, check_cost_graph
+from tfckpt.ir.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ import functools
 from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
-from tfckpt.cost.costgraph import FORWARD, CostGraph
+from tfckpt.ir.costgraph import FORWARD, CostGraph
+from tfckpt.ir.schedule import Moves, Schedule
 from tfckpt.plan.keep import Ordered, dropped
-from tfckpt.plan.order import Thrifty, base_order, idle
 from tfckpt.plan.policy import recompute_as_asked
-from tfckpt.plan.recursion import Recursion, recursive_schedule
-from tfckpt.plan.schedule import Moves, Schedule
-from tfckpt.plan.simulate import Timeline, simulate
+from tfckpt.simulate.order import Thrifty, base_order, idle
+from tfckpt.simulate.simulate import Timeline, simulate
+from tfckpt.solvers.recursion import Recursion, recursive_schedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,15 +12,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.storage import roots
-from tfckpt.edits import Edits
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
 from tfckpt.fad.transform import take
-from tfckpt.graph import Graph
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import Graph
+from tfckpt.ir.target import HERE, Target
 from tfckpt.plan.planner import AUTO, Planned, best_of
-from tfckpt.target import HERE, Target
 
 FAD = (AUTO, True, False)
 """What `fad` may be."""

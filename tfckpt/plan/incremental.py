@@ -3,7 +3,7 @@
 The schedule is one order of originals with copies before each: *stage* t is the t-th original and
 the copies that run just before it, in the order of their originals. Adding or removing a copy
 changes how long its inputs and its outputs live and nothing else, so the live bytes are corrected
-there instead of being counted anew. They are those of `tfckpt.plan.simulate` to the byte.
+there instead of being counted anew. They are those of `tfckpt.simulate.simulate` to the byte.
 
 A step is known by its *key*: its stage times the stride plus its place in the stage; keys ascend in
 the order of execution and stay when other copies come and go.
@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tfckpt.cost.costgraph import CostGraph
-from tfckpt.plan.schedule import Schedule, with_copies
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import Schedule, with_copies
 
 Keys = tuple[int, ...]
 Spans = list[tuple[int, int]]

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfckpt.cost.costgraph import BACKWARD, UPDATE, CostGraph
-from tfckpt.plan.schedule import Schedule, Step
+from tfckpt.ir.costgraph import BACKWARD, UPDATE, CostGraph
+from tfckpt.ir.schedule import Schedule, Step
 
 NEAR_STEPS = 40
 """Uses of a copy at most this many planned vertices apart share it in any case."""
@@ -28,7 +28,7 @@ def keep_schedule(graph: CostGraph, keep: frozenset[int], order: Sequence[int],
     Args:
       graph: joint graph.
       keep: storages that live from the forward to their last reader.
-      order: base order (`tfckpt.plan.order.base_order`).
+      order: base order (`tfckpt.simulate.order.base_order`).
       again: storages recomputed for every group of uses that lie close together.
     """
     return Ordered(graph, order).schedule(dropped(graph, keep), again)

@@ -14,11 +14,12 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.time import seconds
-from tfckpt.edits import Edits
 from tfckpt.errors import InfeasibleBudgetError
-from tfckpt.graph import Graph, Op
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import Graph, Op
+from tfckpt.ir.target import Target
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import best_of
 from tfckpt.plan.segments import (
@@ -29,7 +30,6 @@ from tfckpt.plan.segments import (
     segmentable,
     state_bytes,
 )
-from tfckpt.target import Target
 
 SMALLEST = 0.01
 """Of what all loops save, what one has to save to be looked at."""

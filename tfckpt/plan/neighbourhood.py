@@ -24,10 +24,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from tfckpt.clock import check_time
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.common.clock import check_time
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import Schedule, copies_before
 from tfckpt.plan.incremental import CopySchedule
-from tfckpt.plan.schedule import Schedule, copies_before
 
 NOISE = 0.6
 """How much the price of a split may seem to differ when a window is repaired."""

@@ -2,7 +2,7 @@
 
 `auto` takes the fastest plan that fits from the pool that `tfckpt.plan.search` makes. A plan's
 peak is the worse of the planned order and the simulated executors' orders, with the fences and
-waits that the rewriter will place, as an allocator would count it (`tfckpt.plan.allocator`).
+waits that the rewriter will place, as an allocator would count it (`tfckpt.simulate.allocator`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from tfckpt.cost.costgraph import FORWARD, CostGraph
 from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.ir.costgraph import FORWARD, CostGraph
+from tfckpt.ir.schedule import Plan, plain_plan, resolve
+from tfckpt.ir.target import HERE, Target
 from tfckpt.plan import search
-from tfckpt.plan.allocator import allocated_peaks
-from tfckpt.plan.check import check_plan
+from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
-from tfckpt.plan.executor import ORDERS, Edges
-from tfckpt.plan.fences import fenced
 from tfckpt.plan.neighbourhood import working_set
-from tfckpt.plan.order import base_order, moves_of_xla
-from tfckpt.plan.schedule import Plan, plain_plan, resolve
-from tfckpt.plan.simulate import Timeline, simulate, simulate_order
-from tfckpt.plan.solvers import optimal
-from tfckpt.plan.solvers.candidates import CHEAP, DEAR, SOLVERS
-from tfckpt.plan.waits import place_waits
-from tfckpt.plan.workers import concurrent_peak, several_peaks
-from tfckpt.target import HERE, Target
+from tfckpt.simulate.allocator import allocated_peaks
+from tfckpt.simulate.check import check_plan
+from tfckpt.simulate.executor import ORDERS, Edges
+from tfckpt.simulate.fences import fenced
+from tfckpt.simulate.order import base_order, moves_of_xla
+from tfckpt.simulate.simulate import Timeline, simulate, simulate_order
+from tfckpt.simulate.waits import place_waits
+from tfckpt.simulate.workers import concurrent_peak, several_peaks
+from tfckpt.solvers.exact import optimal
 
 AUTO, OPTIMAL = "auto", "optimal"
 SOLVER_NAMES = (AUTO, *SOLVERS, OPTIMAL)
@@ -206,7 +206,7 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       solver: one of `SOLVER_NAMES`; "optimal" takes small graphs only.
       objective: "time" takes the fastest plan that fits, "memory" the one with the least peak.
       free_moves: whether defer and release may be used.
-      await_updates: see `tfckpt.plan.fences.fences`.
+      await_updates: see `tfckpt.simulate.fences.fences`.
       target: where control edges mean nothing there are no waits, and the moves are those that the
         compiler makes by itself.
       plain: what `baseline` returned for this graph, if it was called already.

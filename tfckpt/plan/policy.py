@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tfckpt.cost.costgraph import FORWARD, CostGraph
-from tfckpt.plan.schedule import Schedule, Step
+from tfckpt.ir.costgraph import FORWARD, CostGraph
+from tfckpt.ir.schedule import Schedule, Step
 
 
 def recompute_as_asked(graph: CostGraph, schedule: Schedule, deferred: Collection[int] = ()

@@ -14,17 +14,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from tfckpt.clock import time_is_over
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.common.clock import time_is_over
 from tfckpt.errors import PlanError
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import Moves
+from tfckpt.ir.target import HERE, ORDER, Target
 from tfckpt.plan import neighbourhood
+from tfckpt.plan.candidates import OWN, recursive
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated, proposed
 from tfckpt.plan.improve import descend, hasten
-from tfckpt.plan.order import base_order, deferrable, moves_of_xla, releasable
-from tfckpt.plan.schedule import Moves
-from tfckpt.plan.solvers.candidates import OWN, recursive
-from tfckpt.target import HERE, ORDER, Target
+from tfckpt.simulate.order import base_order, deferrable, moves_of_xla, releasable
 
 OBJECTIVES = ("time", "memory")
 EVALUATIONS, FEWEST, MOST = 300_000, 60, 600

@@ -25,9 +25,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from tfckpt.edits import Create, Edits, Replace, Rewire, op_of
 from tfckpt.errors import PlanError
-from tfckpt.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor, check_graph
+from tfckpt.ir.edits import Create, Edits, Replace, Rewire, op_of
+from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor, check_graph
 from tfckpt.ops import names
 
 SEGMENTED = "segments"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tfckpt.cost.costgraph import CostGraph
-from tfckpt.edits import Clone, Create, Edits, Rewire
-from tfckpt.graph import Graph, TensorId
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.edits import Clone, Create, Edits, Rewire
+from tfckpt.ir.graph import Graph, TensorId
+from tfckpt.ir.schedule import Fence, Plan, Step
+from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import record
-from tfckpt.plan.schedule import Fence, Plan, Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.holds import ExecutorHolds, Holds
 from tfckpt.rewrite.names import SCOPE, copy_name
-from tfckpt.rewrite.xla_holds import XlaHolds
-from tfckpt.target import HERE, Target
+from tfckpt.rewrite.xla.holds import XlaHolds
 
 
 def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE, *,
@@ -22,7 +22,7 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
       graph: the captured step.
       cost: its cost graph, which the plan refers to.
       target: what runs the step.
-      plan: one that `tfckpt.plan.check.check_plan` accepts.
+      plan: one that `tfckpt.simulate.check.check_plan` accepts.
       device, label: of one of several devices whose parts are edited: where its fences stand, and
         what tells the names of its new ops from those of others.
 

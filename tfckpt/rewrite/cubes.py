@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from tfckpt.edits import Edits
-from tfckpt.graph import Graph, Op
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import Graph, Op
 from tfckpt.ops import record
 from tfckpt.rewrite.names import base_name, read_through
 from tfckpt.rewrite.passes.manager import Node

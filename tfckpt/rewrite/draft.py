@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfckpt.cost.costgraph import CostGraph
 from tfckpt.cost.merging import only_reader
 from tfckpt.cost.storage import RESIDENT, roots
-from tfckpt.edits import AddControl, Clone, Create, Edits, Rewire
-from tfckpt.graph import Graph, Op, Tensor, TensorId
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.ir.graph import Graph, Op, Tensor, TensorId
+from tfckpt.ir.schedule import Plan, Resolved, Step, resolve
+from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import Access, Calls, Source, record
-from tfckpt.plan.schedule import Plan, Resolved, Step, resolve
 from tfckpt.rewrite.names import copy_name, marks_of_copies
-from tfckpt.target import HERE, Target
 
 LARGE = 1 << 16
 """Bytes from which a tensor that a compiler holds on to matters."""

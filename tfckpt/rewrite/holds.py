@@ -1,6 +1,6 @@
 """What holds copies back until their time: by control edges here, for TensorFlow's executor.
 
-`tfckpt.rewrite.xla_holds` does the same for XLA, which ignores control edges.
+`tfckpt.rewrite.xla.holds` does the same for XLA, which ignores control edges.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from tfckpt.cost.costgraph import BACKWARD
-from tfckpt.edits import AddControl, Clone, Create, Rewire, op_of
-from tfckpt.graph import Op, TensorId
+from tfckpt.ir.costgraph import BACKWARD
+from tfckpt.ir.edits import AddControl, Clone, Create, Rewire, op_of
+from tfckpt.ir.graph import Op, TensorId
+from tfckpt.ir.schedule import Fence, Step
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, NO_OP
-from tfckpt.plan.schedule import Fence, Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.names import FENCE, guard_name, held_name, identity, tap_name
 from tfckpt.rewrite.sums_in_place import Held, held_terms

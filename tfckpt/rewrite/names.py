@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from tfckpt.edits import COPY, PROTECTED, Clone, Create, Edits, Rewire
-from tfckpt.graph import Graph, Op
+from tfckpt.ir.edits import COPY, PROTECTED, Clone, Create, Edits, Rewire
+from tfckpt.ir.graph import Graph, Op
 from tfckpt.ops.names import IDENTITY
 
 SCOPE = "tfckpt"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfckpt.capture import grappler, tf_adapter
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler import question as grappler
 from tfckpt.rewrite.passes.manager import Node
 
 Optimised = Mapping[str, Node] | None

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.variables import behind
-from tfckpt.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.errors import RewriteError
+from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ops import names, record
 from tfckpt.plan.segments import SEGMENTED, Role, extras, kept_slots
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
-from tfckpt.edits import Edits
-from tfckpt.graph import Graph
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import Graph
 from tfckpt.ops import record
 from tfckpt.rewrite.names import read_through, term_name
 from tfckpt.rewrite.passes.manager import Node, PlainStep

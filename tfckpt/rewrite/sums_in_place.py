@@ -12,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from tfckpt.cost.costgraph import FORWARD
 from tfckpt.cost.storage import RESIDENT
-from tfckpt.edits import Clone
 from tfckpt.errors import RewriteError
-from tfckpt.graph import TensorId, ancestors
+from tfckpt.ir.costgraph import FORWARD
+from tfckpt.ir.edits import Clone
+from tfckpt.ir.graph import TensorId, ancestors
+from tfckpt.ir.schedule import Step
 from tfckpt.ops import record
-from tfckpt.plan.schedule import Step
 from tfckpt.rewrite.draft import Draft
 from tfckpt.rewrite.names import copy_name
 

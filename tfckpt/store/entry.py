@@ -16,12 +16,12 @@ import tensorflow as tf
 from absl import logging
 
 import tfckpt
-from tfckpt import faults
-from tfckpt.clock import time_is_over
-from tfckpt.graph import Graph
-from tfckpt.options import Options
-from tfckpt.parts import DevicePart, Part
-from tfckpt.proposals import PLAIN_FITS
+from tfckpt.common import faults
+from tfckpt.common.clock import time_is_over
+from tfckpt.driving.parts import DevicePart, Part
+from tfckpt.driving.proposals import PLAIN_FITS
+from tfckpt.ir.graph import Graph
+from tfckpt.request.options import Options
 from tfckpt.store import files
 from tfckpt.store.definition import definition_digest
 from tfckpt.store.key import key_of

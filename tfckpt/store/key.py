@@ -14,9 +14,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tfckpt.graph import Graph, Loop, Op
-from tfckpt.options import Options
-from tfckpt.parts import DevicePart
+from tfckpt.driving.parts import DevicePart
+from tfckpt.ir.graph import Graph, Loop, Op
+from tfckpt.request.options import Options
 
 NOT_OF_THE_PLAN = ("budgets", "batch_size", "target", "time_limit", "op_seconds", "keep",
                    "recompute")

@@ -14,9 +14,9 @@ import json
 import tensorflow as tf
 
 import tfckpt
-from tfckpt import faults
 from tfckpt.capture import tf_adapter
-from tfckpt.graph import Graph
+from tfckpt.common import faults
+from tfckpt.ir.graph import Graph
 from tfckpt.rewrite.passes.manager import Node
 from tfckpt.rewrite.passes.operand_order import read_of
 from tfckpt.rewrite.plain_step import Ask, LiveStep, Optimised

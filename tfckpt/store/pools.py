@@ -17,12 +17,12 @@ from typing import Any
 import tensorflow as tf
 
 import tfckpt
-from tfckpt import faults
-from tfckpt.clock import time_is_over
-from tfckpt.cost.costgraph import CostGraph
+from tfckpt.common import faults
+from tfckpt.common.clock import time_is_over
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import Moves
 from tfckpt.plan.evaluate import Candidate
-from tfckpt.plan.recursion import Recursion
-from tfckpt.plan.schedule import Moves
+from tfckpt.solvers.recursion import Recursion
 from tfckpt.store import files
 from tfckpt.store.key import plain
 from tfckpt.store.surroundings import surroundings

@@ -10,19 +10,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfckpt.capture.repeated import without_loops
+from tfckpt.capture.loops.repeated import without_loops
+from tfckpt.driving.parts import DevicePart, Part, PlainPeak, Proposal, priced, unchanged
 from tfckpt.errors import PlanError
-from tfckpt.graph import Graph
-from tfckpt.hlo import XlaBuffer, XlaMemory
-from tfckpt.parts import DevicePart, Part, PlainPeak, Proposal, priced, unchanged
-from tfckpt.plan.check import check_plan
+from tfckpt.ir.graph import Graph
+from tfckpt.ir.hlo import XlaBuffer, XlaMemory
+from tfckpt.ir.schedule import Fence, Moves, Plan, Wait, resolve
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion, with_derivatives
 from tfckpt.plan.loop_choice import segmented
 from tfckpt.plan.planner import Planned
-from tfckpt.plan.schedule import Fence, Moves, Plan, Wait, resolve
 from tfckpt.plan.search import Point
-from tfckpt.plan.simulate import simulate_order
-from tfckpt.report_values import CompiledReport
+from tfckpt.report.values import CompiledReport
+from tfckpt.simulate.check import check_plan
+from tfckpt.simulate.simulate import simulate_order
 from tfckpt.store.texts import Texts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from tfckpt.graph import Graph
+from tfckpt.ir.graph import Graph
 
 Pieces = str | list[str | int]
 """A text, or its pieces with the index of an op for each name."""

@@ -18,12 +18,12 @@ import tensorflow as tf
 from absl import logging
 
 import tfckpt
-from tfckpt import faults
-from tfckpt.budget import Budget
 from tfckpt.capture.tfgraph import capture
+from tfckpt.common import faults
 from tfckpt.cost.measured import by_op
-from tfckpt.graph import Graph
-from tfckpt.options import Options
+from tfckpt.ir.graph import Graph
+from tfckpt.request.budget import Budget
+from tfckpt.request.options import Options
 from tfckpt.store import files
 from tfckpt.store.key import graph_digest, plain
 from tfckpt.store.surroundings import surroundings

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.observed import CALLS as OBSERVED
-from tfckpt.report import Report
-from tfckpt.say import say
+from tfckpt.common.say import say
+from tfckpt.report.observed import CALLS as OBSERVED
+from tfckpt.report.report import Report
 from tfckpt.tuning.profile import profiled
 from tfckpt.tuning.result import PLAIN, Measured
 from tfckpt.verify.memory import default_device, peak_of_call

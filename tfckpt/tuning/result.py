@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tfckpt.budget import format_bytes
-from tfckpt.report_values import Front
+from tfckpt.report.values import Front
+from tfckpt.request.budget import format_bytes
 
 PLAIN = "plain"
 NEAR_LEAST = 1.02
@@ -118,7 +118,7 @@ class Tuned:
         Raises:
           TfckptError: matplotlib is not installed, or the path names no kind of picture.
         """
-        from tfckpt import pictures
+        from tfckpt.report import pictures
 
         figure = pictures.front_figure(self.front)
         pictures.add_measured(figure, [

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfckpt.api import CheckpointedStep
-from tfckpt.budget import Budget, format_bytes
 from tfckpt.capture import tf_adapter
-from tfckpt.device_budgets import OTHERS, Budgets
+from tfckpt.common.say import say
 from tfckpt.errors import InfeasibleBudgetError, PlanError
-from tfckpt.observed import CALLS as OBSERVED
-from tfckpt.options import Options
-from tfckpt.report import Report
-from tfckpt.say import say
+from tfckpt.report.observed import CALLS as OBSERVED
+from tfckpt.report.report import Report
+from tfckpt.request.budget import Budget, format_bytes
+from tfckpt.request.device_budgets import OTHERS, Budgets
+from tfckpt.request.options import Options
 from tfckpt.tuning.effects import draws_numbers, refuse_lasting
 from tfckpt.tuning.kept import Kept, place_of
 from tfckpt.tuning.measuring import Bench, Ran

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tfckpt.budget import Budget
-from tfckpt.device_budgets import OTHERS, Budgets
-from tfckpt.report import Report
+from tfckpt.report.report import Report
+from tfckpt.request.budget import Budget
+from tfckpt.request.device_budgets import OTHERS, Budgets
 from tfckpt.tuning.result import Measured
 
 MOST = 5

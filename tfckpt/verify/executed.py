@@ -10,8 +10,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.edits import COPY
 from tfckpt.errors import VerificationError
+from tfckpt.ir.edits import COPY
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import VerificationError
-from tfckpt.hlo import temp_bytes
-from tfckpt.verify.elsewhere import compiled_elsewhere
+from tfckpt.ir.hlo import temp_bytes
+from tfckpt.verify.asking.elsewhere import compiled_elsewhere
 from tfckpt.verify.recomputed import COMPUTED, FOLDED, MERGED, fates
 
 _HEAVY = ("dot", "convolution")

@@ -20,7 +20,7 @@ import tfckpt
 from tests.support import process
 from tests.support.random_steps.assembly import RandomStep, Spec, build, draw_spec
 from tests.zoo import entry as zoo
-from tfckpt.proposals import NOTHING_TO_GAIN, PLAIN_FITS
+from tfckpt.driving.proposals import NOTHING_TO_GAIN, PLAIN_FITS
 
 APPLIED, NO_GAIN, NO_GRADIENT, INSIDE = "applied", "no gain", "no gradient", "gradient in a loop"
 UNKNOWN, FITS = "size unknown", "fits as it is"

@@ -5,7 +5,7 @@ A plan was made for the step with derivatives taken, so they are written before.
 
 from __future__ import annotations
 
-from tfckpt.edits import Edits
+from tfckpt.ir.edits import Edits
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.passes.manager import Context, Pass, Property
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfckpt.edits import Edits, together
+from tfckpt.ir.edits import Edits, together
 from tfckpt.rewrite.passes.manager import Context, Pass, Property
 
 

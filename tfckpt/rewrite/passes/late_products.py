@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 
 from tfckpt.cost.merging import only_reader
-from tfckpt.edits import Create, Edits, Rewire
-from tfckpt.graph import BACKWARD, FORWARD, Graph, Op
+from tfckpt.ir.edits import Create, Edits, Rewire
+from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op
 from tfckpt.ops import record
 from tfckpt.rewrite.draft import FLOATS
 from tfckpt.rewrite.names import identity, late_name

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfckpt.edits import AddControl, Edits
-from tfckpt.graph import UPDATE
+from tfckpt.ir.edits import AddControl, Edits
+from tfckpt.ir.graph import UPDATE
 from tfckpt.rewrite.passes.manager import Context, Pass, Property
 
 

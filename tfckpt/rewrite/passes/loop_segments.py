@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfckpt.edits import AddControl, Edits
 from tfckpt.errors import RewriteError
+from tfckpt.ir.edits import AddControl, Edits
 from tfckpt.plan.segments import SEGMENTED, Role
 from tfckpt.rewrite.passes.manager import Context, Pass, Property
 

@@ -12,12 +12,12 @@ import enum
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from tfckpt.clock import check_time
-from tfckpt.edits import Edits, check_edits
+from tfckpt.common.clock import check_time
 from tfckpt.errors import PlanError, RewriteError
-from tfckpt.graph import Graph
+from tfckpt.ir.edits import Edits, check_edits
+from tfckpt.ir.graph import Graph
+from tfckpt.ir.target import HERE, Target
 from tfckpt.plan.forward_ad import Decision
-from tfckpt.target import HERE, Target
 
 
 class Property(enum.StrEnum):

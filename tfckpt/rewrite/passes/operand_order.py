@@ -6,8 +6,8 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
-from tfckpt.edits import Clone, Edits, op_of
-from tfckpt.graph import Graph
+from tfckpt.ir.edits import Clone, Edits, op_of
+from tfckpt.ir.graph import Graph
 from tfckpt.ops import record
 from tfckpt.rewrite.cubes import cubes, multiply_in_plain_order
 from tfckpt.rewrite.names import read_through
@@ -32,7 +32,7 @@ def keep_given_order(edits: Edits, graph: Graph) -> Edits:
 
     Of a graph that Grappler has made, whose sums have the order that they are to have: it sorts
     what sums of three and more read by name even where it may change nothing else. What was put in
-    order before (`tfckpt.capture.optimised_body`) is so no more where a copy, or what reads
+    order before (`tfckpt.capture.grappler.in_place`) is so no more where a copy, or what reads
     copies, reads by other names what pass-throughs pass on.
     """
     sums = {op.name: op for op in graph.ops if record(op.type).adds and len(op.inputs) > 2}

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfckpt.edits import AddControl, Clone, Edits, op_of
-from tfckpt.graph import Graph
+from tfckpt.ir.edits import AddControl, Clone, Edits, op_of
+from tfckpt.ir.graph import Graph
 from tfckpt.ops import Source, record
 from tfckpt.rewrite.passes.manager import Pass, Property
 

@@ -2,8 +2,8 @@
 
 A copy of a loop reads its variables anew, in the backward, so they must not have changed: the
 numbers would be wrong without a sign. Which ops may change them is noted at capture
-(`tfckpt.capture.repeated`). Most follow from the loop's gradient, and so from the copy, in any
-case; the others get a control edge.
+(`tfckpt.capture.loops.repeated`). Most follow from the loop's gradient, and so from the copy, in
+any case; the others get a control edge.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import dataclasses
 import networkx as nx
 
 from tfckpt.capture.devices import device_key
-from tfckpt.edits import AddControl, Edits, edited, op_of
 from tfckpt.errors import RewriteError
-from tfckpt.graph import Graph
+from tfckpt.ir.edits import AddControl, Edits, edited, op_of
+from tfckpt.ir.graph import Graph
 from tfckpt.rewrite.passes.manager import Pass, Property
 
 

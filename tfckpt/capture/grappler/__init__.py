@@ -1,0 +1,1 @@
+"""What Grappler makes of a step, asked before the step runs."""

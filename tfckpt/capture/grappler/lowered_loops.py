@@ -1,0 +1,233 @@
+"""What Grappler makes of a step whose loops and branches are lowered, with these as ops again.
+
+TensorFlow lowers loops and branches before it asks Grappler, and what Grappler makes of the rest
+depends on what is in them: it follows no control edge through a lowered loop, knows other shapes of
+its results, and moves a constant from one factor of a product to the other each time that it looks
+at the graph, which it does more often where there is more to fold. So it is asked with loops
+lowered. What of its answer the step's results need is taken, and where that is an end of a loop or
+of a branch, the op that was lowered stands for it.
+
+  1. What a loop or branch reads is what its lowered form reads; where that reads nothing any more,
+     what the op read before.
+  2. It waits for what it waited for before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import tensorflow as tf
+
+from tfckpt.capture.grappler.control_edges import wait_as_asked
+from tfckpt.ops import Calls, record
+
+_NUMBERED = re.compile(r"(.+)/([^/]+)/_(\d+)$")
+_ENTER, _EXIT, _MERGE = "Enter", "Exit", "Merge"
+_SWITCHES = frozenset(("Switch", "_SwitchN"))
+_LOWERED = frozenset((_ENTER, _EXIT, _MERGE, "NextIteration", "LoopCond", *_SWITCHES))
+_RESULTS = ("output", "merge")
+"""What TensorFlow calls the results of a lowered branch."""
+_RUN = frozenset(("branch_executed", "LoopExecuted"))
+"""What others wait for, that wait for a lowered op."""
+_PREDICATE = "switch_pred"
+
+
+class NotRaised(ValueError):
+    """A lowered graph has something in it that no loop or branch of the step explains."""
+
+
+def has_loops(definition: tf.compat.v1.GraphDef) -> bool:
+    """Return whether there are loops or branches that are ops."""
+    return any(map(_is_loop, definition.node))
+
+
+def with_loops(found: tf.compat.v1.GraphDef, asked: tf.compat.v1.GraphDef,
+               lowered: tf.compat.v1.GraphDef, running: Iterable[str]) -> tf.compat.v1.GraphDef:
+    """Return what Grappler made of a step with lowered loops, these as ops again.
+
+    Args:
+      found: what Grappler made.
+      asked: the step, functions inlined, with loops and branches as ops.
+      lowered: the same as Grappler was asked about it.
+      running: what has to run, by name.
+
+    Raises:
+      NotRaised: it is not understood.
+    """
+    return _Raised(found, asked, lowered).graph(running)
+
+
+def _is_loop(node: tf.compat.v1.NodeDef) -> bool:
+    return record(node.op).calls in (Calls.LOOP, Calls.BRANCHES)
+
+
+@dataclasses.dataclass
+class _Lowered:
+    """What a loop or branch is once it is lowered.
+
+    Attributes:
+      op: the loop or branch.
+      entries: for each of its inputs the ops that read it, by name.
+      results: the number of the result that an op hands out, by its name.
+    """
+
+    op: tf.compat.v1.NodeDef
+    entries: Mapping[int, Sequence[str]]
+    results: Mapping[str, int]
+
+
+class _Raised:
+    """A graph that is put together of what Grappler made."""
+
+    def __init__(self, found: tf.compat.v1.GraphDef, asked: tf.compat.v1.GraphDef,
+                 lowered: tf.compat.v1.GraphDef):
+        self.asked = asked
+        self.library = found.library
+        self.versions = found.versions
+        self.made = {node.name: node for node in found.node}
+        self.before = {node.name: node for node in asked.node}
+        self.loops = dict(_lowered_loops(asked, lowered))
+        self.result_of = {name: (loop, slot) for loop, lowered in self.loops.items()
+                          for name, slot in lowered.results.items()}
+
+    def graph(self, running: Iterable[str]) -> tf.compat.v1.GraphDef:
+        """Return all that runs where these ops have to."""
+        found: dict[str, tf.compat.v1.NodeDef] = {}
+        pending = [self._op(name) for name in running]
+        while pending:
+            name = pending.pop()
+            if name in found:
+                continue
+            found[name] = node = self._node(name)
+            pending += [_op_of(text) for text in node.input]
+        raised = tf.compat.v1.GraphDef(library=self.library, versions=self.versions)
+        raised.node.extend(found.values())
+        wait_as_asked(self.asked, raised)
+        return raised
+
+    def _node(self, name: str) -> tf.compat.v1.NodeDef:
+        """Return an op as it stands in the graph."""
+        if name in self.loops:
+            return self._loop(self.loops[name])
+        known = self.made.get(name, self.before.get(name))
+        if known is None or known.op in _LOWERED:
+            raise NotRaised(f"{name} is in a lowered loop or branch")
+        node = tf.compat.v1.NodeDef.FromString(known.SerializeToString())
+        handed_on = self._handed_on if name not in self.made else str
+        read = [self._tensor(text if text[:1] == "^" else handed_on(text)) for text in known.input]
+        del node.input[:]
+        node.input.extend(text for text in read if text[:1] != "^")
+        node.input.extend(dict.fromkeys(text for text in read if text[:1] == "^"))
+        return node
+
+    def _loop(self, loop: _Lowered) -> tf.compat.v1.NodeDef:
+        node = tf.compat.v1.NodeDef.FromString(loop.op.SerializeToString())
+        data = [text for text in node.input if text[:1] != "^"]
+        del node.input[:]
+        for i, text in enumerate(data):
+            entry = next((self.made[name] for name in loop.entries[i] if name in self.made
+                          and self.made[name].op in _LOWERED), None)
+            node.input.append(self._tensor(
+                self._handed_on(text) if entry is None else _read_by(entry, i)))
+        return node
+
+    def _handed_on(self, text: str) -> str:
+        """Return what was read, behind what only hands it on and is gone."""
+        name, _, slot = text.partition(":")
+        while name not in self.made and name not in self.loops and (
+                record(self.before[name].op).passes_on):
+            text = self.before[name].input[int(slot or 0)]
+            name, _, slot = text.partition(":")
+        return text
+
+    def _op(self, name: str) -> str:
+        """Return the op that stands for one of the lowered graph."""
+        if name in self.result_of:
+            return self.result_of[name][0]
+        found = _NUMBERED.match(name)
+        return found[1] if found and found[1] in self.loops and found[2] in _RUN else name
+
+    def _tensor(self, text: str) -> str:
+        """Return what stands for what an op of the lowered graph reads or waits for."""
+        if text[:1] == "^":
+            return f"^{self._op(text[1:])}"
+        name, _, slot = text.partition(":")
+        if name not in self.result_of:
+            return text
+        if slot not in ("", "0"):
+            raise NotRaised(f"{text} is no result of a loop or branch")
+        loop, number = self.result_of[name]
+        return f"{loop}:{number}" if number else loop
+
+
+def _read_by(entry: tf.compat.v1.NodeDef, place: int) -> str:
+    """Return what an op hands on to the inside of a loop or branch, or what chooses the branch."""
+    return entry.input[1 if entry.op in _SWITCHES and not place else 0]
+
+
+def _lowered_loops(asked: tf.compat.v1.GraphDef, lowered: tf.compat.v1.GraphDef
+                   ) -> Iterator[tuple[str, _Lowered]]:
+    """Yield what becomes of loops and branches, by name.
+
+    Raises:
+      NotRaised: their inputs and results are not found.
+    """
+    nodes = {node.name: node for node in lowered.node}
+    parts: dict[str, list[tuple[int, str, tf.compat.v1.NodeDef]]] = {}
+    for node in lowered.node:
+        if node.op in _LOWERED and (found := _NUMBERED.match(node.name)):
+            parts.setdefault(found[1], []).append((int(found[3]), found[2], node))
+    switches = _switches(lowered.node)
+    for op in filter(_is_loop, asked.node):
+        if op.name in nodes and _is_loop(nodes[op.name]):
+            raise NotRaised(f"{op.name} is not lowered")
+        ends = sorted(parts.get(op.name, ()), key=lambda part: part[0])
+        data = sum(text[:1] != "^" for text in op.input)
+        if record(op.op).calls is Calls.LOOP:
+            yield op.name, _loop(op, ends, data, nodes)
+        else:
+            yield op.name, _branch(op, ends, data, switches)
+
+
+def _loop(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.NodeDef]],
+          data: int, nodes: Mapping[str, tf.compat.v1.NodeDef]) -> _Lowered:
+    enters = [node.name for _, kind, node in ends if node.op == _ENTER and kind == "enter"]
+    if len(enters) != data:
+        raise NotRaised(f"{op.name} has {data} inputs, and {len(enters)} once it is lowered")
+    results = {}
+    for _, kind, node in ends:
+        if node.op == _EXIT and kind == "exit":
+            behind = node
+            while behind.op != _ENTER:
+                behind = nodes[_op_of(behind.input[0])]
+            results[node.name] = enters.index(behind.name)
+    return _Lowered(op, {i: (name,) for i, name in enumerate(enters)}, results)
+
+
+def _branch(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.NodeDef]],
+            data: int, switches: Mapping[str, Sequence[str]]) -> _Lowered:
+    merges = [node.name for _, kind, node in ends if node.op == _MERGE and kind in _RESULTS]
+    if len(merges) != len(op.attr["Tout"].list.type):
+        raise NotRaised(f"{op.name} has other results once it is lowered")
+    passing = switches.get(op.name, ())
+    if len(passing) != data - 1:
+        raise NotRaised(f"{op.name} has {data} inputs, and {len(passing)} once it is lowered")
+    return _Lowered(op, {0: passing, **{i: (name,) for i, name in enumerate(passing, start=1)}},
+                    {name: i for i, name in enumerate(merges)})
+
+
+def _switches(nodes: Iterable[tf.compat.v1.NodeDef]) -> dict[str, list[str]]:
+    """Return what hands inputs on to branches, in order, by the name of what was lowered."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for node in nodes:
+        scope, _, number = node.name.rpartition("/_")
+        read = f"/{_op_of(node.input[0])}" if node.op in _SWITCHES else ""
+        if read and scope.endswith(read) and number.isdigit():
+            found.setdefault(scope.removesuffix(read), []).append((int(number), node.name))
+    return {name: [switch for _, switch in sorted(switches)] for name, switches in found.items()}
+
+
+def _op_of(text: str) -> str:
+    return text.lstrip("^").partition(":")[0]

@@ -1,0 +1,281 @@
+"""What Grappler makes of a step, asked before the step runs.
+
+TensorFlow inlines functions and lowers loops and branches before it asks Grappler. Here the same is
+done first, so that what comes back is what will run on one CPU, but for the kernels that are chosen
+after that. Grappler ends the process where two ops have one name, so that it is not asked there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.devices import device_key
+from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
+from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
+from tfckpt.capture.inlining.inline import is_call
+from tfckpt.ops import Calls, record
+from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A graph that Grappler can be asked about, whatever becomes of the live one meanwhile.
+
+    Attributes:
+      definition: of a function's body: `_Arg` nodes stand for `inputs`, in order, and a `_Retval`
+        node for each result.
+      running: what has to run, by name.
+      inputs: tensors of the live graph, for what is known of their shapes.
+      config: a ConfigProto, serialised: what the thread that asks calls functions with.
+    """
+
+    definition: tf.compat.v1.GraphDef
+    running: tuple[str, ...]
+    inputs: tuple[tf.Tensor, ...]
+    config: bytes
+
+    def answer(self, inlined: Callable[[tf.compat.v1.GraphDef], object] = lambda definition: None,
+               lower: bool = False) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of the graph; nothing runs.
+
+        Functions are inlined first, as TensorFlow does it.
+
+        Args:
+          inlined: is told of the graph then.
+          lower: whether loops and branches are lowered first, as TensorFlow does it; otherwise they
+            are left as they are, and what is around them is optimised by itself.
+
+        Raises:
+          ValueError, MemoryError, tf.errors.OpError: Grappler does not accept the graph, or would
+            not inline its functions as the runtime does.
+        """
+        config = tf.compat.v1.ConfigProto.FromString(self.config)
+        meta = self._inlined(config, lower)
+        inlined(meta.graph_def)
+        found = (_optimized(config, meta) if lower or not has_loops(meta.graph_def)
+                 else self._around_loops(config, meta))
+        for node in found.node:
+            _show(node)
+            if node.name in self._number and node.op in (FED, ARG):
+                number = self._number[node.name]
+                _as_argument(node, number, self.inputs[number])
+        return found
+
+    def _around_loops(self, config: Any, meta: tf.compat.v1.MetaGraphDef
+                      ) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of what is around loops and branches."""
+        lowered = self._inlined(config, lower=True)
+        try:
+            return with_loops(_optimized(config, lowered), meta.graph_def, lowered.graph_def,
+                              self.running)
+        except NotRaised as error:
+            logging.info("tfckpt: what is around loops is optimised by itself: %s", error)
+        found = _optimized(config, meta)
+        wait_as_asked(meta.graph_def, found)
+        return found
+
+    @functools.cached_property
+    def _number(self) -> Mapping[str, int]:
+        """Of each input, by the name of its op."""
+        return {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
+
+    def _inlined(self, config: Any, lower: bool) -> tf.compat.v1.MetaGraphDef:
+        """Return the graph as Grappler is asked about it: functions inlined, inputs fed."""
+        meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
+        meta.collection_def["train_op"].node_list.value.extend(self.running)
+        for node in tf_adapter.nodes_with_bodies(meta.graph_def):
+            _hide(node, lower)
+        for node in meta.graph_def.node:
+            node.device = _placed(node.device)
+            if node.op == ARG:
+                given = self.inputs[self._number[node.name]]
+                if given.dtype not in (tf.resource, tf.variant):
+                    _as_fed(node, given)
+        if any(_is_inlined(node, lower) for node in meta.graph_def.node):
+            _refuse_clashes(meta.graph_def)
+            known = {function.signature.name for function in meta.graph_def.library.function}
+            _inline_calls(meta, config, lower)
+            _refuse_functions_but(known, meta.graph_def)
+        return meta
+
+
+def question(graph: tf.Graph, wanted: Sequence[str] = (),
+             definition: tf.compat.v1.GraphDef | None = None,
+             renamed: Mapping[str, str] | None = None, config: bytes | None = None) -> Question:
+    """Return a graph that runs by itself, for Grappler to be asked about.
+
+    Args:
+      wanted: the ops that a session would run, by name; a FuncGraph knows its own.
+      definition: of the graph, where it is not what the graph shows now; changed here.
+      renamed: ops of the graph in whose place the definition has others.
+      config: of another question, in whose terms this one is asked.
+    """
+    config = tf_adapter.configured().SerializeToString() if config is None else config
+    definition = tf_adapter.shown_definition(graph) if definition is None else definition
+    running = [(renamed or {}).get(name, name) for name in as_body(graph, definition)]
+    return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())),
+                    config)
+
+
+def _optimized(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
+    """Return what Grappler makes of a graph whose functions are inlined."""
+    asking = type(config).FromString(config.SerializeToString())
+    rewriting = asking.graph_options.rewrite_options
+    rewriting.function_optimization = rewriting.OFF  # that is done
+    return tf_adapter.optimize_graph(asking, meta)
+
+
+def _placed(device: str) -> str:
+    """Return how the runtime writes the device of an op, or of one without any.
+
+    Grappler takes two spellings of one device for two devices, and joins nothing of both.
+    """
+    return tf_adapter.HOST if device_key(device) == device_key(tf_adapter.HOST) else device
+
+
+def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:
+    return is_call(node.op) or lower and _LOWER in node.attr
+
+
+def _refuse_clashes(definition: tf.compat.v1.GraphDef) -> None:
+    """Refuse a graph in which an op has the name that one of an inlined function would get."""
+    bodies = {function.signature.name: function.node_def
+              for function in definition.library.function}
+    names: set[str] = set()
+
+    def add(nodes: Iterable[tf.compat.v1.NodeDef], scope: str) -> None:
+        for node in nodes:
+            name = scope + node.name
+            if name in names:
+                raise ValueError(f"two ops would be called {name} once functions are inlined")
+            names.add(name)
+            for function in functions_of(node) if is_call(node.op) else ():
+                add(bodies.get(function.name, ()), f"{name}/")
+
+    add(definition.node, "")
+
+
+def _refuse_functions_but(known: Collection[str], definition: tf.compat.v1.GraphDef) -> None:
+    """Refuse a graph that calls functions which Grappler wrote anew: they have other names."""
+    for node in definition.node:
+        for function in functions_of(node):
+            if function.name.removeprefix(_HIDDEN) not in known:
+                raise ValueError(f"{node.name} calls {function.name}, which was made of another")
+
+
+def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> None:
+    """Inline functions as the runtime does it, and do nothing else of what Grappler does."""
+    inlining = type(config).FromString(config.SerializeToString())
+    rewriting = inlining.graph_options.rewrite_options
+    rewriting.optimizers.append("function")
+    rewriting.disable_tfg_optimizer = True
+    rewriting.meta_optimizer_iterations = rewriting.ONE
+    calls = {node.name: {name[1:] for name in node.input if name.startswith("^")}
+             for node in meta.graph_def.node if _is_inlined(node, lower)}
+    meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
+    wait_as_called(meta.graph_def, calls)
+    for node in meta.graph_def.node:
+        node.device = _placed(node.device)
+        if node.name in calls and node.op == IDENTITY_N:  # kept for who only waits for it
+            node.op = NO_OP
+            node.attr.clear()
+            waits = [name for name in node.input if name.startswith("^")]
+            del node.input[:]
+            node.input.extend(waits)
+
+
+_HIDDEN = "tfckpt_hidden_"
+"""Before what Grappler is not to see: functions of loops and branches."""
+_ASIDE = "_tfckpt_hidden"
+"""The same for attributes: TensorFlow 2.18 warns of those that begin with a letter."""
+_COLOCATED = "_class"
+"""Removed before all else, so that ops would be merged that the runtime keeps apart."""
+_LOWER = "_lower_using_switch_merge"
+
+
+def _hide(node: tf.compat.v1.NodeDef, lower: bool) -> None:
+    """Have Grappler keep apart what is placed with others, and leave loops and branches alone."""
+    for name in (_COLOCATED,) if lower else (_COLOCATED, _LOWER):
+        if name in node.attr:
+            node.attr[_ASIDE + name].CopyFrom(node.attr.pop(name))
+    if not lower and record(node.op).calls in (Calls.LOOP, Calls.BRANCHES):
+        for function in functions_of(node):
+            function.name = _HIDDEN + function.name
+
+
+def _show(node: tf.compat.v1.NodeDef) -> None:
+    """Undo what `_hide` did."""
+    for name in (_COLOCATED, _LOWER):
+        if _ASIDE + name in node.attr:
+            node.attr[name].CopyFrom(node.attr.pop(_ASIDE + name))
+    for function in functions_of(node):
+        function.name = function.name.removeprefix(_HIDDEN)
+
+
+def calls_functions(node: tf.compat.v1.NodeDef) -> bool:
+    """Return whether an op calls functions, in whatever way."""
+    return any(attr.HasField("func") or attr.list.func for attr in node.attr.values())
+
+
+def functions_of(node: tf.compat.v1.NodeDef) -> list[Any]:
+    """Return what names the functions that an op calls."""
+    return [function for attr in node.attr.values() for function in (
+        [attr.func] if attr.HasField("func") else attr.list.func)]
+
+
+def _as_fed(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
+    """Make an op of a known shape of one that stands for a function's input.
+
+    What is known of an argument's shape TensorFlow forgets before it asks Grappler.
+    """
+    node.op = FED
+    node.ClearField("attr")
+    node.attr["dtype"].type = tensor.dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+
+
+def as_body(graph: tf.Graph, definition: tf.compat.v1.GraphDef) -> list[str]:
+    """Write a graph's definition as that of a function's body, and return what runs, by name.
+
+    Inputs become `_Arg` nodes, and a `_Retval` node is added for each output.
+    """
+    inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
+    number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
+    for node in definition.node:
+        if node.name in number:
+            _as_argument(node, number[node.name], inputs[number[node.name]])
+    running = [op.name for op in tf_adapter.control_outputs(graph)]
+    for i, tensor in enumerate(outputs):
+        name = re.sub("[^a-z0-9_]", "_", tensor.op.name.lower())
+        node = definition.node.add(name=f"{name}_RetVal_{i}", op=RETVAL, input=[tensor.name])
+        node.attr["T"].type = tensor.dtype.as_datatype_enum
+        node.attr["index"].i = i
+        running.append(node.name)
+    return running
+
+
+def _as_argument(node: tf.compat.v1.NodeDef, number: int, tensor: tf.Tensor) -> None:
+    node.op = ARG
+    node.ClearField("attr")
+    node.attr["T"].type = tensor.dtype.as_datatype_enum
+    node.attr["index"].i = number
+    tell_argument(node, tensor)
+
+
+def tell_argument(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
+    """Write into an `_Arg` node what is known of the shape of a function's input."""
+    for key in ("_output_shapes", "_handle_shapes", "_handle_dtypes"):
+        node.attr.pop(key, None)
+    node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
+    behind = tf_adapter.handle_shape(tensor) if tensor.dtype == tf.resource else None
+    if behind is not None:
+        node.attr["_handle_shapes"].list.shape.append(behind[0].as_proto())
+        node.attr["_handle_dtypes"].list.type.append(behind[1].as_datatype_enum)

@@ -1,0 +1,367 @@
+"""What while loops keep: lists with an entry for each iteration, which the backward reads.
+
+A loop's gradient needs what the loop computed, so TensorFlow has the body push that onto lists.
+A list is one tensor without a size; here it gets one: iterations times the bytes of an entry.
+TensorFlow's executor puts no copy of a tensor into a list, so lists of the same tensors share
+their memory, a list of a variable's value takes none, and one of the entries of a list that the
+loop only reads takes over the memory of that. A list that a loop fills while it empties another
+of the same size needs no more than that one. Compiled by XLA each list has memory of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.regions import is_gradient_scope
+from tfckpt.capture.values import attrs_of, results_of
+from tfckpt.capture.variables import argument
+from tfckpt.ir.edits import TRIPS
+from tfckpt.ir.graph import FORWARD, Graph, Loop, Op
+from tfckpt.ir.target import HERE, Target
+from tfckpt.ops import Access, record
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What a loop's lists hold when it ends.
+
+    Attributes:
+      bytes: of each output that is a list, by slot; 0 where the loop only reads the list.
+      unknown: what could not be found out, in words; "" where all is known.
+      loop: what later stages read of the loop; None where its number of iterations is not known.
+      workspace: bytes of lists that loops in its body fill and that do not leave an iteration.
+    """
+
+    bytes: dict[int, int]
+    unknown: str = ""
+    loop: Loop | None = None
+    workspace: int = 0
+
+
+def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
+               target: Target = HERE) -> Kept:
+    """The bytes of a loop's lists.
+
+    Args:
+      loop: a While or StatelessWhile.
+      known: gives an op of the graph with as much known of its shapes as can be.
+      target: what runs the loop.
+    """
+    try:
+        return _Loop(loop, known, target).kept()
+    except (KeyError, ValueError, TypeError, tf.errors.OpError) as error:  # a body unlike any known
+        return Kept({}, f"{type(error).__name__}: {error}")
+
+
+def result_shapes(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
+                  ) -> dict[int, tf.TensorShape]:
+    """The shapes of a loop's results that no iteration changes, by slot; as `kept_lists`.
+
+    The gradient of what a loop computes has one shape before and behind the gradient's loop.
+
+    Raises:
+      ValueError: the body cannot be read.
+    """
+    this = _Loop(loop, known)
+    found = {}
+    for slot, (given, made) in enumerate(zip(known(loop).inputs, this.body.outputs, strict=True)):
+        if made.dtype not in (tf.resource, tf.variant) and given.shape.is_fully_defined():
+            shape = this.shape(made)
+            if not shape.is_fully_defined() and is_gradient_scope(loop.name):
+                shape = shape.merge_with(given.shape)
+            if shape.is_fully_defined() and shape == given.shape:
+                found[slot] = shape
+    return found
+
+
+def entry_shape(loop: tf.Operation, slot: int, known: Callable[[tf.Operation], tf.Operation]
+                ) -> tf.TensorShape:
+    """The shape of what a loop puts into a list; as `result_shapes`."""
+    this = _Loop(loop, known)
+    entry = _entry(this.body.outputs[slot])
+    return tf.TensorShape(None) if entry is None else this.shape(entry)
+
+
+class _Loop:
+    """A loop, its body and its condition."""
+
+    def __init__(self, loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
+                 target: Target = HERE):
+        self.op, self.known, self.target = loop, known, target
+        self.cond = tf_adapter.called_graph(loop, "cond")
+        self.body = tf_adapter.called_graph(loop, "body")
+
+    def kept(self) -> Kept:
+        lists = [(slot, entry) for slot, tensor in enumerate(self.body.outputs)
+                 if tensor.dtype == tf.variant and (entry := _entry(tensor)) is not None]
+        trips = self.trips()
+        if trips is None:
+            return Kept({}, "its number of iterations is not known" if lists else "")
+        found: dict[int, int] = {}
+        unknown = ""
+        for slot, entry in lists:
+            size = self._bytes(entry)
+            if size is None:
+                size = self._bytes_of_others(slot, entry.dtype)
+            if size is None:
+                unknown = f"the size of {entry.name} in its body is not known"
+            found[slot] = self._times(trips, slot, entry) * (size or 0)
+        shares, takes = self._shared(lists, found) if self.target.shares_list_entries else ({}, {})
+        workspace = 0
+        if self._told_trips() is not None:
+            passed, workspace = self._of_segments(trips)
+            found.update(passed)
+        return Kept(found, unknown, Loop(trips, self._priced(), shares, takes), workspace)
+
+    def _told_trips(self) -> int | None:
+        """How often the loop runs, where tfckpt has made it."""
+        attr = tf_adapter.node_attrs(self.op).get(TRIPS)
+        return None if attr is None else int(attr.i)
+
+    def _of_segments(self, trips: int) -> tuple[dict[int, int], int]:
+        """Of a loop over segments, the bytes of lists that the loops inside hand on, and of those
+        that they fill and leave."""
+        passed: dict[int, int] = {}
+        filled = 0
+        for op in self.body.get_operations():
+            if not record(op.type).is_loop:
+                continue
+            kept = _Loop(op, self._in_body, self.target).kept()
+            if kept.loop is None:
+                continue
+            handed = {_behind(made).value_index: slot for slot, made in enumerate(self.body.outputs)
+                      if made.dtype == tf.variant and _behind(made).op is op}
+            sizes = {n: size for n, size in kept.bytes.items() if n not in kept.loop.shares}
+            passed.update({slot: trips * sizes.get(n, 0) for n, slot in handed.items()})
+            filled = max(filled, sum(size for n, size in sizes.items() if n not in handed))
+        return passed, filled
+
+    def _times(self, trips: int, slot: int, entry: tf.Tensor) -> int:
+        """How many entries of a list have memory of their own."""
+        if not self.target.shares_list_entries:
+            return trips
+        memory = self._memory(entry)
+        if record(memory.op.type).access is Access.VALUE:
+            return 0
+        return 1 if self._is_fixed(memory) or self._overwrites(slot) else trips
+
+    def _emptied(self) -> tuple[int, ...]:
+        """The lists from which each iteration takes an entry, by input."""
+        popped = [_behind(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
+        return tuple(k for k, op in enumerate(popped)
+                     if op is not None and record(op.type).lists.removes
+                     and self._slots.get(_behind(op.inputs[0]).name) == k)
+
+    def _is_fixed(self, memory: tf.Tensor) -> bool:
+        """Whether every iteration finds the same tensor."""
+        return record(memory.op.type).is_constant or memory.name in self._slots
+
+    def _overwrites(self, slot: int) -> bool:
+        """Whether every iteration writes the same entry of a list."""
+        op = _behind(self.body.outputs[slot]).op
+        index = record(op.type).lists.index
+        return index is not None and self._is_fixed(self._memory(op.inputs[index]))
+
+    def _shared(self, lists: Sequence[tuple[int, tf.Tensor]], sizes: Mapping[int, int]
+                ) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+        """`Loop.shares` and `Loop.takes`; of lists with the same entries the largest counts."""
+        alike: dict[str, list[int]] = {}
+        takes = dict.fromkeys((slot for slot, _ in lists), self._emptied())
+        for slot, entry in lists:
+            memory = self._memory(entry)
+            alike.setdefault(memory.name, []).append(slot)
+            use = record(memory.op.type).lists
+            if use.shape is not None and not use.removes and (
+                    source := self._memory(memory.op.inputs[0]).name) in self._slots:
+                takes[slot] = (self._slots[source], *takes[slot])
+        shares = {}
+        for slots in alike.values():
+            root = max(slots, key=lambda slot: sizes[slot])
+            shares.update({slot: root for slot in slots if slot != root})
+        return shares, takes
+
+    def _memory(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor of the body in whose memory another lies, be it an iteration earlier.
+
+        An argument is one only where no iteration changes it.
+        """
+        seen: set[str] = set()
+        while True:
+            while (known := record(tensor.op.type)).aliases and not known.lists.rows:
+                tensor = tensor.op.inputs[tensor.value_index]
+            slot = self._slots.get(tensor.name)
+            if slot is None or tensor.name in seen:
+                return tensor
+            seen.add(tensor.name)
+            tensor = self.body.outputs[slot]
+
+    @functools.cached_property
+    def _slots(self) -> dict[str, int]:
+        """The place of each argument of the body."""
+        return {given.name: i for i, given in enumerate(self.body.inputs)}
+
+    def _priced(self) -> Graph:
+        """The body as plain data, with the shapes that its tensors really have."""
+        operations = self.body.get_operations()
+        index = {op.name: i for i, op in enumerate(operations)}
+        ops = []
+        for op in operations:
+            shapes = [self.shape(tensor) for tensor in op.outputs]
+            kept = (_Loop(op, self._in_body, self.target).kept() if record(op.type).is_loop
+                    else Kept({}))
+            ops.append(Op(op.name, op.type,
+                          tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
+                          results_of(op, kept.bytes, shapes), FORWARD, False, "",
+                          {} if record(op.type).is_constant else attrs_of(op), loop=kept.loop))
+        return Graph(self.body.name, tuple(ops), (), ())
+
+    def trips(self) -> int | None:
+        """The most iterations that the condition allows, or None.
+
+        It is a conjunction; each part that compares a counter with a limit bounds them.
+        """
+        told = self._told_trips()
+        if told is not None:
+            return told
+        bounds, pending = [], list(self.cond.outputs)
+        while pending:
+            op = pending.pop().op
+            known = record(op.type)
+            if known.keeps_number or known.conjunction:
+                pending += op.inputs
+            elif known.compares:
+                bounds.append(self._bound(*op.inputs, inclusive=known.compares == "<="))
+        return min((b for b in bounds if b is not None), default=None)
+
+    def _bound(self, counter: tf.Tensor, limit: tf.Tensor, *, inclusive: bool) -> int | None:
+        slot = argument(self.cond, _behind(counter))
+        step = None if slot is None else self._step(slot)
+        if slot is None or not step or step <= 0:
+            return None
+        start, end = self._outside(slot), self._limit(limit)
+        if start is None or end is None:
+            return None
+        return max(0, -((start - end - inclusive) // step))
+
+    def _limit(self, tensor: tf.Tensor) -> int | None:
+        """The value of a tensor of the condition that no iteration changes."""
+        slot = argument(self.cond, _behind(tensor))
+        if slot is None:
+            return _value(tensor)
+        passed = argument(self.body, _behind(self.body.outputs[slot]))
+        return self._outside(slot) if passed == slot else None
+
+    def _step(self, slot: int) -> int | None:
+        """By how much each iteration raises a counter."""
+        op = _behind(self.body.outputs[slot]).op
+        if not record(op.type).adds or len(op.inputs) != 2:
+            return None
+        for counter, step in (tuple(op.inputs), tuple(op.inputs)[::-1]):
+            if argument(self.body, _behind(counter)) == slot:
+                return _value(step)
+        return None
+
+    def _outside(self, slot: int) -> int | None:
+        """The value of an argument when the loop begins."""
+        tensor = _behind(self.known(self.op).inputs[slot])
+        value = _value(tensor)
+        if value is None and record(tensor.op.type).is_loop:
+            # the backward counts the forward's trips
+            value = _Loop(tensor.op, lambda op: op)._at_end(tensor.value_index)
+        return value
+
+    def _at_end(self, slot: int) -> int | None:
+        """The value of a counter when the loop ends."""
+        start, step, trips = self._outside(slot), self._step(slot), self.trips()
+        if start is None or step is None or trips is None:
+            return None
+        return start + step * trips
+
+    @functools.cached_property
+    def _inferred(self) -> tf_adapter.FuncGraph:
+        """The body with the shapes that the arguments really have."""
+        return tf_adapter.called_graph(self.op, "body",
+                                       [t.shape for t in self.known(self.op).inputs],
+                                       self._given_entries)
+
+    @functools.cached_property
+    def _given_entries(self) -> dict[int, tf.TensorShape]:
+        """The shapes of the entries of lists that the loop is given, where known."""
+        found = {}
+        for k, tensor in enumerate(self.op.inputs):
+            made = _behind(tensor) if tensor.dtype == tf.variant else tensor
+            if record(made.op.type).is_loop and made.dtype == tf.variant:
+                shape = entry_shape(made.op, made.value_index, self.known)
+            elif record(made.op.type).lists.rows:
+                shape = self.known(made.op).inputs[0].shape[1:]
+            else:
+                continue
+            if shape.is_fully_defined():
+                found[k] = shape
+        return found
+
+    def _bytes(self, entry: tf.Tensor) -> int | None:
+        """The bytes of an entry; of a list in a list, those that its own loop gives it."""
+        if entry.dtype == tf.variant:
+            inner = _behind(entry)
+            if not record(inner.op.type).is_loop:
+                return 0
+            kept = _Loop(inner.op, self._in_body, self.target).kept()
+            if kept.unknown:
+                return None
+            if kept.loop is not None and inner.value_index in kept.loop.shares:
+                return 0
+            return kept.bytes.get(inner.value_index, 0)
+        shape = self.shape(entry)
+        return shape.num_elements() * entry.dtype.size if shape.is_fully_defined() else None
+
+    def _bytes_of_others(self, slot: int, dtype: tf.DType) -> int | None:
+        """The bytes of the entries that a list had before the loop, where an entry replaces one."""
+        op = _behind(self.body.outputs[slot]).op
+        argument = self._slots.get(_behind(op.inputs[0]).name)
+        shape = self._given_entries.get(-1 if argument is None else argument)
+        return None if shape is None else shape.num_elements() * dtype.size
+
+    def shape(self, tensor: tf.Tensor) -> tf.TensorShape:
+        """What is known of the shape of a tensor of the body."""
+        if tensor.shape.is_fully_defined() or tensor.dtype in (tf.resource, tf.variant):
+            return tensor.shape
+        return tensor.shape.merge_with(self._as_given(tensor).shape)
+
+    def _as_given(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A tensor of the body, with the shape that follows from the loop's real arguments."""
+        for traced, given in zip(self.body.inputs, self._inferred.inputs, strict=True):
+            if traced.name == tensor.name:
+                return given
+        return self._in_body(tensor.op).outputs[tensor.value_index]
+
+    def _in_body(self, op: tf.Operation) -> tf.Operation:
+        try:
+            return self._inferred.get_operation_by_name(op.name)
+        except KeyError:
+            return op
+
+
+def _behind(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor behind ops that pass it on."""
+    while record(tensor.op.type).keeps_number:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
+    """What an iteration puts into a list; None where it puts nothing there."""
+    op = _behind(tensor).op
+    entry = record(op.type).lists.entry
+    return None if entry is None else op.inputs[entry]
+
+
+def _value(tensor: tf.Tensor) -> int | None:
+    """The value of an integer, where the graph tells."""
+    value = tf.get_static_value(_behind(tensor))
+    return int(value) if value is not None and value.size == 1 else None

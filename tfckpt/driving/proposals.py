@@ -1,0 +1,347 @@
+"""What could be done to a step: for each device's part its plans, best first, made when asked for.
+
+A part has several sources of plans: fences that await updates or not (a step that trains twice may
+read what an update wrote: no fence can then wait for updates), its loops recomputed or not, and in
+the end neither such waits nor free moves. The best plan of each source is proposed first, then the
+next best ones in turns. Replicas of one part get the same plans. A source that fails yields no
+more plans; it costs no others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+from tfckpt.capture.devices import device_parts, has_inner_collective
+from tfckpt.capture.loops.repeated import without_loops
+from tfckpt.common import faults
+from tfckpt.cost.measured import measured_rates
+from tfckpt.driving.parts import DevicePart, Part, Proposal, priced, unchanged
+from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptError
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.graph import Graph
+from tfckpt.ir.target import Target
+from tfckpt.ops import record
+from tfckpt.plan.forward_ad import Decision, decisions_of
+from tfckpt.plan.loop_choice import with_loops_in_segments
+from tfckpt.plan.planner import AUTO, Memory, Planned, StepPlanner, plans_of
+from tfckpt.request.options import Options
+from tfckpt.rewrite.passes.reference_variables import has_references
+
+MOST = 8
+"""Proposals for one part: the search is bounded by their number, never by the clock."""
+WHOLE_EFFORT, LEAST_EFFORT = 16 << 20, 0.1
+"""Bytes of a plain peak from which on the search takes its default effort, and the least share of
+it: below, a step is planned in less time than a person notices, and there is little to save."""
+NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
+PLAIN_FITS = "the plain step fits the budget"
+EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
+             "that waited for another replica could wait for ever")
+
+
+def device_parts_of(graph: Graph, options: Options, target_of: Callable[[str], Target]
+                    ) -> list[DevicePart]:
+    """Return the part of each device.
+
+    Raises:
+      PlanError: a device has no budget, or one that is not there has.
+    """
+    split = device_parts(graph, target_of(""))
+    options.budgets.check(split)
+    several = len(split) > 1
+    return [DevicePart(device if several else "", number if several else None,
+                       options.budgets.of(device), _measured(target_of(device), part, options),
+                       part)
+            for number, (device, part) in enumerate(split.items())]
+
+
+def priced_parts(graph: Graph, wanted: Sequence[DevicePart]) -> list[Part]:
+    """Return the part of each device, priced.
+
+    Raises:
+      CostError: the bytes of a tensor are unknown, or those of a variable that a size counts.
+    """
+    parts = [priced(part) for part in wanted]
+    for part in parts:
+        if part.cost.unknown_variables and part.budget.device_bytes is not None:
+            raise CostError(
+                f"cost: budget={part.budget} counts variables, and {part.cost.unknown_variables} "
+                f"of {graph.name!r} have an unknown size; pass a fraction of the plain peak such "
+                'as budget=0.5, or budget="min"')
+    return parts
+
+
+def _measured(target: Target, part: Graph, options: Options) -> Target:
+    """Return a target with the seconds of ops that were measured, where the executor runs them."""
+    if not options.op_seconds or not target.orders_by_control:
+        return target
+    return dataclasses.replace(
+        target, rates=measured_rates(part, options.op_seconds, target.rates))
+
+
+def may_await_updates(graph: Graph) -> bool:
+    """Return whether a fence may wait for updates.
+
+    Only on one device, without collectives, and without reference variables: an update of such a
+    variable awaits the copies that read it (`tfckpt.rewrite.passes.reference_variables`).
+    """
+    devices = {op.device for op in graph.ops if op.device}
+    return len(devices) <= 1 and not has_references(graph) and not any(
+        record(op.type).collective for op in graph.ops)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the plans of a source may use: waits for updates, and free moves."""
+
+    await_updates: bool
+    free_moves: bool
+
+
+class Search:
+    """The proposals for one part, in turn.
+
+    Attributes:
+      proposal: the present one; never None: the last is to change nothing.
+      rejected: why the earlier ones were given up, a line each.
+    """
+
+    def __init__(self, part: Part, options: Options, refused: str = "",
+                 leader: Search | None = None, memory: Memory | None = None):
+        self.options, self._given, self.memory = options, part, memory
+        self.proposal: Proposal
+        self.rejected: list[str] = []
+        self.leader = leader
+        self._segments = True
+        self._reason = refused = refused or (
+            PLAIN_FITS if _plain_fits(part, part.target.safety) and not part.cost.again else "")
+        self.part = self._whole = part if refused else part.updated_late()
+        self._known: dict[Limits, tuple[Iterator[Decision], list[Decision]]] = {}
+        self._planners: dict[tuple, StepPlanner] = {}
+        self._proposals = iter(()) if refused else itertools.islice(self._all(), MOST)
+        self._step()
+
+    def reject(self, reason: str, room: int | None = None,
+               instead: Proposal | None = None, segments: bool = False) -> None:
+        """Give the present proposal up and move on to the next.
+
+        Args:
+          room: planned bytes that the next may need, where these have been corrected.
+          instead: the next proposal, where it is one of those before.
+          segments: whether loops are not to be recomputed in segments from now on.
+        """
+        self._segments = self._segments and not segments
+        planned = self.proposal.decision.planned
+        self.rejected.append(f"{planned.plan.solver}, {planned.peak_bytes:,} bytes: {reason}")
+        self._reason = reason
+        if instead is not None:
+            self.proposal = instead
+            return
+        if room is not None:
+            self.part = self._whole = dataclasses.replace(self._whole, corrected=room)
+            self._given = dataclasses.replace(self._given, corrected=room)
+            self._known = {}
+            self._proposals = itertools.islice(self._all(), MOST)
+        self._step()
+
+    def _step(self) -> None:
+        for found in self._proposals:
+            if found.changes or not self.rejected:
+                self.proposal = found
+                return
+        self.proposal = unchanged(self._given, self._reason)
+
+    def _all(self) -> Iterator[Proposal]:
+        later: list[tuple[Part, Iterator[Decision]]] = []
+        for part, limits in self._sources():
+            source = self._decisions(part, limits)
+            first = self._next(source)
+            if first is not None:
+                later.append((part, source))
+                yield self._proposal(part, first)
+        while later:
+            part, source = later.pop(0)
+            decision = self._next(source)
+            if decision is not None:
+                later.append((part, source))
+                yield self._proposal(part, decision)
+
+    def _sources(self) -> Iterator[tuple[Part, Limits]]:
+        """Yield the sources of plans, the simplest last: it asks least of what runs the step."""
+        part, free_moves = self.part, self.options.free_moves
+        if not part.target.orders_by_control:  # neither means anything there
+            yield part, Limits(False, free_moves)
+            return
+        for part in self._graphs():
+            if part.number is None and may_await_updates(part.graph):
+                yield part, Limits(True, free_moves)
+            yield part, Limits(False, free_moves)
+        if free_moves:
+            yield part, Limits(False, False)
+
+    def _graphs(self) -> Iterator[Part]:
+        """The part, then the part with its loops as they are."""
+        yield self.part
+        try:
+            kept = without_loops(self.part.graph, self._reason)
+            if kept is not None:
+                self.part = self.part.over(kept)
+                self._given = self.part
+        except Exception as error:
+            self._failed(error)
+        else:
+            if kept is not None:
+                yield self.part
+
+    def _proposal(self, part: Part, decision: Decision) -> Proposal:
+        gains = decision.planned.peak_bytes < decision.planned.baseline_bytes
+        return Proposal(part, decision, "" if gains else NOTHING_TO_GAIN)
+
+    def _next(self, source: Iterator[Decision]) -> Decision | None:
+        """The next decision of a source; None at its end, or where planning failed."""
+        try:
+            return next(source, None)
+        except InfeasibleBudgetError:
+            if _plain_fits(self.part):
+                self._reason = PLAIN_FITS
+            elif not self.rejected:
+                raise
+        except Exception as error:
+            self._failed(error)
+        return None
+
+    def _failed(self, error: Exception) -> None:
+        """Note that a source yields no more plans."""
+        self._reason = str(error) if isinstance(error, TfckptError) else faults.said(
+            error, "planning failed")
+        self.rejected.append(f"planning: {self._reason}")
+
+    def _decisions(self, part: Part, limits: Limits) -> Iterator[Decision]:
+        if part is not self._whole:
+            return decisions(part, self.options, limits, self._planners, self.memory,
+                             self._in_segments)
+        if self.leader is None:
+            return self.decided(limits)
+        return (dataclasses.replace(d, graph=part.graph, cost=part.cost)
+                for d in self.leader.decided(limits))
+
+    def _in_segments(self) -> bool:
+        """Return whether loops may be recomputed in segments."""
+        return self._segments
+
+    def decided(self, limits: Limits) -> Iterator[Decision]:
+        """Yield the part's decisions from the best on, remembering them for replicas."""
+        source, known = self._known.setdefault(
+            limits, (decisions(self._whole, self.options, limits, self._planners, self.memory,
+                               self._in_segments), []))
+        for number in itertools.count():
+            if number == len(known):
+                decision = next(source, None)
+                if decision is None:
+                    return
+                known.append(decision)
+            yield known[number]
+
+
+def worth_of(plain_bytes: int) -> float:
+    """Return how much of the default effort a step is worth: less where there is little to save."""
+    return min(1.0, max(LEAST_EFFORT, plain_bytes / WHOLE_EFFORT))
+
+
+def _plain_fits(part: Part, share: float = 1.0) -> bool:
+    """Return whether the plain step's peak fits a share of the budget; not where none is given."""
+    room = part.room
+    return room is not None and part.plain.peak_bytes <= share * room
+
+
+def searches(graph: Graph, parts: Sequence[Part], options: Options, refused: str = "",
+             memory: Memory | None = None) -> list[Search]:
+    """Return the search of each device's part; replicas follow the first of their kind.
+
+    Args:
+      parts: what `parts_of` returned, with what XLA said of them.
+      refused: why nothing is to be changed.
+      memory: of searches of the same step for other sizes and budgets.
+
+    Raises:
+      InfeasibleBudgetError: a device's part does not fit its budget.
+    """
+    if len(parts) > 1 and has_inner_collective(graph):
+        refused = refused or EXCHANGES
+    found: list[Search] = []
+    for part in parts:
+        leader = None if options.fad is not False else next(
+            (s for s in found if s.leader is None and s.part.budget == part.budget
+             and s.part.target == part.target
+             and _nameless(s.part.cost) == _nameless(part.cost)), None)
+        found.append(Search(part, options, refused, leader, memory))
+    return found
+
+
+def _nameless(cost: CostGraph) -> tuple:
+    return (tuple(dataclasses.replace(v, name="", ops=(), device="") for v in cost.vertices),
+            tuple(dataclasses.replace(s, name="", tensor=(-1, -1)) for s in cost.storages))
+
+
+def decisions(part: Part, options: Options, limits: Limits,
+              planners: dict[tuple, StepPlanner], memory: Memory | None = None,
+              in_segments: Callable[[], bool] = lambda: True) -> Iterator[Decision]:
+    """Yield the plans of a part, best first.
+
+    Where XLA is asked what plans need, one is yielded though none is predicted to fit.
+
+    Args:
+      planners: what is known of the part's graphs for every budget.
+      memory: of searches of the same step for other sizes and budgets.
+      in_segments: says, whenever a decision is asked for, whether loops may be in segments.
+
+    Raises:
+      InfeasibleBudgetError: in the unit of the budget that was asked for.
+      PlanError: no plan could be made.
+    """
+    plain, cost = part.plain, part.cost
+    fad = options.fad if options.solver == AUTO or options.fad is True else False
+
+    def within(room: int | None) -> Iterator[Decision]:
+        def plans(of: CostGraph) -> Iterator[Planned]:
+            return plans_of(of, room, solver=options.solver, objective=options.objective,
+                            free_moves=limits.free_moves, await_updates=limits.await_updates,
+                            target=part.target, plain=plain, known=planners, memory=memory,
+                            effort=options.effort, worth=worth_of(plain.peak_bytes))
+
+        def over(graph: Graph, cost: CostGraph) -> Iterator[Decision]:
+            def found(fad: object) -> Iterator[Decision]:
+                return decisions_of(graph, cost, plans, fad=fad, budget=room,
+                                    objective=options.objective, plain_bytes=plain.peak_bytes,
+                                    target=part.target)
+
+            return found(False) if fad is False else _or_without(found, fad)
+
+        if options.solver != AUTO or part.number is not None:  # replicas get one plan
+            return over(part.graph, cost)
+        return with_loops_in_segments(part.graph, cost, over, budget=room,
+                                      objective=options.objective, target=part.target,
+                                      allowed=in_segments)
+
+    try:
+        yield from within(part.room)
+    except InfeasibleBudgetError as error:
+        if part.asked is None:
+            raise part.budget.refusal(error.smallest_bytes, plain.peak_bytes,
+                                      cost.resident_bytes, part.device) from None
+        yield from within(error.smallest_bytes)
+
+
+def _or_without(found: Callable[[object], Iterator[Decision]], fad: object) -> Iterator[Decision]:
+    """Yield decisions with forward AD, and such without where it fails."""
+    try:
+        yield from found(fad)
+    except PlanError:
+        raise
+    except Exception as error:  # CostError too: the graph itself was priced before
+        why = str(error) if isinstance(error, TfckptError) else faults.said(
+            error, "forward AD failed")
+        warnings.warn(f"tfckpt: no derivatives are kept: {faults.with_advice(why)}", stacklevel=2)
+        yield from found(False)

@@ -1,0 +1,380 @@
+"""The judge that asks what runs the step: XLA, or Grappler, which leaves it to the executor.
+
+They are asked what the step takes, plain and with a few of its plans: XLA compiles it, and what
+Grappler makes of it is simulated; where that is the step already, nobody is asked. A budget is one
+of these bytes then. What comes out corrects what the next plan may need, by a line through what is
+known; the fastest plan whose bytes fit is taken. Where none of them does, the plan of the least
+peak is asked about before a budget is refused. For the least peak XLA tries two plans, or is held
+to one in two ways. Nothing runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from tfckpt.common.clock import check_time
+from tfckpt.common.say import waiting_for
+from tfckpt.driving.judges import Candidate, Rejected
+from tfckpt.driving.parts import Part, Proposal, unchanged
+from tfckpt.driving.proposals import NOTHING_TO_GAIN
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.hlo import XlaMemory
+from tfckpt.ir.target import ORDER
+from tfckpt.plan.planner import ROOM, executed_peaks
+from tfckpt.request.budget import OVER, format_bytes
+from tfckpt.verify.asking.xla import NotAsked
+
+NEAR = 0.97
+"""Of what is allowed, what a plan may leave unused before a faster one is looked for."""
+SIMILAR = 0.95
+"""What two least plans may differ by for the faster to be taken."""
+AIM = 0.99
+"""Of what is allowed, what a corrected plan aims at."""
+LAST_AIM = 0.88
+"""The least that the last of them aims at."""
+LOWEST = 0.7
+"""Of what is right in proportion, the least that a line may say: far out it says little."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """How what is asked is called.
+
+    Attributes:
+      who: is asked.
+      takes: what a plan does by its answer.
+      refuses: what it does where it gives none.
+      option: how many plans it is asked about at most; "" where nobody chooses that.
+    """
+
+    who: str
+    takes: str
+    refuses: str
+    option: str = ""
+
+
+XLA_WORDS = Words(who="XLA", takes="compiled by XLA it takes", refuses="XLA does not compile it",
+                  option="xla_trials")
+GRAPPLER_WORDS = Words(who="Grappler", takes="as Grappler leaves it, it takes",
+                       refuses="Grappler does not accept it")
+SIMULATED_WORDS = Words(who="the simulator", takes="on several threads it takes",
+                        refuses="it is not simulated")
+
+
+class Compiler(Protocol):
+    """What can be asked how much a step takes when it is compiled, or when it runs."""
+
+    def memory(self, edits: Edits | None = None) -> XlaMemory:
+        """Return it, for the step as it is or with edits; raise `NotAsked` where it is unknown."""
+
+
+class Simulated:
+    """What a step takes that nothing will change any more: its plans simulated as they run.
+
+    A plan of such a step is a plan of what runs, so that nobody has to be asked what becomes of it.
+    """
+
+    def __init__(self, part: Part):
+        self._part = part
+
+    def memory_of(self, proposal: Proposal | None) -> XlaMemory:
+        """Return the peak with a proposal, and the most of it; of the plain step in the middle."""
+        part = self._part
+        if proposal is None:
+            return XlaMemory(executed_peaks(part.cost, part.target)[0])
+        decision = proposal.decision
+        middle, most = executed_peaks(decision.cost, part.target, plan=decision.planned.plan)
+        return XlaMemory(middle, most_bytes=most)
+
+
+class Recorded:
+    """Answers that another process got, given again in their order."""
+
+    def __init__(self, answers: Iterable[XlaMemory | None]):
+        self._answers = iter(answers)
+
+    def memory(self, edits: Edits | None = None) -> XlaMemory:
+        """Return the next answer.
+
+        Raises:
+          NotAsked: there was none.
+        """
+        answer = next(self._answers, None)
+        if answer is None:
+            raise NotAsked("it was not asked, or did not tell")
+        return answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A plan and what it takes: as planned, and as compiled (temporary bytes)."""
+
+    proposal: Proposal
+    memory: XlaMemory
+
+    @property
+    def planned(self) -> int:
+        """Return the planned bytes."""
+        return self.proposal.decision.planned.peak_bytes
+
+
+class Trials:
+    """What was asked about a step.
+
+    Attributes:
+      plain: what the plain step takes; None where nobody tells.
+      reason: why not.
+      tried: the plans that were asked about, in their order.
+      answers: what came out of every question, in their order; None where nothing did.
+      seconds: how long all answers took.
+    """
+
+    def __init__(self, name: str, compiler: Compiler | Simulated | None, most: int,
+                 words: Words = XLA_WORDS, objective: str = "time"):
+        self.name, self.most, self.words, self.objective = name, most, words, objective
+        self.tried: list[Trial] = []
+        self.answers: list[XlaMemory | None] = []
+        self.seconds = 0.0
+        self._refused = 0  # plans that XLA did not compile
+        self._fewest = False  # whether a plan of the fewest bytes was asked for
+        self._least = False  # whether the plan of the least peak is the next, and the last
+        self._counting = 0  # which of `_counted` have to fit
+        self.plain: XlaMemory | None = None
+        self.reason = ("" if compiler and most else
+                       "switched off (xla_trials=0)" if compiler else
+                       "the step is read from a file, or no compiler for the described device is "
+                       "here (jax[cuda12] has one for H100-80GB)")
+        self._compiler = compiler
+        if not self.reason:
+            try:
+                self.plain = self._memory("the plain step", None, None)
+            except NotAsked as error:
+                self.reason = str(error)
+
+    def _memory(self, what: str, edits: Edits | None, proposal: Proposal | None) -> XlaMemory:
+        compiler = self._compiler
+        assert compiler is not None
+        check_time()
+        self.answers.append(None)
+        started = time.perf_counter()
+        with waiting_for(f"asking {self.words.who} what {what} of {self.name} takes") as done:
+            try:
+                memory = self.answers[-1] = (
+                    compiler.memory_of(proposal) if isinstance(compiler, Simulated)
+                    else compiler.memory(edits))
+            finally:
+                self.seconds += time.perf_counter() - started
+            done(f"{what} of {self.name} takes {format_bytes(memory.bound)}")
+        return memory
+
+    def memory_of(self, proposal: Proposal) -> XlaMemory | None:
+        """Return what the step takes with a proposal; None where XLA was not asked."""
+        if not proposal.changes:
+            return self.plain
+        trial = self._trial(proposal)
+        return trial.memory if trial else None
+
+    def _trial(self, proposal: Proposal) -> Trial | None:
+        return next((t for t in self.tried if _alike(t.proposal, proposal)), None)
+
+    def judge(self, candidate: Candidate) -> None:
+        """Accept the fastest candidate found whose compiled bytes fit, and are below the plain's.
+
+        Raises:
+          Rejected: this is not it.
+          InfeasibleBudgetError: no candidate is left, and none that was compiled fits.
+        """
+        if self.plain is None:
+            return
+        proposal = candidate.proposals[0]
+        if candidate.edits is None:
+            self._check_unchanged(proposal)
+            return
+        trial = self._trial(proposal)
+        if trial is None and self._count >= self._bound:
+            raise self._ended(proposal.part, f"{self.words.who} is not asked about more plans")
+        new = trial is None
+        trial = trial or self._compile(candidate, proposal)
+        again = new or proposal.part.allowed is None
+        self._weigh(trial, left=max(0, self.most - self._count) if again else 0)
+
+    @property
+    def _count(self) -> int:
+        """Return how many plans XLA was asked about."""
+        return len(self.tried) + self._refused
+
+    @property
+    def _bound(self) -> int:
+        """Return how many plans XLA may be asked about; the least one in both ways."""
+        return self.most + 2 * self._least
+
+    def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
+        try:
+            memory = self._memory(f"plan {self._count + 1} of at most {self._bound}",
+                                  candidate.edits, proposal)
+        except NotAsked as error:
+            self._refused += 1
+            raise Rejected(f"{self.words.refuses}: {error}") from error
+        self.tried.append(Trial(proposal, memory))
+        return self.tried[-1]
+
+    def _weigh(self, trial: Trial, left: int) -> None:
+        """Accept a plan that was compiled if it is the best so far and none is worth a try.
+
+        Args:
+          left: how many more XLA may be asked about.
+        """
+        part = trial.proposal.part
+        limit, best = self._limit(part), self._best(part)
+        taken, sized = self._counted(trial.memory), part.allowed is not None
+        said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} are allowed"
+        aim = self._corrected(trial, limit, left) if left and sized else None
+        if left and not sized:
+            self._try_another(trial, said)
+        if taken > limit:
+            if left:
+                raise Rejected(said, room=aim)
+            if best is None and sized and not self._least:
+                self._least = True
+                raise Rejected(said, room=0)
+            if best is None and sized and trial.proposal.part.target.may_hold_otherwise:
+                raise Rejected(f"{said}; XLA is held to it in another way",
+                               instead=_otherwise(trial))
+            raise self._ended(part, said)
+        if best is not None and best is not trial.proposal:
+            raise Rejected(f"{said}; one before is faster", instead=best)
+        if aim is not None and taken < NEAR * limit and _recomputes(trial):
+            raise Rejected(f"{said}; a faster one is looked for", room=aim)
+
+    def _try_another(self, trial: Trial, said: str) -> None:
+        """Reject the least plan for a second one: that of the fewest bytes, whatever its time.
+
+        Where there is no other, or XLA does not keep the plan's order, so that its bytes say
+        little, it is the same plan, to which XLA is held in the other way.
+        """
+        target = trial.proposal.part.target
+        keeps_order = target.orders_by_control or target.hold == ORDER
+        if keeps_order and not self._fewest and not self._as_planned(trial):
+            self._fewest = True
+            raise Rejected(f"{said}; a plan of fewer bytes is looked for", room=0)
+        if target.may_hold_otherwise:
+            raise Rejected(f"{said}; XLA is held to it in another way", instead=_otherwise(trial))
+
+    def _as_planned(self, trial: Trial) -> bool:
+        """Return whether the executor holds what it was planned to; XLA is asked again anyway."""
+        assert self.plain is not None
+        part = trial.proposal.part
+        return part.target.orders_by_control and (
+            SIMILAR * trial.memory.temp_bytes * part.plain.peak_bytes
+            <= trial.planned * self.plain.temp_bytes)
+
+    def _ended(self, part: Part, said: str) -> Rejected:
+        """Return what ends the search: the best so far is taken, or nothing is changed.
+
+        Where no plan is sure to fit, one is taken that is likely to.
+        """
+        best = self._best(part)
+        while best is None and self._counting < 2:
+            self._counting += 1
+            best = self._best(part)
+        return Rejected(said, instead=best or unchanged(part, self._none_left(part)))
+
+    def _counted(self, memory: XlaMemory) -> int:
+        """Return the bytes of an answer that have to fit.
+
+        The most, or where nothing is sure to fit those that are expected, or in the end those that
+        a measured peak may lie above without a word.
+        """
+        if not memory.most_bytes:
+            return memory.temp_bytes
+        return (memory.bound, memory.temp_bytes, int(memory.temp_bytes / OVER))[self._counting]
+
+    def _limit(self, part: Part) -> int:
+        """Return the temporary bytes that a plan may take: fewer than the plain step, always."""
+        assert self.plain is not None
+        below = self.plain.temp_bytes - 1
+        return below if part.allowed is None else min(part.allowed, below)
+
+    def _best(self, part: Part) -> Proposal | None:
+        """Return the fastest plan of those that fit, or without a budget of those near the least.
+
+        Near is what the planner takes for it: a little memory that may buy much time. None where no
+        plan fits.
+        """
+        limit = self._limit(part)
+        fitting = [t for t in self.tried if self._counted(t.memory) <= limit]
+        if not fitting:
+            return None
+        if part.allowed is None:
+            assert self.plain is not None
+            least = min(t.memory.bound for t in fitting)
+            room = 0.0 if self.objective == "memory" else ROOM * self.plain.temp_bytes
+            near = max(least / SIMILAR, least + room)
+            fitting = [t for t in fitting if t.memory.bound <= near]
+        return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal
+
+    def _corrected(self, trial: Trial, limit: int, left: int) -> int:
+        """Return the planned bytes that are expected to become what is allowed.
+
+        In the middle of what is right in proportion and what lies, if it is less, on the line
+        through the trial and what is nearest to the aim of the others and the plain step; below
+        what is allowed by as much as this one is above, where only one more may be tried.
+        """
+        assert self.plain is not None
+        part, taken, planned = trial.proposal.part, trial.memory.bound, trial.planned
+        aim = limit * (AIM if left > 1 else min(AIM, max(LAST_AIM, 2 - taken / limit)))
+        known = [(part.plain.peak_bytes, self.plain.temp_bytes)] + [
+            (t.planned, t.memory.bound) for t in self.tried if t is not trial]
+        known = [(p, c) for p, c in known if (p - planned) * (c - taken) > 0]
+        in_proportion = planned * aim / max(taken, 1)
+        if not known:
+            return int(in_proportion)
+        p, c = min(known, key=lambda point: abs(point[1] - aim))
+        on_line = planned + (aim - taken) * (p - planned) / (c - taken)
+        least = min(max(on_line, LOWEST * in_proportion), in_proportion)
+        return int((least + in_proportion) / 2)
+
+    def _check_unchanged(self, proposal: Proposal) -> None:
+        """Raise `InfeasibleBudgetError` where no plan is left, and a budget is not met."""
+        part = proposal.part
+        assert self.plain is not None
+        looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
+        if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
+            least = min((t.memory.temp_bytes for t in self.tried), default=self.plain.temp_bytes)
+            raise part.budget.refusal(least, part.plain_bytes, part.held_bytes, part.device,
+                                      f". {self._asked()}")
+
+    def _asked(self) -> str:
+        tried, who = len(self.tried), self.words.who
+        if not tried:
+            return "No plan is predicted to take less than the plain step"
+        said = f"{who} was asked about {tried} {'plan' if tried == 1 else 'plans'}"
+        if tried < self.most or not self.words.option:
+            return f"{said}; no other is predicted to take less"
+        more = 2 * self.most
+        return f"{said}; with {self.words.option}={more} it is asked about up to {more}"
+
+    def _none_left(self, part: Part) -> str:
+        what = "takes less than the plain step" if part.allowed is None else "fits"
+        by = "compiled by XLA" if self.words is XLA_WORDS else f"as {self.words.who} leaves it"
+        return f"{by}, none of the plans tried {what}. {self._asked()}"
+
+
+def _alike(one: Proposal, other: Proposal) -> bool:
+    """Return whether two proposals are one plan to which XLA is held in one way."""
+    return (one.decision.planned.plan == other.decision.planned.plan
+            and one.part.target.otherwise == other.part.target.otherwise)
+
+
+def _otherwise(trial: Trial) -> Proposal:
+    """Return the same plan, to which XLA is held in the other way."""
+    part = trial.proposal.part
+    target = dataclasses.replace(part.target, otherwise=True)
+    return dataclasses.replace(trial.proposal, part=dataclasses.replace(part, target=target))
+
+
+def _recomputes(trial: Trial) -> bool:
+    return bool(trial.proposal.decision.planned.plan.recomputed)

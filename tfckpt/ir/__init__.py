@@ -1,0 +1,1 @@
+"""The values that stages hand on: graphs, what they cost, schedules, edits, targets."""

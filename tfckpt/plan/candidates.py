@@ -1,0 +1,201 @@
+"""What each solver proposes: keep sets on the joint graph, cheap to enumerate.
+
+A solver searches under its paper's own cost model; what its proposal is worth is what the
+simulator says. `recursive` proposes what later runs of the forward keep as well, as a `Recursion`.
+`SOLVERS` is the ordered table of all of them; `auto` draws on every one (on `lcg` through `acg`,
+which finds the same on a chain).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tfckpt.ir.costgraph import FORWARD, CostGraph
+from tfckpt.plan.evaluate import Candidate, Evaluator
+from tfckpt.simulate.order import moves_of_xla
+from tfckpt.solvers import acg as acg_solver
+from tfckpt.solvers import approx_dp as approx_dp_solver
+from tfckpt.solvers import chen as chen_solver
+from tfckpt.solvers import exact_dp as exact_dp_solver
+from tfckpt.solvers import lcg as lcg_solver
+from tfckpt.solvers import recursive_times
+from tfckpt.solvers.forward.cuts import narrow_cuts
+from tfckpt.solvers.forward.division_tree import division_tree
+from tfckpt.solvers.forward.forward import ForwardGraph, forward_view
+from tfckpt.solvers.forward.lower_sets import kept_storages
+from tfckpt.solvers.forward.reforwarding import Checkpoints
+from tfckpt.solvers.forward.stage_costs import stages_of
+from tfckpt.solvers.forward.trunk import trunk
+from tfckpt.solvers.recursion import Recursion, turning_point
+
+INNER_BUDGETS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
+"""Where between the least and the whole of the paper's peak its budget is tried."""
+
+MAX_TERM_SHARES = (1, 2, 4, 8)
+"""Largest segments that `acg` allows, in quarters of the one that its paper's cost favours."""
+
+FINE, COARSE = 256, 128
+"""Stages into which `recursive` divides the forward at most: for minimum peaks, for all budgets."""
+BUDGETS, FEWEST, MOST = 30_000, 6, 48
+"""Budgets for which `recursive` asks: the first divided by the graph's vertices, within the others.
+"""
+
+Proposals = Iterator[frozenset[int]]
+
+
+def store_all(evaluator: Evaluator, objective: str) -> Proposals:
+    """Keeps everything: what remains are the free moves."""
+    yield evaluator.everything()
+
+
+def elementwise(evaluator: Evaluator, objective: str) -> Proposals:
+    """Keeps what convolutions and matrix products make, recomputes what only moves bytes.
+
+    Kept besides: what the first element-wise vertex after an expensive one hands on, where the
+    expensive result itself is not read by the backward.
+    """
+    graph = evaluator.graph
+    residual = frozenset(graph.residuals)
+    expensive = frozenset(s for s, storage in enumerate(graph.storages)
+                          if not graph.vertices[storage.producer].cheap)
+    first: set[int] = set()
+    for s in sorted(expensive - residual):
+        for reader in graph.readers[s]:
+            if graph.vertices[reader].region == FORWARD:
+                first.update(w for w in graph.vertices[reader].writes if w in residual)
+    yield (expensive & residual) | frozenset(first)
+    yield (expensive & residual) | frozenset(first) | frozenset(
+        s for cut in narrow_cuts(graph) for s in cut.storages)
+
+
+def cuts(evaluator: Evaluator, objective: str) -> Proposals:
+    """Keeps the storages of every, every second ... narrow cut (`tfckpt.solvers.forward.cuts`)."""
+    graph = evaluator.graph
+    found = narrow_cuts(graph)
+    for stride in (1, 2, 3, 4, 6):
+        if stride == 1 or len(found) >= 2 * stride:
+            yield frozenset(s for cut in found[stride - 1::stride] for s in cut.storages)
+    residual = frozenset(graph.residuals)
+    yield frozenset(s for cut in found for s in cut.storages if s in residual)
+
+
+def chen(evaluator: Evaluator, objective: str) -> Proposals:
+    """sqrt(n) segments over articulation points (Kusumoto et al. 2019, appendix B).
+
+    And over splitting vertices alone (Feng and Huang 2018, "manual").
+    """
+    forward = forward_view(evaluator.graph)
+    if len(forward):
+        found = kept_storages(forward, chen_solver.lower_sets(forward))
+        yield from _with_boundary(evaluator.graph, forward, found)
+        stem = trunk(forward)
+        found = _storages(stem, chen_solver.manual(stem))
+        yield from _with_boundary(evaluator.graph, stem, found)
+
+
+def lcg(evaluator: Evaluator, objective: str) -> Proposals:
+    """Optimal checkpoints of a chain (Feng and Huang 2018, algorithm 1); refuses other graphs."""
+    forward = trunk(forward_view(evaluator.graph))
+    yield _storages(forward, lcg_solver.solve(forward))
+
+
+def acg(evaluator: Evaluator, objective: str) -> Proposals:
+    """Optimal checkpoints on the division tree (Feng and Huang 2018, algorithm 5).
+
+    Besides those of the least cost, those for smaller segments, which keep more (and so may cost
+    less time), and for larger ones.
+    """
+    forward = trunk(forward_view(evaluator.graph))
+    tree = division_tree(forward)
+    best = acg_solver.solve(forward, tree=tree).max_term
+    for quarters in MAX_TERM_SHARES:
+        found = acg_solver.solve_under(forward, best * quarters // 4, tree=tree)
+        yield from _with_boundary(evaluator.graph, forward, _storages(forward, found))
+
+
+def _with_boundary(graph: CostGraph, forward: ForwardGraph, keep: frozenset[int]) -> Proposals:
+    """A proposal, and what of it crosses to another node, where that is far less.
+
+    A node that stands for many vertices of a long chain hands all their results to the backward.
+    A boundary needs the last one only; the others come with the segment that is recomputed.
+    """
+    yield keep
+    node_of = {v: node for node, members in enumerate(forward.members) for v in members}
+    boundary = frozenset(
+        s for node, storages in enumerate(forward.storages) for s in storages if s in keep
+        and any(node_of.get(r, node) != node for r in graph.readers[s]))
+    if 0 < 2 * _bytes(graph, boundary) < _bytes(graph, keep):
+        yield boundary
+
+
+def _bytes(graph: CostGraph, storages: frozenset[int]) -> int:
+    return sum(graph.storages[s].bytes for s in storages)
+
+
+def _storages(forward: ForwardGraph, found: Checkpoints) -> frozenset[int]:
+    """What keeping a set of checkpoints keeps in the joint graph."""
+    return frozenset(s for vertex in found.vertices for s in forward.storages[vertex])
+
+
+def approx_dp(evaluator: Evaluator, objective: str) -> Proposals:
+    """Lower sets L^v by dynamic programming (Kusumoto et al. 2019, section 4.3)."""
+    yield from _at_inner_budgets(approx_dp_solver, evaluator, objective)
+
+
+def exact_dp(evaluator: Evaluator, objective: str) -> Proposals:
+    """All lower sets by dynamic programming (Kusumoto et al. 2019, section 4.2).
+
+    Raises:
+      PlanError: too many lower sets, or too many states at some inner budget.
+    """
+    yield from _at_inner_budgets(exact_dp_solver, evaluator, objective)
+
+
+def _at_inner_budgets(solver, evaluator, objective):
+    forward = forward_view(evaluator.graph)
+    if not len(forward):
+        return
+    least, most = solver.smallest_budget(forward), 2 * sum(forward.bytes)
+    for fraction in INNER_BUDGETS:
+        budget = least + int((most - least) * fraction)
+        found = kept_storages(forward, solver.lower_sets(forward, budget, objective=objective))
+        yield from _with_boundary(evaluator.graph, forward, found)
+
+
+def recursive(evaluator: Evaluator, objective: str) -> Iterator[Recursion]:
+    """Checkpoints within what lies between checkpoints (Griewank and Walther 2000, Rotor).
+
+    Not keep sets: what later runs of the forward keep is part of the proposal.
+    """
+    pattern = Candidate(frozenset(), moves=moves_of_xla(evaluator.graph), thrifty=True)
+    order = evaluator.order(pattern)
+    if all(evaluator.graph.vertices[v].region != FORWARD
+           for v in order[:turning_point(evaluator.graph, order)]):
+        return  # there are no stages
+    fine = coarse = stages_of(evaluator.graph, order, FINE)
+    if len(fine) > COARSE + 1:
+        coarse = stages_of(evaluator.graph, order, COARSE)
+    count = BUDGETS // max(len(evaluator.graph.vertices), 1)
+    yield from recursive_times.proposals(fine, coarse, max(FEWEST, min(MOST, count)))
+
+
+SOLVERS: dict[str, Callable[[Evaluator, str], Iterator[frozenset[int] | Recursion]]] = {
+    "store_all": store_all,
+    "chen": chen,
+    "lcg": lcg,
+    "acg": acg,
+    "exact_dp": exact_dp,
+    "approx_dp": approx_dp,
+    "recursive": recursive,
+}
+"""Solvers a user may name besides `auto`, in the order of the design's table."""
+
+OWN: tuple[Callable[[Evaluator, str], Proposals], ...] = (store_all, elementwise, cuts)
+"""What the search of `auto` always begins with, whichever solvers it is given."""
+
+CHEAP: tuple[Callable[[Evaluator, str], Proposals], ...] = (
+    store_all, elementwise, cuts, chen, acg, approx_dp)
+"""What `auto` starts from."""
+
+DEAR: tuple[Callable[[Evaluator, str], Proposals], ...] = (lcg, exact_dp)
+"""What `auto` asks besides on small graphs."""

@@ -1,0 +1,1 @@
+"""What a person is told of a step: words, figures, a page, pictures, TensorBoard."""

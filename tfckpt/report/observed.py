@@ -1,0 +1,63 @@
+"""What the first calls of a rewritten step took, against its budget.
+
+The allocator's highest count is read, never set back, so that whoever measures by it is not
+disturbed: a call tells something only if nothing before it has taken more. Calls by which the step
+is traced may leave variables behind; these are no part of its peak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+
+from tfckpt.errors import VerificationError
+from tfckpt.report.report import Report
+from tfckpt.request.budget import OVER, format_bytes
+from tfckpt.verify.memory import default_device, memory_info
+
+CALLS = 3
+"""Calls of a trace that are looked at."""
+
+
+@contextlib.contextmanager
+def observing(latest: Callable[[], Report | None]) -> Iterator[None]:
+    """Note what a call takes in the report of the step that it runs, and warn of a missed budget.
+
+    Args:
+      latest: returns the step's latest report; None before the first trace.
+    """
+    before = _now(latest())
+    yield
+    report = latest()
+    if report is None or before is None or report.observed_calls >= CALLS or not report.applied:
+        return
+    report.observed_calls += 1
+    after = _now(report)
+    if after is None or len(report.devices) > 1 or after["peak"] <= before["peak"]:
+        return
+    note(report, after["peak"] - max(before["current"], after["current"]))
+
+
+def note(report: Report, measured: int) -> None:
+    """Fill a measured peak in, in bytes above what the step starts with; warn once of a miss."""
+    report.measured_peak_bytes = measured
+    allowed = report.allowed_bytes
+    if allowed is None or measured <= OVER * allowed or report.missed:
+        return
+    report.missed = True
+    warnings.warn(
+        f"tfckpt: {report.name} was measured at {format_bytes(measured)} above what it starts "
+        f"with, {100 * (measured / max(allowed, 1) - 1):.0f} % more than its budget allows "
+        f"({format_bytes(allowed)}); pass a budget that is smaller by as much, or use "
+        "tfckpt.tune", stacklevel=5)
+
+
+def _now(report: Report | None) -> dict[str, int] | None:
+    """Return what is allocated; None where nobody knows, or it was read often enough."""
+    if report is not None and (report.observed_calls >= CALLS or not report.applied):
+        return None
+    try:
+        return memory_info(default_device())
+    except VerificationError:
+        return None

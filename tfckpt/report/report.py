@@ -1,0 +1,449 @@
+"""`Report`: what was planned for a step, what was applied, and where its memory goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+
+from tfckpt.driving.parts import Proposal
+from tfckpt.fad.transform import MARK as FORWARD_AD
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.edits import Edits, traced
+from tfckpt.ir.graph import BACKWARD, FORWARD, KEEP, RECOMPUTE, Graph, Tensor
+from tfckpt.ir.hlo import XlaBuffer, XlaMemory
+from tfckpt.ir.schedule import Plan, resolve
+from tfckpt.plan.forward_ad import ForwardAdRegion
+from tfckpt.plan.planner import Planned
+from tfckpt.report.values import (
+    RECOMPUTED,
+    CompiledReport,
+    Curve,
+    DevicePeak,
+    Fate,
+    Front,
+    FrontPoint,
+    Held,
+)
+from tfckpt.request.budget import format_bytes
+from tfckpt.rewrite.names import FENCE
+from tfckpt.simulate.simulate import Timeline
+from tfckpt.simulate.trace import Ran, ran
+
+_SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
+_COPY = re.compile(r"-tfckpt\d+$")
+_GRAPPLER = re.compile(r"(?:^|(?<=/))(?:ArithmeticOptimizer|ConstantFolding)/")
+_SHOWN = 12
+REFUSALS = 8
+
+
+@dataclasses.dataclass
+class Report:
+    """What tfckpt did to one traced step. Peaks are dynamic: above what the step starts with.
+
+    Attributes:
+      name: traced function.
+      baseline_peak_bytes, planned_peak_bytes: simulated peak of the plain and the planned step.
+      resident_bytes: variables, inputs and constants, allocated before the step starts.
+      overhead: planned extra time as a fraction of the plain step.
+      recomputed_ops: ops executed a second time (or more).
+      kept_bytes: forward tensors kept for the backward.
+      applied: whether the graph was changed; `reason` says why not.
+      solver: which proposal the plan came from.
+      deferred_ops, released_joins, fences, pins: what else was changed.
+      plan_seconds: capture, planning and rewriting, in seconds.
+      stored: the day on which the plan was made, where it was taken from the plan store; else "".
+      planned_for: the sizes that were planned for, where the trace leaves them open: shapes, or a
+        batch.
+      op_count: ops of the captured step that run, and its arguments.
+      front: the plans that no other beats in both peak and time (see `Front`).
+      fates: what becomes of each forward tensor that the backward reads, largest first.
+      traced: before and after, the cost graph and the plan of it, for pictures.
+      forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
+        derivative saves, whether it is kept, and why; empty with `fad=False`.
+      segments: loops that are recomputed segment by segment in the backward, and how many
+        iterations a segment has.
+      inlined: nested functions whose bodies were planned and rewritten with the step.
+      refused: calls that the rewriter does not look into, with the reason.
+      rejected: plans that were given up before the one that was taken, with the reason.
+      devices: where the step runs on several, peaks and budget of each, the fullest first; all
+        else here is of that one.
+      unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
+      compiled: what XLA, or Grappler, said of the step; None where nobody was asked.
+      bound_bytes: live bytes that no plan stays below: what the largest op needs by itself.
+      allowed_bytes: what the budget allows above what the step starts with; None for the least.
+      measured_baseline_bytes, measured_peak_bytes: None until something measured them.
+      observed_calls: calls in which something looked at the peak.
+      missed: whether it was above what is allowed, and somebody was told.
+      identical: whether the step computes every result and every write as the plain one does, in
+        the same arithmetic; None where that is not known, or not yet: it is compared some seconds
+        after the trace (`tfckpt.verify.wait_for_certificates`), with `exact=True` before a plan is
+        applied. `certificate` says it in words.
+    """
+
+    name: str
+    baseline_peak_bytes: int
+    planned_peak_bytes: int
+    resident_bytes: int
+    overhead: float
+    recomputed_ops: int
+    kept_bytes: int
+    applied: bool
+    reason: str
+    solver: str
+    deferred_ops: int
+    released_joins: int
+    fences: int
+    pins: int
+    plan_seconds: float
+    op_count: int
+    front: Front
+    timeline_before: Timeline
+    timeline_after: Timeline
+    held_before: tuple[Held, ...]
+    held_after: tuple[Held, ...]
+    fates: tuple[Fate, ...] = ()
+    segments: tuple[tuple[str, int], ...] = ()
+    inlined: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
+    forward_ad_regions: tuple[ForwardAdRegion, ...] = ()
+    devices: tuple[DevicePeak, ...] = ()
+    planned_for: str = ""
+    unknown_variables: int = 0
+    compiled: CompiledReport | None = None
+    stored: str = ""
+    bound_bytes: int = 0
+    allowed_bytes: int | None = None
+    measured_baseline_bytes: int | None = None
+    measured_peak_bytes: int | None = None
+    observed_calls: int = 0
+    missed: bool = False
+    identical: bool | None = None
+    certificate: str = ""
+    traced: tuple[tuple[CostGraph, Plan], tuple[CostGraph, Plan]] | None = dataclasses.field(
+        default=None, repr=False)
+
+    @functools.cached_property
+    def steps_before(self) -> tuple[Ran, ...]:
+        """The steps of `timeline_before`, in its order."""
+        return () if self.traced is None else ran(*self.traced[0])
+
+    @functools.cached_property
+    def steps_after(self) -> tuple[Ran, ...]:
+        """The steps of `timeline_after`, in its order."""
+        if self.traced is None or not self.applied:
+            return self.steps_before
+        return ran(*self.traced[1])
+
+    def __str__(self) -> str:
+        ratio = self.planned_peak_bytes / max(self.baseline_peak_bytes, 1)
+        rows = [
+            *([("planned for", self.planned_for)] if self.planned_for else []),
+            ("plain peak", format_bytes(self.baseline_peak_bytes)),
+            ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
+            *([("slack", f"{format_bytes(self.slack_bytes)} of it: chunks larger than tensors, "
+                         "gaps between them, threads")] if self.slack_bytes else []),
+            *([("lower bound", f"{format_bytes(self.bound_bytes)}, by the largest op; the planned "
+                f"peak is {self.planned_peak_bytes / self.bound_bytes:.2f} times that")]
+              if self.bound_bytes else []),
+            *([(self.compiled.label, str(self.compiled))] if self.compiled else []),
+            ("measured peak", "not measured" if self.measured_peak_bytes is None
+             else format_bytes(self.measured_peak_bytes)),
+            ("resident", f"{format_bytes(self.resident_bytes)} of variables, inputs and constants"
+             + (f", and {self.unknown_variables} variables of unknown size"
+                if self.unknown_variables else "")),
+            ("planned overhead", f"{100 * self.overhead:+.1f} % time"),
+            ("kept for backward", format_bytes(self.kept_bytes)),
+            ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
+            *[(f"{policy} asked", text) for policy in (KEEP, RECOMPUTE)
+              if (text := self._as_asked(policy))],
+            *[("in segments", f"{loop}, of {length} iterations each")
+              for loop, length in self.segments],
+            *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
+              if self.deferred_ops else []),
+            *([("taken apart", f"{self.released_joins} ops that only join others: these are freed "
+                "one by one")] if self.released_joins else []),
+            *([("forward AD", self._forward_ad())] if self.forward_ad_regions else []),
+            ("plan", f"proposed by {self.solver}, {self._origin} in {self.plan_seconds:.1f} s"
+             if self.applied else f"{self._origin} in {self.plan_seconds:.1f} s"),
+            ("applied", "yes" if self.applied else f"no: {self.reason}"),
+            *([("identical", self.certificate)] if self.certificate else []),
+        ]
+        rows += [(d.device.rpartition("device:")[2], str(d)) for d in self.devices]
+        rows += [("inlined", text) for text in self.inlined]
+        rows += [("refused", text) for text in self.refused]
+        rows += [("given up", text) for text in self.rejected]
+        width = max(len(label) for label, _ in rows)
+        lines = [f"tfckpt report for {self.name}"]
+        return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
+
+    def certified(self, identical: bool | None, certificate: str) -> None:
+        """Note what is known of the step's arithmetic, and in words."""
+        self.identical, self.certificate = identical, certificate
+
+    @property
+    def _origin(self) -> str:
+        return f"taken from the plan store (made {self.stored})" if self.stored else "made"
+
+    def _as_asked(self, policy: str) -> str:
+        """Return what became of the tensors that a person has named; "" where there are none."""
+        sizes: dict[str, list[int]] = {"kept": [], RECOMPUTED: []}
+        for fate in self.fates:
+            if fate.asked == policy:
+                sizes[RECOMPUTED if fate.fate == RECOMPUTED else "kept"].append(fate.bytes)
+        return ", ".join(f"{len(found)} tensors of {format_bytes(sum(found))} {word}"
+                         for word, found in sizes.items() if found)
+
+    def _forward_ad(self) -> str:
+        regions = self.forward_ad_regions
+        taken = [r for r in regions if r.taken]
+        saved = sum(r.saved_bytes or 0 for r in taken)
+        return (f"{len(taken)} of {len(regions)} regions keep their derivative"
+                + (f", {format_bytes(saved)} less" if taken else ""))
+
+    @property
+    def slack_bytes(self) -> int:
+        """What the planned peak is above the live peak of the planned order."""
+        return max(0, self.planned_peak_bytes - self.timeline_after.peak_bytes)
+
+    @property
+    def summary(self) -> str:
+        """What was done, in a line."""
+        if not self.applied:
+            return f"{self.name} is left as it is: {self.reason}"
+        before, after = self.expected_bytes
+        return (f"{self.name}: {format_bytes(after)} of {format_bytes(before)} plain, "
+                f"{100 * self.overhead:+.0f} % "
+                f"time, planned in {self.plan_seconds:.0f} s")
+
+    @property
+    def expected_bytes(self) -> tuple[int, int]:
+        """What the plain and the applied step are expected to take: what runs them knows best."""
+        told = self.compiled
+        if told and told.before and told.after:
+            return told.before.temp_bytes, told.after.temp_bytes
+        return self.baseline_peak_bytes, self.planned_peak_bytes
+
+    @property
+    def curves(self) -> tuple[Curve, Curve]:
+        """Live bytes over the plain and the applied step: XLA's own, where it was asked."""
+        told = self.compiled
+        if told is not None and told.before is not None and told.after is not None and (
+                told.before.live_bytes and told.after.live_bytes):
+            return _xla_curve(told.before), _xla_curve(told.after)
+        return (Curve(self.timeline_before.live_bytes, self.held_before, self.baseline_peak_bytes,
+                      self.steps_before),
+                Curve(self.timeline_after.live_bytes, self.held_after, self.planned_peak_bytes,
+                      self.steps_after))
+
+    def explain(self, top: int = _SHOWN) -> str:
+        """What is live at the plain and the planned peak: bytes, layer, op, why it is kept.
+
+        Of a step that XLA was asked about: its buffers at the peak of its own schedule.
+        """
+        parts = []
+        for title, curve in zip(("plain", "planned"), self.curves, strict=True):
+            held = curve.held
+            rest = sum(h.bytes for h in held[top:])
+            what = "buffers of XLA" if curve.by_xla else "tensors"
+            parts.append(f"live at the {title} peak of {format_bytes(curve.peak_bytes)}: "
+                         f"{format_bytes(sum(h.bytes for h in held))} in {len(held)} {what}")
+            parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<34}  {h.op.rpartition('/')[2]:<22}"
+                      f"  {h.why}" for h in held[:top]]
+            if rest:
+                parts.append(f"  {format_bytes(rest):>10}  in {len(held) - top} smaller ones")
+        return "\n".join(parts)
+
+    def plot(self, path: str) -> None:
+        """Draws the live bytes over the step, before and after, into a file (png, svg, pdf).
+
+        Forward and backward are shaded; the peak is labelled with the largest of what is live.
+
+        Raises:
+          TfckptError: matplotlib is not installed.
+        """
+        from tfckpt.report import pictures
+
+        pictures.save(pictures.step_figure({"": self}), path)
+
+    def html(self, path: str) -> None:
+        """Writes one self-contained page: pictures, tensors by layer, the graph by segment.
+
+        Raises:
+          TfckptError: matplotlib is not installed.
+        """
+        from tfckpt.report import page
+
+        page.write(self, path)
+
+
+def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edits | None,
+              rejected: tuple[str, ...], seconds: float, planned_for: str = "",
+              compiled: CompiledReport | None = None, stored: str = "") -> Report:
+    """Return the report of a step: that of its fullest device, with the peaks of the others.
+
+    Args:
+      graph: the step as captured.
+      proposals: what was accepted for each device's part, the fullest device first.
+      edits: of the whole step; None where nothing was changed.
+      rejected: a line for each plan that was given up.
+      seconds: capture, planning and rewriting.
+      planned_for: what open sizes were taken to be.
+      compiled: what XLA said of the step.
+      stored: when the plan was made, where it was taken from the plan store.
+    """
+    report = _report_of_part(name, graph, proposals[0], edits, seconds)
+    report.rejected, report.planned_for, report.compiled = rejected, planned_for, compiled
+    report.stored, report.allowed_bytes = stored, proposals[0].part.allowed
+    report.refused = tuple(dict.fromkeys(
+        (*report.refused, *(line for p in proposals for line in p.part.graph.refused))))[:REFUSALS]
+    if len(proposals) > 1:
+        report.devices = tuple(map(_device_peak, proposals))
+    return report
+
+
+def _device_peak(proposal: Proposal) -> DevicePeak:
+    planned, part = proposal.decision.planned, proposal.part
+    return DevicePeak(part.device, planned.baseline_bytes,
+                      planned.peak_bytes if proposal.changes else planned.baseline_bytes,
+                      proposal.reason, part.cost.resident_bytes, str(part.budget))
+
+
+def _xla_curve(memory: XlaMemory) -> Curve:
+    return Curve(memory.live_bytes, tuple(map(_xla_held, memory.held)), memory.temp_bytes,
+                 by_xla=True)
+
+
+def _xla_held(buffer: XlaBuffer) -> Held:
+    """Return a buffer as people know it: by the layer of the op that it comes from."""
+    if _COPY.search(buffer.op):
+        why = "recomputed for the backward"
+    elif _SCOPES.search(buffer.op):
+        why = "gradient"
+    elif "/" in buffer.op:
+        why = "of the forward"
+    else:  # XLA made it of several, or moved it
+        why = f"XLA's {buffer.opcode}"
+    return Held(buffer.bytes, buffer.op, _layer(buffer.op), why)
+
+
+def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | None,
+                    seconds: float) -> Report:
+    """Return the report of a planned part (of the plain part where nothing was applied)."""
+    part, decision, applied = proposal.part, proposal.decision, proposal.changes
+    cost, planned = part.cost, decision.planned
+    added = edits.added if edits is not None else ()
+    ours = decision.cost if applied else cost
+    regions = decision.regions if applied else tuple(
+        dataclasses.replace(r, taken=False, why="the plan was not applied") if r.taken else r
+        for r in decision.regions)
+    after = planned.timeline if applied else planned.baseline
+    time = planned.time if applied else cost.total_time
+    plan = planned.plan
+    total = max(cost.total_time, 1e-12)
+    fates = _fates(decision.graph if applied else part.graph, ours,
+                   (plan if applied else planned.plain.plan).schedule)
+    return Report(
+        name=name, baseline_peak_bytes=planned.baseline_bytes,
+        planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes,
+        resident_bytes=cost.resident_bytes, unknown_variables=cost.unknown_variables,
+        overhead=time / total - 1.0,
+        recomputed_ops=(sum(len(ours.vertices[v].ops) or 1 for v, _ in plan.recomputed)
+                        if applied else 0),
+        kept_bytes=sum(fate.bytes for fate in fates if fate.fate != RECOMPUTED),
+        applied=applied, reason=proposal.reason, solver=plan.solver,
+        # what XLA fuses into the update is its own doing
+        deferred_ops=len(plan.moves.deferred) if (
+            applied and part.target.orders_by_control) else 0,
+        released_joins=len(plan.moves.released) if applied else 0,
+        fences=sum(op.name.startswith(FENCE) for op in added) if applied else 0,
+        pins=len(plan.waits) if applied else 0,
+        plan_seconds=seconds, op_count=len(graph.ops), bound_bytes=planned.bound_bytes,
+        front=_front(name, planned, total, applied), fates=fates,
+        timeline_before=planned.baseline, timeline_after=after,
+        held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
+        inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
+        segments=tuple((traced(loop), length) for loop, length in decision.segments) if (
+            applied) else (),
+        forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
+
+
+def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
+    points, others = ([FrontPoint(p.peak_bytes, p.time / total - 1.0, p.solver) for p in found]
+                      for found in (planned.front, planned.others))
+    chosen = None
+    if applied:
+        here = FrontPoint(planned.timeline.peak_bytes, planned.time / total - 1.0,
+                          planned.plan.solver)
+        chosen = next((p for p in points if p.solver == here.solver
+                       and abs(p.overhead - here.overhead) < 1e-9), here)
+    return Front.of(points, chosen, name, planned.baseline_bytes, others)
+
+
+def _fates(graph: Graph, cost: CostGraph, schedule) -> tuple[Fate, ...]:
+    """What the schedule does with each forward storage that the backward reads."""
+    resolved = resolve(cost, schedule)
+    kept: dict[int, bool] = {}
+    for position, (v, copy) in enumerate(schedule):
+        if cost.vertices[v].region == FORWARD and not copy:
+            continue
+        for instance in resolved.reads[position]:
+            s = resolved.storage[instance]
+            if cost.vertices[cost.storages[s].producer].region == FORWARD and (
+                    not copy or not resolved.copy[instance]):
+                kept[s] = kept.get(s, False) or not resolved.copy[instance]
+    return tuple(sorted((_fate_of(graph, cost, s, original) for s, original in kept.items()),
+                        key=lambda f: (-f.bytes, f.op)))
+
+
+def _fate_of(graph: Graph, cost: CostGraph, s: int, original: bool) -> Fate:
+    """Return the fate of a storage; `original` says whether the original is read."""
+    storage = cost.storages[s]
+    vertex = cost.vertices[storage.producer]
+    op, slot = storage.tensor
+    tensor = graph.ops[op].outputs[slot] if op >= 0 else Tensor("", (), storage.bytes)
+    asked = {graph.ops[i].policy for i in vertex.ops}
+    return Fate(_layer(vertex.name), traced(vertex.name), storage.bytes,
+                _fate(vertex.name, original), tensor.dtype, tensor.shape or (),
+                next((policy for policy in (KEEP, RECOMPUTE) if policy in asked), ""))
+
+
+def _fate(op: str, kept: bool) -> str:
+    if not kept:
+        return RECOMPUTED
+    return "derivative" if FORWARD_AD in op else "kept"
+
+
+def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:
+    """What is live at a timeline's peak, largest first: tensors, and the workspace of what runs."""
+    found = [_why(cost, live) for live in timeline.live_at_peak]
+    working = cost.vertices[timeline.working] if timeline.working >= 0 else None
+    if working is not None and working.workspace:
+        found.append(Held(working.workspace, traced(working.name), _layer(working.name),
+                          "workspace while it runs"))
+    return tuple(sorted(found, key=lambda held: -held.bytes))
+
+
+def _why(cost: CostGraph, live) -> Held:
+    storage = cost.storages[live.storage]
+    producer = cost.vertices[storage.producer]
+    later = [r for r in cost.readers[live.storage] if cost.vertices[r].region != FORWARD]
+    if live.copy:
+        why = "recomputed for the backward"
+    elif producer.region == FORWARD and later:
+        why = f"kept for {_layer(cost.vertices[later[0]].name)}'s gradient"
+    elif producer.region == FORWARD:
+        why = "in use by the forward"
+    elif producer.region == BACKWARD:
+        why = "gradient"
+    else:
+        why = "update"
+    return Held(live.bytes, traced(producer.name), _layer(producer.name), why)
+
+
+def _layer(name: str) -> str:
+    """The layer an op belongs to: its scope without gradient scopes and op names."""
+    parts = _SCOPES.sub("", _GRAPPLER.sub("", traced(name))).split("/")
+    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]

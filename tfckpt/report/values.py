@@ -1,0 +1,198 @@
+"""What a report is made of: what is live and why, curves, the front, and what XLA said."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfckpt.ir.hlo import XlaMemory
+from tfckpt.request.budget import format_bytes
+from tfckpt.simulate.trace import Ran
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A tensor that is live at the peak.
+
+    Attributes:
+      bytes: its size.
+      op: the op that made it.
+      layer: the layer it belongs to.
+      why: why it is live there.
+    """
+
+    bytes: int
+    op: str
+    layer: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Curve:
+    """Live bytes over a step.
+
+    Attributes:
+      live_bytes: after each operation, or each of XLA's allocations and releases.
+      held: what is live at the peak, largest first.
+      peak_bytes: the plain or planned peak (an allocator's rounding included).
+      steps: what runs, where that is known.
+      by_xla: whether this is XLA's schedule of the compiled step.
+    """
+
+    live_bytes: Sequence[int]
+    held: tuple[Held, ...]
+    peak_bytes: int
+    steps: tuple[Ran, ...] = ()
+    by_xla: bool = False
+
+    @property
+    def live_peak_bytes(self) -> int:
+        """Return the most live bytes."""
+        return max(self.live_bytes, default=0)
+
+    @property
+    def peak_step(self) -> int:
+        """Return where the peak is."""
+        return max(range(len(self.live_bytes)), key=self.live_bytes.__getitem__, default=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A plan on the front: its live peak in bytes, extra time as a fraction, its solver.
+
+    The live peak is the most bytes of live tensors. The planned peak of a plan that is taken is
+    that of the allocator, which holds more.
+    """
+
+    live_peak_bytes: int
+    overhead: float
+    solver: str
+
+
+class Front(tuple):
+    """(live peak bytes, overhead) of the plans that no other beats in both, by falling peak.
+
+    Attributes:
+      points: the same with solvers.
+      others: the best plans of every solver that these beat.
+      chosen: the plan that was taken; not always one of `points`, since the allocator's rounding
+        decides between close ones. None where the step is left as it is.
+      name: of the step.
+      baseline_bytes: plain peak of the allocator.
+    """
+
+    points: tuple[FrontPoint, ...]
+    others: tuple[FrontPoint, ...]
+    chosen: FrontPoint | None
+    name: str
+    baseline_bytes: int
+
+    @classmethod
+    def of(cls, points: Sequence[FrontPoint], chosen: FrontPoint | None, name: str,
+           baseline_bytes: int, others: Sequence[FrontPoint] = ()) -> Front:
+        """A front of points, by falling peak."""
+        front = cls((p.live_peak_bytes, p.overhead) for p in points)
+        front.points, front.others, front.chosen = tuple(points), tuple(others), chosen
+        front.name, front.baseline_bytes = name, baseline_bytes
+        return front
+
+    def plot(self, path: str) -> None:
+        """Draws peak against time for every solver into a file (png, svg, pdf).
+
+        Raises:
+          TfckptError: matplotlib is not installed.
+        """
+        from tfckpt.report import pictures
+
+        pictures.save(pictures.front_figure(self), path)
+
+
+RECOMPUTED = "recomputed"
+"""A fate."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a forward tensor that the backward reads.
+
+    Attributes:
+      layer, op: where it comes from.
+      bytes: its size.
+      fate: "kept", "recomputed", or "derivative": kept, and what forward AD put in place of what
+        it is computed from.
+      dtype, shape: of the tensor.
+      asked: "keep" or "recompute" where a person asks for that; else "".
+    """
+
+    layer: str
+    op: str
+    bytes: int
+    fate: str
+    dtype: str = ""
+    shape: tuple[int | None, ...] = ()
+    asked: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """One of several devices.
+
+    Attributes:
+      baseline_bytes, planned_bytes: plain and planned dynamic peak; `reason` says why they agree.
+      resident_bytes: variables, inputs and constants there.
+      budget: as it was asked for; a size counts resident and dynamic peak together.
+    """
+
+    device: str
+    baseline_bytes: int
+    planned_bytes: int
+    reason: str
+    resident_bytes: int
+    budget: str
+
+    def __str__(self) -> str:
+        because = f" ({self.reason})" if self.reason else ""
+        return (f"{format_bytes(self.planned_bytes)} of {format_bytes(self.baseline_bytes)} plain"
+                f"{because}, resident {format_bytes(self.resident_bytes)}, budget {self.budget}")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledReport:
+    """What was said of a step by what runs it.
+
+    Bytes are of XLA's temporary buffers where it compiles the step; else of the simulated peak of
+    what Grappler makes of it.
+
+    Attributes:
+      before, after: the plain step, and the step as it is applied; None where nobody was asked.
+      budget: what was asked for.
+      trials: about how many plans.
+      reason: why nobody was asked.
+      seconds: how long the answers took.
+      by_xla: whether XLA was asked.
+    """
+
+    before: XlaMemory | None = None
+    after: XlaMemory | None = None
+    budget: str = ""
+    trials: int = 0
+    reason: str = ""
+    seconds: float = 0.0
+    by_xla: bool = True
+
+    @property
+    def label(self) -> str:
+        """Return what a report calls it."""
+        return "compiled by XLA" if self.by_xla else "as it runs"
+
+    def __str__(self) -> str:
+        if self.before is None or self.after is None:
+            return f"not asked: {self.reason or 'it tells nothing'}; peaks here are simulated"
+        before, after = self.before.temp_bytes, self.after.temp_bytes
+        what = "temporary" if self.by_xla else "simulated on what Grappler makes of it"
+        if self.after.most_bytes > after:
+            what += f", at most {format_bytes(self.after.most_bytes)}"
+        return (f"{format_bytes(before)} -> {format_bytes(after)} {what} "
+                f"({after / max(before, 1):.2f} of plain, asked for {self.budget}; "
+                f"{self.trials} {'plan' if self.trials == 1 else 'plans'} tried in "
+                f"{self.seconds:.1f} s)")

@@ -1,0 +1,136 @@
+"""What a person asks of single layers and ops: that they are kept, or that they are recomputed.
+
+A pattern names layers or ops as `keras.RematScope` names layers and JAX's checkpoint policies name
+values. What patterns decide becomes part of the captured graph (`tfckpt.ir.graph.Op.policy`), so
+that costs, plans and the plan store read it there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import fnmatch
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tfckpt.errors import PlanError
+from tfckpt.ir.edits import traced
+from tfckpt.ir.graph import FORWARD, KEEP, RECOMPUTE, Graph
+from tfckpt.ops import record
+
+_NEAR = 5
+"""Names that an error lists."""
+_EXACTLY = "="
+"""Before a pattern that takes no numbered scopes."""
+_NUMBER = re.compile(r"_[0-9]+$")
+
+
+def parse_patterns(option: str, given: Any) -> tuple[str, ...]:
+    """Return the patterns of an option.
+
+    Args:
+      option: its name, for the error.
+      given: None, a pattern, or several.
+
+    Raises:
+      PlanError: something else.
+    """
+    if given is None:
+        return ()
+    patterns = (given,) if isinstance(given, str) else given
+    if not isinstance(patterns, Iterable) or isinstance(patterns, bytes | dict):
+        patterns = (None,)
+    found = tuple(patterns)
+    if not all(isinstance(pattern, str) and pattern.strip("/") for pattern in found):
+        raise PlanError(f"plan: {option}={given!r} must be a name of a layer or an op, or a list "
+                        'of such; * and ? stand for other letters: "dense_1", "block*/relu"')
+    return found
+
+
+def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> Graph:
+    """Return a graph whose forward ops know what is asked of them.
+
+    Args:
+      keep: patterns of what is never computed again.
+      recompute: patterns of what the backward pass computes again instead of holding it.
+
+    Raises:
+      PlanError: a pattern matches nothing in the forward pass, or an op matches one of each.
+    """
+    if not keep and not recompute:
+        return graph
+    names = {i: traced(op.name) for i, op in enumerate(graph.ops)
+             if op.region == FORWARD and record(op.type).source is None}
+    asked: dict[int, tuple[str, str]] = {}
+    for option, patterns in ((KEEP, keep), (RECOMPUTE, recompute)):
+        for pattern in patterns:
+            matching = _matching(option, pattern, names)
+            if not matching:
+                raise PlanError(f"plan: {option}={pattern!r} matches no layer and no op of the "
+                                f"forward pass of {graph.name!r}; there are "
+                                f"{_near(pattern, list(names.values()))}")
+            for i in matching:
+                other, why = asked.setdefault(i, (option, pattern))
+                if other != option:
+                    raise PlanError(f"plan: {names[i]!r} matches {other}={why!r} and "
+                                    f"{option}={pattern!r}; leave it out of one of them")
+    return dataclasses.replace(graph, ops=tuple(
+        dataclasses.replace(op, policy=asked[i][0]) if i in asked else op
+        for i, op in enumerate(graph.ops)))
+
+
+def matched(pattern: str, name: str, numbered: bool = False) -> str:
+    """Return which parts of an op's name, one after the other, are as a pattern says; "" if none.
+
+    Parts stand between slashes: "dense" names all ops of a layer "dense", wherever it is.
+
+    Args:
+      numbered: whether parts may end in a number besides, as in "dense_1": TensorFlow numbers a
+        scope that is opened again, which Keras does for each layer.
+    """
+    expressions, parts = _expressions(pattern), name.split("/")
+    for start in range(len(parts) - len(expressions) + 1):
+        found = parts[start:start + len(expressions)]
+        if all(e.match(part) or numbered and e.match(_NUMBER.sub("", part))
+               for e, part in zip(expressions, found, strict=True)):
+            return "/".join(found)
+    return ""
+
+
+@functools.cache
+def _expressions(pattern: str) -> tuple[re.Pattern[str], ...]:
+    """Return a pattern's parts, compiled once for all names."""
+    return tuple(re.compile(fnmatch.translate(part)) for part in pattern.strip("/").split("/"))
+
+
+def _matching(option: str, pattern: str, names: Mapping[int, str]) -> list[int]:
+    """Return the ops whose names a pattern matches; those of numbered scopes where no other is.
+
+    Raises:
+      PlanError: there are both, and the pattern does not say which are meant.
+    """
+    exactly = pattern.startswith(_EXACTLY)
+    pattern = pattern.removeprefix(_EXACTLY)
+    same = [i for i, name in names.items() if matched(pattern, name)]
+    if exactly or same and any(letter in pattern for letter in "*?["):
+        return same
+    exact = frozenset(same)
+    again = {i: found for i, name in names.items()
+             if i not in exact and (found := matched(pattern, name, numbered=True))}
+    if same and again:
+        others = ", ".join(map(repr, dict.fromkeys(again.values())))
+        raise PlanError(f"plan: {option}={pattern!r} may be the scope of that name or {others}, as "
+                        "TensorFlow numbers scopes that are opened again (a Keras layer's ops are "
+                        f"in a numbered one); write the latter, or '={pattern}' for the former")
+    return same or list(again)
+
+
+def _near(pattern: str, names: Sequence[str]) -> str:
+    """Return the parts of names that are most like a pattern, in words."""
+    parts = list(dict.fromkeys(part for name in names for part in name.split("/")))
+    wanted = max(pattern.strip("/").split("/"), key=len)
+    near = difflib.get_close_matches(wanted.strip("*?"), parts, _NEAR, 0.4) or parts[:_NEAR]
+    more = len(parts) - len(near)
+    return ", ".join(map(repr, near)) + (f" and {more} more names" if more else "")

@@ -1,0 +1,262 @@
+"""What holds copies back under XLA, which ignores control edges: guards on their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfckpt.cost.views import is_element_wise
+from tfckpt.errors import RewriteError
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE
+from tfckpt.ir.edits import Rewire
+from tfckpt.ir.graph import Graph, Op, TensorId
+from tfckpt.ir.schedule import Fence, Step
+from tfckpt.ir.target import FUSED, ORDER, Target
+from tfckpt.ops import Source, record
+from tfckpt.rewrite.draft import FLOATS, LARGE, Draft
+from tfckpt.rewrite.names import SCOPE, guard_name
+from tfckpt.rewrite.xla.early import EarlyOps
+from tfckpt.rewrite.xla.guards import XLA_GUARDS, BarrierGuard, Guard
+from tfckpt.rewrite.xla.order import BackwardOrder
+from tfckpt.rewrite.xla.updates import hold_updates
+
+_NO_WEIGHTS = (Source.CONSTANT, Source.ELSEWHERE)
+_INTEGERS = ("int32", "int64")
+
+
+def _known_when_compiled(graph: Graph) -> list[bool]:
+    """Return for each op whether XLA may know its results when it compiles.
+
+    Shapes, axes and sizes must be known then, and nothing behind a guard is. They are computed from
+    constants, from shapes, and from small ints that are passed in.
+    """
+    found: list[bool] = []
+    for op in graph.ops:
+        known = record(op.type)
+        small = all(t.dtype in _INTEGERS and (t.bytes or 0) < LARGE for t in op.outputs)
+        found.append(known.is_constant or known.shape_only or known.fed and small
+                     or op.pure and bool(op.inputs) and all(found[i] for i, _ in op.inputs))
+    return found
+
+
+class XlaHolds:
+    """One guard for each region, and one for each gradient before which nothing may be read.
+
+    Attributes:
+      weights: whether weights are guarded too: it pays where their layout is changed early, and
+        elsewhere they are one more copy.
+      every_read: whether not only ops that XLA fuses see late what the forward kept for them.
+      barriers: whether XLA keeps its own barriers.
+      order, early: what has XLA keep the plan's order; None where nothing does.
+    """
+
+    def __init__(self, draft: Draft, target: Target):
+        self.draft = draft
+        self.kind: type[Guard] = XLA_GUARDS[target.guard]
+        self.weights = target.transposes_weights_early
+        self.barriers = target.keeps_barriers
+        self.every_read = target.hold != FUSED
+        self.when_compiled = _known_when_compiled(draft.graph)
+        self.order = BackwardOrder(draft) if target.hold == ORDER else None
+        self.early = EarlyOps(draft, self.when_compiled) if target.hold == ORDER else None
+        self.regions = 0
+        self.guard: Guard | None = None
+        self.guarded: dict[tuple[str, type[Guard]], str] = {}
+        self.delayed: set[int] = set()  # ops whose copies of this region are behind its guard
+        self.trigger: tuple[str, str] | None = None  # the latest region's
+        self.gradient: TensorId | None = None  # the latest
+        self.openers: dict[tuple[TensorId, type[Guard]], Guard] = {}
+        self.late: dict[tuple[TensorId, TensorId, type[Guard]], str] = {}
+
+    def open_region(self, fence: Fence) -> None:
+        """Makes the guard of a run of copies, which depends on the gradient that comes in.
+
+        Raises:
+          RewriteError: the step has made no gradient before the region.
+        """
+        trigger = self._incoming_gradient(fence.position)
+        if self.order is not None:
+            trigger = self.order.trigger(fence.position, *trigger), trigger[1]
+        self.regions += 1
+        self.guarded, self.delayed = {}, set()
+        self.guard = self.kind(f"{SCOPE}/guard_{self.regions}", *trigger)
+        self.draft.added.extend(self.guard.trigger_ops())
+
+    def _incoming_gradient(self, position: int) -> tuple[str, str]:
+        """The latest float tensor that the step made before a region, and its dtype.
+
+        One that more than the update reads: a gradient of weights would hold copies back as well,
+        but XLA's depth-first scheduler then computes it on the way to the region, and leaves its
+        update, which no region waits for, to the end of the step. Where that would be the trigger
+        of the region before, whose copies could be merged with these, it is the latest of all.
+        Not one that begins with padding, if there is another: to XLA that guard is open.
+        """
+        draft = self.draft
+        latest = None
+        for vertex, copy in reversed(draft.plan.schedule[:position]):
+            made = draft.cost.vertices[vertex]
+            if copy or not made.reads or made.region == UPDATE:
+                continue  # before the first gradient, the end of the forward must do
+            for slot, tensor in enumerate(draft.op(vertex).outputs):
+                result = (made.ops[0], slot)
+                if tensor.dtype not in FLOATS or draft.is_resident(result):
+                    continue
+                found = draft.tensor_name(result), tensor.dtype
+                latest = latest or found
+                if self._goes_on(result) and not self._begins_padded(result):
+                    self.trigger = latest if found == self.trigger else found
+                    return self.trigger
+        if latest is None:
+            raise RewriteError("rewrite: a region has no incoming gradient to guard it with under "
+                               "XLA")
+        return latest
+
+    def _goes_on(self, tensor: TensorId) -> bool:
+        """Whether more than the update reads a tensor."""
+        cost, s = self.draft.cost, self.draft.storage_of(tensor)
+        return s is None or any(cost.vertices[v].region != UPDATE and not cost.vertices[v].join
+                                for v in cost.readers[s])
+
+    def _begins_padded(self, tensor: TensorId) -> bool:
+        """Whether XLA may know the first element of a tensor, whatever is computed."""
+        graph = self.draft.graph
+        op = graph.ops[tensor[0]]
+        while not record(op.type).pads:
+            read = [t for t in op.inputs if self.draft.tensor(t).dtype in FLOATS]
+            if len(read) != 1 or not (record(op.type).aliases or record(op.type).fused_by_xla):
+                return False
+            op = graph.ops[read[0][0]]
+        return True
+
+    def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
+        """Nothing: waits are control edges, which XLA ignores."""
+        return ()
+
+    def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
+                  triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+        """Passes all storages and weights from outside the region through its guard.
+
+        At least one input of an op that reads nothing else behind it. Small integers that XLA may
+        know when it compiles pass none, even if they are computed, and copied.
+        """
+        held, chosen = list(inputs), self._large_inputs(op, outside)
+        delayed = self._reads_delayed(op, inputs, outside)
+        if not (chosen or delayed):
+            chosen = self._usable_inputs(op, outside)[:1]  # the largest
+        for i in chosen:
+            held[i] = self._guard(inputs[i], op, i)
+        if chosen or delayed:
+            self.delayed.add(self.draft.index[op.name])
+        return held, ()
+
+    def _reads_delayed(self, op: Op, inputs: list[str], outside: Sequence[int]) -> bool:
+        """Whether an op reads what is behind the region's guard already."""
+        return any(self.draft.root[made][slot][0] in self.delayed
+                   or inputs[i] in self.guarded.values()
+                   for i, (made, slot) in enumerate(op.inputs) if i not in outside)
+
+    def _usable_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
+        return [i for i in self.draft.guardable(op, outside)
+                if not self.when_compiled[op.inputs[i][0]]]
+
+    def _large_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
+        return [i for i in self._usable_inputs(op, outside)
+                if self.draft.storage_of(op.inputs[i]) is not None
+                or self._is_weight(op.inputs[i])]
+
+    def _guard(self, read: str, op: Op, index: int) -> str:
+        """What an op reads behind the region's guard, made once for each tensor and kind."""
+        guard = self.guard
+        assert guard is not None
+        kind = self._kind(op)
+        if (read, kind) not in self.guarded:
+            name = guard_name(read, self.regions, "" if kind is self.kind else "_whole")
+            self.draft.added.extend(kind(guard.name, guard.trigger, guard.dtype).pass_through(
+                name, read, self.draft.tensor(op.inputs[index]).dtype))
+            self.guarded[read, kind] = f"{name}:0"
+        return self.guarded[read, kind]
+
+    def _kind(self, op: Op) -> type[Guard]:
+        """Return the kind of guard for what an op reads.
+
+        A select of what a convolution reads or a table is gathered from would be computed whole,
+        and be one more copy: where XLA keeps its barriers, it passes one.
+        """
+        fused = is_element_wise(op) or record(op.type).reduces
+        return self.kind if fused or not self.barriers else BarrierGuard
+
+    def _is_weight(self, tensor: TensorId) -> bool:
+        """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
+        return (self.weights and self.draft.is_resident(tensor)
+                and record(self.draft.graph.ops[tensor[0]].type).source not in _NO_WEIGHTS
+                and (self.draft.tensor(tensor).bytes or 0) >= LARGE
+                and self.draft.tensor(tensor).dtype in FLOATS)
+
+    def before_original(self, op: Op, position: int) -> None:
+        """Has a backward op see what the forward kept for it only when its gradient is there.
+
+        Otherwise XLA goes behind what was kept. It merges what the backward computes from it with
+        equal ops of the forward (x - mean of a normalization), and computes what was kept again
+        within the op that reads it (`max(z, 0) > 0` is `z > 0` to it), for which what that was
+        made of stays in memory, too. Only of ops that it fuses, where a guard takes no memory.
+
+        Weights are held back from all ops: on a CPU, XLA transposes them for the backward as soon
+        as it can, that is at the start of the step, and holds the transposed ones until then. So
+        it does with activations that a convolution's filter gradient reads, for which every read
+        can be guarded (`every_read`).
+        """
+        if self.early is not None:
+            self.early.before_original(op, position)
+        if op.region != BACKWARD:
+            return
+        if self.order is not None:
+            self.order.before_original(op, position)
+        draft = self.draft
+        gradient = next((t for t in op.inputs if self._is_gradient(t)), None)
+        self.gradient = gradient or self.gradient
+        if self.gradient is None:
+            return
+        for i, tensor in enumerate(op.inputs):
+            if (gradient is not None and self._is_weight(tensor)
+                    or (self.every_read or record(op.type).fused_by_xla)
+                    and self._is_kept(tensor, position)):
+                late = self._late(tensor, self.gradient, self._kind(op))
+                draft.rewires.append(Rewire(op.name, i, late))
+
+    def _is_gradient(self, tensor: TensorId) -> bool:
+        """Whether a tensor is made of what the backward made, not of what the forward did alone."""
+        draft = self.draft
+        made = draft.root[tensor[0]][tensor[1]][0]
+        return (draft.storage_of(tensor) is not None and draft.tensor(tensor).dtype in FLOATS
+                and draft.graph.ops[made].region == BACKWARD)
+
+    def _is_kept(self, tensor: TensorId, position: int) -> bool:
+        """Whether a step reads a large result of the forward, and not a copy of it."""
+        draft = self.draft
+        made = draft.root[tensor[0]][tensor[1]][0]
+        return (draft.storage_of(tensor) is not None and draft.graph.ops[made].region == FORWARD
+                and (draft.tensor(tensor).bytes or 0) >= LARGE
+                and draft.tensor(tensor).dtype in FLOATS and not draft.read(position, tensor)[1])
+
+    def _late(self, tensor: TensorId, gradient: TensorId, kind: type[Guard]) -> str:
+        """A tensor behind a guard that a gradient opens, made once for both."""
+        draft = self.draft
+        if (gradient, kind) not in self.openers:
+            opener = kind(f"{SCOPE}/late_{len(self.openers) + 1}", draft.tensor_name(gradient),
+                          draft.tensor(gradient).dtype)
+            draft.added.extend(opener.trigger_ops())
+            self.openers[gradient, kind] = opener
+        if (tensor, gradient, kind) not in self.late:
+            read = draft.tensor_name(tensor)
+            name = guard_name(read, -1 - len(self.late))
+            draft.added.extend(self.openers[gradient, kind].pass_through(
+                name, read, draft.tensor(tensor).dtype))
+            self.late[tensor, gradient, kind] = f"{name}:0"
+        return self.late[tensor, gradient, kind]
+
+    def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
+        """Nothing: see `signals`."""
+
+    def close(self) -> None:
+        """Have updates come after the last reads of what they change."""
+        if self.order is not None:
+            hold_updates(self.draft)

@@ -1,0 +1,1 @@
+"""What a schedule holds and takes: liveness, orders of the executor, allocators. No TensorFlow."""

@@ -1,0 +1,308 @@
+"""The order in which a step is planned to run, and which vertices are worth holding back.
+
+The plain order is the graph's own. What may change it, at no cost in time:
+
+* *defer*: a vertex that is ready long before anything can use its result (momentum * velocity,
+  dropout masks, the square in GELU's derivative) is placed just before its first reader;
+* *release*: a pass-through join is bypassed, so that each update runs as soon as its own
+  gradient is there;
+* *thrifty* backward: tapes interleave parallel branches; taking whichever ready vertex adds the
+  least memory finishes one branch before the next is begun.
+
+Under XLA, which ignores control edges, nothing can be moved; the first two it does by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Sequence
+
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph
+from tfckpt.ir.schedule import Moves
+
+SLACK_FRACTION = 0.004
+"""A vertex is deferred only if it could wait for this fraction of the step."""
+SPREAD_FRACTION = 0.05
+"""A join is bypassed only if what it joins becomes ready over this fraction of the step."""
+
+
+def releasable(graph: CostGraph) -> tuple[int, ...]:
+    """Joins worth bypassing: what they hold together becomes ready at different times.
+
+    Behind a global norm all gradients are scaled at once; there bypassing would save nothing.
+    """
+    joins = [v for v, vertex in enumerate(graph.vertices) if vertex.join]
+    if not joins:
+        return ()
+    start, finish = _earliest(graph, frozenset())
+    least = SPREAD_FRACTION * max(finish)
+    found = []
+    for j in joins:
+        ready = [start[graph.storages[s].producer] for s in graph.vertices[j].reads]
+        if ready and max(ready) - min(ready) > least:
+            found.append(j)
+    return tuple(found)
+
+
+def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Vertices worth deferring, ascending.
+
+    A vertex may wait if whatever it reads is read by another vertex later on, or made by a vertex
+    that waits as well, and if it holds no more by waiting than its result would take.
+    """
+    joins = frozenset(released)
+    start, finish = _earliest(graph, joins)
+    readers = _readers(graph)
+    slack = SLACK_FRACTION * max(finish, default=0.0)
+    begin = list(start)
+    found = []
+    for v in range(len(graph.vertices) - 1, -1, -1):
+        vertex = graph.vertices[v]
+        if not readers[v] or not vertex.writes or vertex.join:
+            continue
+        late = min(begin[r] for r in readers[v]) - vertex.time
+        if late - start[v] > slack and _pays(graph, v, late, start, begin):
+            begin[v] = late
+            found.append(v)
+    return tuple(reversed(found))
+
+
+def moves_of_xla(graph: CostGraph) -> Moves:
+    """What XLA does by itself: it has no joins, and fuses what only an update needs into it."""
+    joins = releasable(graph)
+    return Moves(deferrable(graph, joins), joins)
+
+
+def idle(graph: CostGraph, released: tuple[int, ...] = ()) -> frozenset[int]:
+    """Backward vertices that no gradient leads to and that nothing needs for a while.
+
+    They could run as soon as the forward is done (the square in GELU's derivative); a thrifty
+    order runs them when something asks for them.
+    """
+    joins = frozenset(released)
+    start, finish = _earliest(graph, joins)
+    readers = _readers(graph)
+    slack = SLACK_FRACTION * max(finish, default=0.0)
+    begin = list(start)
+    for v in range(len(graph.vertices) - 1, -1, -1):
+        if readers[v]:
+            begin[v] = max(start[v], min(begin[r] for r in readers[v]) - graph.vertices[v].time)
+    found: set[int] = set()
+    for v, vertex in enumerate(graph.vertices):
+        if vertex.region == BACKWARD and begin[v] - start[v] > slack and all(
+                graph.vertices[p].region == FORWARD or p in found for p in graph.predecessors[v]):
+            found.add(v)
+    return frozenset(found)
+
+
+def _earliest(graph: CostGraph, joins: frozenset[int]) -> tuple[list[float], list[float]]:
+    """Earliest start and finish of each vertex with unlimited workers."""
+    start: list[float] = []
+    finish: list[float] = []
+    for v, vertex in enumerate(graph.vertices):
+        begin = max((finish[p] for p in graph.predecessors[v] if p not in joins), default=0.0)
+        start.append(begin)
+        finish.append(begin + vertex.time)
+    return start, finish
+
+
+def _readers(graph: CostGraph) -> list[list[int]]:
+    """For each vertex those that wait for it, ascending; a join does not count as a use."""
+    readers: list[list[int]] = [[] for _ in graph.vertices]
+    for v, vertex in enumerate(graph.vertices):
+        if not vertex.join:
+            for p in graph.predecessors[v]:
+                readers[p].append(v)
+    return readers
+
+
+def _pays(graph: CostGraph, v: int, late: float, start: list[float],
+          begin: list[float]) -> bool:
+    """Whether waiting until `late` holds no more than it saves.
+
+    An input whose other readers have all run by then is there for this vertex alone: a slice of
+    a gradient that waits holds the whole gradient.
+    """
+    held = 0
+    for s in graph.vertices[v].reads:
+        producer = graph.storages[s].producer
+        if begin[producer] > start[producer]:
+            continue  # made late as well
+        others = [begin[r] for r in graph.readers[s] if r > v]
+        if not any(other >= begin[v] for other in others):
+            return False
+        if max(others) < late:
+            held += graph.storages[s].bytes
+    return held <= sum(graph.storages[s].bytes for s in graph.vertices[v].writes)
+
+
+def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = None,
+               waiting: frozenset[int] = frozenset()) -> tuple[int, ...]:
+    """Vertices in the planned order of a plan, recomputation left out.
+
+    Forward vertices keep the graph's order; deferred vertices stand just before their first
+    reader; released joins are left out; update and other vertices run as soon as their inputs
+    exist.
+
+    Args:
+      dropped: for each storage whether it must be recomputed before its first backward reader;
+        given, the backward is ordered thriftily, else it keeps the graph's order.
+      waiting: backward vertices that a thrifty order runs only when asked for (see `idle`).
+    """
+    if dropped is not None:
+        return Thrifty(graph, moves, waiting).order(dropped)
+    emitter = _Emitter(graph, moves, frozenset())
+    for v in range(len(graph.vertices)):
+        if v not in emitter.late and v not in emitter.joins:
+            emitter.emit(v)
+    return emitter.finish()
+
+
+class Thrifty:
+    """Thrifty orders under the same moves, whatever is dropped: their forward is the same.
+
+    Args:
+      graph, moves, waiting: as for `base_order`.
+    """
+
+    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]):
+        start = self._start = _Emitter(graph, moves, waiting)
+        apart = start.late | start.joins
+        backward = [v for v, vertex in enumerate(graph.vertices)
+                    if v not in apart and vertex.region == BACKWARD]
+        for v, vertex in enumerate(graph.vertices):
+            if v not in apart and vertex.region == FORWARD:
+                start.emit(v)
+        start.changed.clear()
+        self._member = [False] * len(graph.vertices)
+        for v in backward:
+            self._member[v] = True
+        self._first = [v for v in backward if start.ready(v)]
+        self._bytes = [storage.bytes for storage in graph.storages]
+        self._written = [sum(self._bytes[s] for s in vertex.writes) for vertex in graph.vertices]
+        self._untouched = [s for s in range(len(graph.storages)) if not start.touched[s]]
+        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def order(self, dropped: Sequence[bool]) -> tuple[int, ...]:
+        """Return vertices in order; of the backward ones that are ready the one that adds least.
+
+        Args:
+          dropped: as for `base_order`; what the forward reads counts as made there in any case.
+        """
+        choice = tuple([s for s in self._untouched if dropped[s]])
+        if choice not in self._known:
+            self._known[choice] = self._ordered(dropped)
+        return self._known[choice]
+
+    def _ordered(self, dropped: Sequence[bool]) -> tuple[int, ...]:
+        emitter, outside = self._start.copy(), list(self._member)  # backward, not found ready yet
+        graph, size, written = emitter.graph, self._bytes, self._written
+        unread, touched = emitter.unread, emitter.touched
+        vertices, readers, ready = graph.vertices, emitter.readers, emitter.ready
+        growth: dict[int, int] = {}  # of what is ready
+        heap: list[tuple[int, int]] = []  # of it the latest, and what it was before
+
+        def price(v: int) -> None:
+            total = written[v]
+            for s in vertices[v].reads:
+                if dropped[s] and not touched[s]:
+                    total += size[s]
+                if unread[s] == 1:
+                    total -= size[s]
+            if growth.get(v) != total:
+                growth[v] = total
+                heapq.heappush(heap, (total, v))
+
+        for v in self._first:
+            outside[v] = False
+            price(v)
+        while heap:
+            grown, v = heapq.heappop(heap)
+            if growth.get(v) != grown:
+                continue
+            del growth[v]
+            before = len(emitter.order)
+            emitter.emit(v)
+            for u in emitter.order[before:]:
+                for r in readers[u]:
+                    if outside[r] and ready(r):
+                        outside[r] = False
+                        price(r)
+            for s in emitter.changed:
+                for r in graph.readers[s]:
+                    if r in growth:
+                        price(r)
+            emitter.changed.clear()
+        return emitter.finish()
+
+
+class _Emitter:
+    """Emits vertices so that what they need comes first and what they allow comes next."""
+
+    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]):
+        self.graph = graph
+        joins = self.joins = frozenset(moves.released)
+        late = self.late = frozenset(moves.deferred) | waiting
+        self.readers = _readers(graph)
+        self.needed = [tuple(p for p in needed if p not in joins) if joins else needed
+                       for needed in graph.predecessors]
+        self.prompt = [v not in late and v not in joins and vertex.region not in (FORWARD, BACKWARD)
+                       for v, vertex in enumerate(graph.vertices)]
+        self.done = [False] * len(graph.vertices)
+        self.order: list[int] = []
+        self.unread = [len(r) for r in graph.readers]  # readers that have not run
+        self.touched = [False] * len(graph.storages)
+        self.changed: list[int] = []  # storages with which `growth` of their readers changed
+        self.runnable = [False] * len(graph.vertices)  # found ready: it stays so
+
+    def copy(self) -> _Emitter:
+        """Return another that goes on from here."""
+        other = copy.copy(self)
+        for name in ("done", "order", "unread", "touched", "changed", "runnable"):
+            setattr(other, name, list(getattr(self, name)))
+        return other
+
+    def finish(self) -> tuple[int, ...]:
+        """Emit what is left, and return all in order."""
+        for v in range(len(self.graph.vertices)):
+            if not self.done[v] and v not in self.joins:
+                self.emit(v)
+        return tuple(self.order)
+
+    def emit(self, vertex: int) -> None:
+        """Emits a vertex after what it still needs, then what becomes ready at once."""
+        done, needed, unread, touched = self.done, self.needed, self.unread, self.touched
+        prompt, vertices = self.prompt, self.graph.vertices
+        stack = [vertex]
+        while stack:
+            v = stack[-1]
+            if done[v]:
+                stack.pop()
+                continue
+            missing = [p for p in needed[v] if not done[p]]
+            if missing:
+                missing.reverse()
+                stack += missing
+                continue
+            stack.pop()
+            done[v] = True
+            self.order.append(v)
+            for s in vertices[v].reads:
+                unread[s] -= 1
+                if unread[s] == 1 or not touched[s]:
+                    self.changed.append(s)
+                touched[s] = True
+            for r in reversed(self.readers[v]):
+                if prompt[r] and not done[r] and self.ready(r):
+                    stack.append(r)
+
+    def ready(self, v: int) -> bool:
+        """Whether everything the vertex needs has run or can run at any time."""
+        if not self.runnable[v]:  # remembered: late vertices share what they need
+            done, late = self.done, self.late
+            for p in self.needed[v]:
+                if not done[p] and not (p in late and self.ready(p)):
+                    return False
+            self.runnable[v] = True
+        return True

@@ -1,0 +1,51 @@
+"""Which step stands at each position of a simulated timeline, for people to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph
+from tfckpt.ir.schedule import Plan, resolve
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ran:
+    """One step of a timeline.
+
+    Attributes:
+      name: its op.
+      region: forward, backward, update or other; of a recomputation, where it runs: backward.
+      copy: 0, or the number of the recomputation.
+      segment: number of recomputed stretches begun so far; of a forward step, the stretch that
+        runs it again first, or 0.
+      reads: positions of the steps that made what it reads.
+    """
+
+    name: str
+    region: str
+    copy: int
+    segment: int
+    reads: tuple[int, ...]
+
+
+def ran(graph: CostGraph, plan: Plan) -> tuple[Ran, ...]:
+    """Return the steps of a plan in the order of its timeline."""
+    resolved = resolve(graph, plan.schedule)
+    when = {position: i for i, position in enumerate(plan.order)}
+    segment, number, inside = [], 0, False  # by schedule, where stretches are contiguous
+    again: dict[int, int] = {}
+    for vertex, copy in resolved.schedule:
+        number += bool(copy) and not inside
+        inside = bool(copy)
+        segment.append(number)
+        if copy:
+            again.setdefault(vertex, number)
+    result = []
+    for position in plan.order:
+        vertex, copy = resolved.schedule[position]
+        entry = graph.vertices[vertex]
+        forward = entry.region == FORWARD and not copy
+        reads = sorted({when[resolved.maker[i]] for i in resolved.reads[position]})
+        result.append(Ran(entry.name, BACKWARD if copy else entry.region, copy,
+                          again.get(vertex, 0) if forward else segment[position], tuple(reads)))
+    return tuple(result)

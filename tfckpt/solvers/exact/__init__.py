@@ -1,0 +1,1 @@
+"""The rematerialization problem as an integer programme, for small graphs (OR-tools)."""

@@ -1,0 +1,291 @@
+"""The rematerialization problem as a CP-SAT model: what `tfckpt.solvers.exact.optimal` solves.
+
+Stage `t` holds the copies that run just before the `t`-th original, in the order of their
+originals, and then that original. For every stage and recomputable vertex there is one Boolean
+(a copy runs), for every stage and storage another (its latest instance is held when the stage
+begins). What is live at a step follows from these as in `tfckpt.simulate.simulate`: within a stage
+an instance is held while a later step of the stage, or a later stage, needs it.
+
+Source: the stages are those of Jain et al. 2020, "Checkmate", section 4. Freeing after the last
+reader, buffers that are taken over, donated and fetched storages are modelled here, as the
+simulator counts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.schedule import Schedule, with_copies
+
+Literal = Any
+"""A Boolean variable of the model or its negation, or a bool that is known beforehand."""
+
+Term = tuple[int, Literal]
+"""Units of memory, and whether they are held."""
+
+
+class StageModel:
+    """Variables and constraints over one graph and one order of its originals.
+
+    Args:
+      cp: the module `ortools.sat.python.cp_model`.
+      graph: joint graph.
+      order: its originals; joins may be left out.
+      copies: most copies of one vertex; None for any number.
+
+    Attributes:
+      model: the CP-SAT model; `limit` and an objective are for the caller to add.
+      runs: for each stage the copies that may run there, by vertex.
+      unit: bytes that one unit of memory stands for; it divides every size.
+
+    Complexity: with n vertices and E reads O(n * E) variables, O(n^2) memory constraints of at
+    most n terms each.
+    """
+
+    def __init__(self, cp, graph: CostGraph, order: Sequence[int], copies: int | None):
+        self.model = cp.CpModel()
+        self.graph, self.order = graph, tuple(order)
+        self.place = {v: t for t, v in enumerate(self.order)}
+        self.unit = math.gcd(*(s.bytes for s in graph.storages),
+                             *(v.workspace for v in graph.vertices)) or 1
+        vertices, stages = graph.vertices, len(self.order)
+        self.again = [v for v in self.order if vertices[v].recomputable]
+        self.made = [self.place.get(s.producer, stages) for s in graph.storages]
+        self.copied = [vertices[s.producer].recomputable for s in graph.storages]
+        self.inside: list[list[int]] = [[] for _ in graph.storages]  # readers that may be copies
+        self.donors: list[list[int]] = [[] for _ in graph.storages]
+        for t, v in enumerate(self.order):
+            for s in vertices[v].reads:
+                if vertices[v].recomputable:
+                    self.inside[s].append(v)
+            for s in vertices[v].donates:
+                self.donors[s].append(t)
+        self.fixed = [not self.copied[s] and not self.inside[s]
+                      for s in range(len(graph.storages))]
+        self.runs: list[dict[int, Literal]] = [
+            {v: self.model.new_bool_var(f"run {v} in {t}") for v in self.again
+             if self.place[v] < t} for t in range(stages)]
+        self.held = [[False] * len(graph.storages) for _ in range(stages + 1)]
+        self.given = [[False] * len(graph.storages) for _ in range(stages + 1)]
+        for s in range(len(graph.storages)):
+            self._hold(s)
+        self.need = [[self._needed(t, s) for s in range(len(graph.storages))]
+                     for t in range(stages)]
+        for t in range(stages):
+            for s in range(len(graph.storages)):
+                if self._may_vary(t, s):
+                    self._available(t, s)
+            self._useful(t)
+        if copies is not None:
+            for v in self.again:
+                self.model.add(sum(self._copies(v, 0, stages)) <= copies)
+
+    # Literals.
+
+    def _either(self, *literals: Literal) -> Literal:
+        """A literal that is true exactly if one of the given ones is."""
+        if any(literal is True for literal in literals):
+            return True
+        unknown = [literal for literal in literals if literal is not False]
+        if len(unknown) < 2:
+            return unknown[0] if unknown else False
+        result = self.model.new_bool_var("")
+        for literal in unknown:
+            self.model.add_implication(literal, result)
+        self.model.add_bool_or([*unknown, ~result])
+        return result
+
+    def _implies(self, causes: Sequence[Literal], effects: Sequence[Literal]) -> None:
+        """If all causes hold, one of the effects does."""
+        if any(cause is False for cause in causes) or any(e is True for e in effects):
+            return
+        clause = [*(~cause for cause in causes if cause is not True),
+                  *(effect for effect in effects if effect is not False)]
+        self.model.add_bool_or(clause or [False])
+
+    def _copies(self, v: int, start: int, stop: int) -> list[Literal]:
+        """Whether a vertex runs again in each of the stages start .. stop - 1."""
+        return [row[v] for row in self.runs[start:stop] if v in row]
+
+    def _run(self, t: int, s: int) -> Literal:
+        """Whether stage t makes the storage again."""
+        return self.runs[t].get(self.graph.storages[s].producer, False)
+
+    # Lifetimes.
+
+    def _hold(self, s: int) -> None:
+        """Fills in `held` and `given` for one storage.
+
+        `held[t][s]`: its latest instance is held, and counted, when stage t begins. A fetched
+        storage needs no such variable. `given[t][s]`: a donor has handed the latest instance
+        over; it may still be read and costs nothing.
+        """
+        stages = len(self.order)
+        if self.graph.storages[s].fetched:
+            return
+        donors = self.donors[s]
+        readers = sorted(self.place[r] for r in self.graph.readers[s] if r in self.place)
+        if self.fixed[s]:
+            last = min(readers[-1:] + donors[:1], default=-1)
+            for t in range(self.made[s] + 1, last + 1):
+                self.held[t][s] = True
+        else:
+            last = donors[0] if donors and not self.copied[s] else stages - 1
+            for t in range(self.made[s] + 1, last + 1):
+                if t - 1 not in donors:
+                    self.held[t][s] = self.model.new_bool_var(f"hold {s} in {t}")
+        for t in range(donors[0] + 1 if donors else stages, stages):
+            self.given[t][s] = (t <= readers[-1] if self.fixed[s]
+                                else self.model.new_bool_var(f"given {s} in {t}"))
+
+    def _may_vary(self, t: int, s: int) -> bool:
+        """Whether what stage t finds of the storage is a decision."""
+        return not (self.fixed[s] or self.graph.storages[s].fetched or self.made[s] >= t)
+
+    def _needed(self, t: int, s: int) -> list[Literal]:
+        """Whether, from the i-th reader of stage t on, anything still needs the storage.
+
+        One entry for each vertex of `inside[s]` that may run in the stage, and a last one for
+        the original. Empty where there is nothing to decide.
+        """
+        if self.graph.storages[s].fetched or self.made[s] >= t:
+            return []
+        reads = s in self.graph.vertices[self.order[t]].reads
+        chain = [self._either(self.held[t + 1][s], reads)]
+        for r in reversed(self.inside[s]):
+            if r in self.runs[t]:
+                chain.append(self._either(chain[-1], self.runs[t][r]))
+        return chain[::-1]
+
+    def _available(self, t: int, s: int) -> None:
+        """What stage t reads or holds on must be held, made in the stage, or given away."""
+        run, held, given = self._run(t, s), self.held[t][s], self.given[t][s]
+        for r in self.inside[s]:
+            if r in self.runs[t]:
+                self._implies([self.runs[t][r]], [held, run, given])
+        if s in self.graph.vertices[self.order[t]].reads:
+            self._implies([], [held, run, given])
+        self._implies([self.held[t + 1][s]], [held, run])
+        if t not in self.donors[s]:
+            self._implies([self.given[t + 1][s]], [given])
+        self._implies([run, held], [])  # the old instance has no reader left
+        self._implies([run, given], [])
+
+    def _useful(self, t: int) -> None:
+        """Nothing is held or made in vain: no schedule worth having is lost."""
+        for s, chain in enumerate(self.need[t]):
+            if self._may_vary(t, s):
+                self._implies([self.held[t][s]], [chain[0]])
+        for v, run in self.runs[t].items():
+            self._implies([run], [self.need[t][s][0] for s in self.graph.vertices[v].writes
+                                  if self.need[t][s]])
+
+    # Memory.
+
+    def limit(self, peak: Literal) -> None:
+        """Holds every step to at most `peak` units (an int or an integer variable)."""
+        for t, original in enumerate(self.order):
+            for u, run in (*self.runs[t].items(), (original, True)):
+                terms = self._live(t, u) + self._takeovers(t, u, run)
+                known = sum(size for size, literal in terms if literal is True)
+                total = known + sum(size * literal for size, literal in terms
+                                    if not isinstance(literal, bool))
+                if isinstance(total, int) and isinstance(peak, int):
+                    if total > peak:
+                        self._implies([run], [])
+                    continue
+                bound = self.model.add(total <= peak)
+                if run is not True:
+                    bound.only_enforce_if(run)
+
+    def _live(self, t: int, u: int) -> list[Term]:
+        """What is held while step u of stage t runs, buffers taken over not yet deducted."""
+        vertex = self.graph.vertices[u]
+        terms: list[Term] = [(vertex.workspace // self.unit, True)]
+        for s, storage in enumerate(self.graph.storages):
+            size = storage.bytes // self.unit
+            if not size or self.made[s] > t:
+                continue
+            if s in vertex.writes:
+                terms.append((size, True))
+            if storage.fetched:
+                terms += self._fetched(t, u, s, size)
+            elif s not in vertex.writes and self.made[s] < t:
+                terms.append((size, self._is_live(t, u, s)))
+        return terms
+
+    def _is_live(self, t: int, u: int, s: int) -> Literal:
+        """Whether a counted instance exists while step u of stage t, no writer of it, runs."""
+        if self.fixed[s]:
+            return self.held[t][s]
+        original = u == self.order[t]
+        if self.copied[s] and not original and self.place[u] < self.made[s]:
+            return self.held[t][s]  # a copy in this stage is still to come
+        before = [r for r in self.inside[s] if r in self.runs[t]
+                  and (original or self.place[r] < self.place[u])]
+        needed = self.need[t][s][len(before)]
+        if self.given[t][s] is False:
+            return needed  # whatever is needed is there, by `_available`
+        return self._not(self._either(self._not(self._counted(t, s)), self._not(needed)))
+
+    def _counted(self, t: int, s: int) -> Literal:
+        """Whether the instance that stage t reads counts, that is, no donor handed it over."""
+        return True if self.given[t][s] is False else self._either(
+            self.held[t][s], self._run(t, s))
+
+    @staticmethod
+    def _not(literal: Literal) -> Literal:
+        return not literal if isinstance(literal, bool) else ~literal
+
+    def _fetched(self, t: int, u: int, s: int, size: int) -> list[Term]:
+        """Instances of a fetched storage made before step u: all stay, but those given away."""
+        producer, later = self.graph.storages[s].producer, self.place[u] > self.made[s]
+        terms = [(size, run) for run in self._copies(producer, 0, t + 1 if later else t)]
+        if self.made[s] < t:
+            terms.append((size, True))
+        before = None
+        for donor in self.donors[s]:
+            if donor < t:
+                again = True if before is None else self._either(
+                    *self._copies(producer, before + 1, donor + 1))
+                terms.append((-size, again))
+                before = donor
+        return terms
+
+    def _takeovers(self, t: int, u: int, run: Literal) -> list[Term]:
+        """Buffers of inputs that step u of stage t writes into, first pair first."""
+        storages = self.graph.storages
+        taken: list[tuple[int, int, Literal]] = []
+        for written, read in self.graph.vertices[u].reuses:
+            if storages[read].bytes != storages[written].bytes or storages[read].fetched:
+                continue
+            dying = self._dies(t, u, read)
+            if dying is False:
+                continue
+            rivals = [take for w, r, take in taken if w == written or r == read]
+            if rivals or run is not True:
+                busy = self._not(dying), self._not(run), *rivals
+                take = self._not(self._either(*busy))
+            else:
+                take = dying
+            taken.append((written, read, take))
+        return [(-storages[r].bytes // self.unit, take) for _, r, take in taken]
+
+    def _dies(self, t: int, u: int, s: int) -> Literal:
+        """Whether step u of stage t, if it runs, is the last to read a counted instance."""
+        if u == self.order[t]:
+            later = self._either(self.held[t + 1][s], self.given[t + 1][s])
+        else:
+            inside = [r for r in self.inside[s] if r in self.runs[t]]
+            later = self.need[t][s][inside.index(u) + 1]
+        return self._not(self._either(later, self._not(self._counted(t, s))))
+
+    # Solutions.
+
+    def schedule(self, is_true: Callable[[Literal], bool]) -> Schedule:
+        """The schedule of a solution, given which variables are true in it."""
+        return with_copies(self.order, ((v for v, run in row.items() if is_true(run))
+                                        for row in self.runs))

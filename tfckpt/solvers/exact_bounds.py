@@ -1,0 +1,161 @@
+"""What it takes to arrive at a lower set: bounds that let `exact_dp` drop states early.
+
+`exact_dp` works from V back to the empty set, so of a state it knows all that follows and nothing
+of what comes before. For each lower set L, one walk in the other direction finds
+
+  1. the fewest bytes kept with which a sequence within the budget can end in L;
+  2. the largest of (time kept - price * bytes kept) with which one can: since at most
+     budget - need bytes may be kept, the time kept is at most that plus price * (budget - need),
+     whatever the price (a Lagrangian bound; a good price makes it sharp).
+
+The walk keeps for every L the best of both, though they may come from different sequences.
+Therefore the bounds are not attained in general, and the walk is cheap.
+
+Source: ours, for Kusumoto et al. 2019, section 4.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tfckpt.solvers.lattice import WORD, Lattice, Rows, row_order
+
+FAR = 1 << 61  # more bytes than any graph has
+NEIGHBOURS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """Bounds for each lower set.
+
+    Attributes:
+      bytes: the fewest bytes kept, `FAR` if the set cannot be reached; int64.
+      score: the largest gain - price * bytes kept; float64, -inf if it cannot be reached.
+      room: the least of bytes - 2 M(L) over the set and all smaller ones; int64.
+      below: the largest score over the set and all smaller ones; float64.
+      hope: what each slot of the boundary adds to a gain beyond its price, if that is positive;
+        float64 of shape (sets, slots).
+      hope_sum: its sum over all slots.
+      price: gain per byte.
+    """
+
+    bytes: np.ndarray
+    score: np.ndarray
+    room: np.ndarray
+    below: np.ndarray
+    hope: np.ndarray
+    hope_sum: np.ndarray
+    price: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walkers(Rows):
+    """Columns: set, slots of its boundary kept already, M of the start, bytes kept, score."""
+
+    kept: np.ndarray
+    start: np.ndarray
+    bytes: np.ndarray
+    score: np.ndarray
+
+
+def arrival(sets: Lattice, budget: int, sign: int, price: float) -> Arrival:
+    """Bounds for sequences within a budget.
+
+    Args:
+      sign: 1 if time kept is gained, -1 if it is lost.
+      price: gain per byte, not negative.
+    """
+    least = np.full(len(sets.masks), FAR, dtype=np.int64)
+    score = np.full(len(sets.masks), -np.inf)
+    least[0] = score[0] = 0
+    lowest = _lowest_end(sets)
+    walkers = _launch(sets, least, score, np.zeros(1, dtype=np.int64))
+    for begin, end in zip(sets.level[1:-1], sets.level[2:], strict=True):
+        walkers = _undominated(sets, _step(sets, walkers, budget, lowest))
+        _arrive(sets, walkers, budget, sign, price, least, score)
+        reached = begin + np.flatnonzero(least[begin:end] < FAR)
+        walkers = walkers.join(_launch(sets, least, score, reached))
+    return _with_smaller_sets(sets, least, score, sign, price)
+
+
+def no_bounds(sets: Lattice, price: float = 0.0) -> Arrival:
+    """Bounds that hold for every budget: nothing is known."""
+    count = len(sets.masks)
+    return _with_smaller_sets(sets, np.zeros(count, dtype=np.int64), np.full(count, np.inf), 0,
+                              price)
+
+
+def _with_smaller_sets(sets, least, score, sign, price):
+    room = _over_smaller_sets(sets, np.minimum, least - 2 * sets.held)
+    below = _over_smaller_sets(sets, np.maximum, score)
+    hope = np.maximum(0.0, sign * sets.edge_time - price * sets.edge_bytes)
+    return Arrival(least, score, room, below, hope, hope.sum(axis=1), price)
+
+
+def _lowest_end(sets):
+    """For each set the least 2 M(L) + (iii) + (iv), L being the set or larger."""
+    lowest = 2 * sets.held + sets.beyond
+    first, to = sets.up.first, sets.up.to
+    for begin, end in zip(sets.level[-3::-1], sets.level[-2:0:-1], strict=True):
+        after = np.minimum.reduceat(lowest[to[first[begin]:first[end]]],
+                                    first[begin:end] - first[begin])
+        lowest[begin:end] = np.minimum(lowest[begin:end], after)
+    return lowest
+
+
+def _over_smaller_sets(sets, extreme, values):
+    """For each set the least or largest value of itself and all smaller ones."""
+    values = values.copy()
+    first, to = sets.down.first, sets.down.to
+    for begin, end in zip(sets.level[1:-1], sets.level[2:], strict=True):
+        before = extreme.reduceat(values[to[first[begin]:first[end]]],
+                                  first[begin:end] - first[begin])
+        values[begin:end] = extreme(values[begin:end], before)
+    return values
+
+
+def _launch(sets, least, score, at):
+    return _Walkers(at, sets.edge[at], sets.held[at], least[at], score[at])
+
+
+def _step(sets, walkers, budget, lowest):
+    """Every walker to every set with one node more from which some end fits the budget."""
+    row, step = sets.up.out_of(walkers.at)
+    at = sets.up.to[step]
+    fits = np.flatnonzero((walkers.bytes - 2 * walkers.start)[row] + lowest[at] <= budget)
+    row, step, at = row[fits], step[fits], at[fits]
+    kept = walkers.kept[row] & sets.edge[at]
+    node = sets.up.node[step]  # may just have taken over the slot of a node that left
+    kept[np.arange(len(at)), sets.slot_word[node]] &= ~sets.slot_bit[node]
+    return dataclasses.replace(walkers.take(row), at=at, kept=kept)
+
+
+def _undominated(sets, walkers):
+    """Drops walkers than which an earlier one nearby, when sorted, is no worse in anything."""
+    group = sets.group(walkers.at, walkers.kept)
+    slack = walkers.bytes - 2 * walkers.start
+    order = row_order(group, slack // sets.unit)
+    group, size, score = group[order], walkers.bytes[order], walkers.score[order]
+    keep = np.ones(len(group), dtype=bool)
+    for shift in range(1, min(NEIGHBOURS, len(group))):
+        keep[shift:] &= ~((group[shift:] == group[:-shift]) & (size[shift:] >= size[:-shift])
+                          & (score[shift:] <= score[:-shift]))
+    return walkers.take(order[keep])
+
+
+def _arrive(sets, walkers, budget, sign, price, least, score):
+    """Lowers `least` and raises `score` by the walkers whose segment may end where they are."""
+    need = (walkers.bytes + 2 * (sets.held[walkers.at] - walkers.start)
+            + sets.beyond[walkers.at])
+    walkers = walkers.take(np.flatnonzero(need <= budget))
+    at = walkers.at
+    new = sets.edge[at] & ~walkers.kept
+    size, time = np.zeros((2, len(at)), dtype=np.int64)
+    for slot in range(sets.edge_bytes.shape[1]):
+        bit = new[:, slot // WORD] >> slot % WORD & 1
+        size += bit * sets.edge_bytes[at, slot]
+        time += bit * sets.edge_time[at, slot]
+    np.minimum.at(least, at, walkers.bytes + size)
+    np.maximum.at(score, at, walkers.score + sign * time - price * size)

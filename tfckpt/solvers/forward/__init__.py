@@ -1,0 +1,1 @@
+"""The forward pass as solvers see it: graphs, stages, lower sets, division trees."""

@@ -1,0 +1,139 @@
+"""Schedules of recursive checkpoints: what each run of the forward keeps for the backward.
+
+`tfckpt.plan.keep` keeps storages of the original run alone. Here each run that the backward asks
+for may keep some of what it makes as well, so that what lies behind can be run from there once
+more. When the backward asks for a stage, the forward is run from what is there up to that stage's
+cut; what the stage made is then recomputed as it is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph
+from tfckpt.ir.schedule import Schedule, Step
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recursion:
+    """What runs of the forward keep.
+
+    Attributes:
+      made, through: for each storage the stage that makes it and the last that reads it in the
+        forward, or -1 (`tfckpt.solvers.forward.forward_stages.Stages`).
+      kept: for each stage the storages that stay of the run that leads to it; the run that leads
+        to the last stage is the original one.
+    """
+
+    made: tuple[int, ...]
+    through: tuple[int, ...]
+    kept: tuple[frozenset[int], ...]
+
+    @property
+    def original(self) -> frozenset[int]:
+        """What the original run keeps: its own, all of the last stage, and what has no stage."""
+        return self.kept[-1] | {s for s, stage in enumerate(self.made)
+                                if stage in (-1, len(self.kept) - 1)}
+
+
+def turning_point(graph: CostGraph, order: Sequence[int]) -> int:
+    """Return the position at which an order turns from the forward to the backward.
+
+    Some of the backward may run before (what follows from labels alone), and some of the forward
+    after it (a mask that was put off); it is where the fewest stand on the wrong side.
+    """
+    regions = [graph.vertices[v].region for v in order]
+    wrong = fewest = regions.count(FORWARD)
+    turn = 0
+    for position, region in enumerate(regions, start=1):
+        wrong += (region == BACKWARD) - (region == FORWARD)
+        if wrong < fewest:
+            fewest, turn = wrong, position
+    return turn
+
+
+def recursive_schedule(graph: CostGraph, recursion: Recursion, keep: frozenset[int],
+                       order: Sequence[int]) -> Schedule:
+    """Return the schedule in which runs of the forward keep what a recursion says.
+
+    Args:
+      keep: storages that the original run keeps (`Recursion.original`, or another choice).
+      order: base order (`tfckpt.simulate.order.base_order`).
+
+    Complexity: linear in the steps and reads of the schedule, and in the storages that cross cuts.
+    """
+    return _Builder(graph, recursion, keep).build(order)
+
+
+class _Builder:
+    """Walks the base order and inserts what each backward vertex misses."""
+
+    def __init__(self, graph: CostGraph, recursion: Recursion, keep: frozenset[int]):
+        self.graph, self.recursion = graph, recursion
+        self.free = [stage >= 0 for stage in recursion.made]
+        self.there = [not free or s in keep for s, free in enumerate(self.free)]
+        self.stage = len(recursion.kept) - 1
+        self.crossing: list[list[int]] = [[] for _ in recursion.kept]
+        for s, (made, through) in enumerate(zip(recursion.made, recursion.through, strict=True)):
+            if made >= 0:
+                for cut in range(made + 1, through + 1):
+                    self.crossing[cut].append(s)
+        self.copies = [0] * len(graph.vertices)
+        self.steps: list[Step] = []
+
+    def build(self, order: Sequence[int]) -> Schedule:
+        """The whole schedule."""
+        vertices = self.graph.vertices
+        turn = turning_point(self.graph, order)  # before it all originals are there
+        for position, v in enumerate(order):
+            if position >= turn and vertices[v].region in (BACKWARD, UPDATE):
+                self._restore(vertices[v].reads)
+            self.steps.append((v, 0))
+        return tuple(self.steps)
+
+    def _restore(self, reads: Sequence[int]) -> None:
+        """Recomputes what of some storages is missing, stage by stage."""
+        through = self.recursion.through
+        while missing := [s for s in reads if not self.there[s]]:
+            wanted = max(through[s] for s in missing)
+            if wanted < self.stage:
+                self._descend(wanted)
+            else:
+                for s in self._run(missing):
+                    self.there[s] = True
+
+    def _descend(self, stage: int) -> None:
+        """Runs the forward up to a stage, and keeps of it what is to stay.
+
+        Where stages are passed by, which the backward asks nothing of, what their runs were to
+        keep of earlier ones stays.
+        """
+        recursion = self.recursion
+        wanted: set[int] = set()
+        for passed in recursion.kept[stage:self.stage]:
+            wanted.update(s for s in passed if recursion.made[s] < stage)
+        wanted.update(self.crossing[stage])
+        self.stage = stage
+        missing = sorted(s for s in wanted if not self.there[s])
+        self._run(missing)
+        for s in missing:
+            self.there[s] = True
+
+    def _run(self, storages: Sequence[int]) -> list[int]:
+        """Appends copies of what makes storages, and of what that needs; what they make."""
+        graph = self.graph
+        needed: set[int] = set()
+        pending = [graph.storages[s].producer for s in storages]
+        while pending:
+            v = pending.pop()
+            if v not in needed:
+                needed.add(v)
+                pending.extend(graph.storages[s].producer for s in graph.vertices[v].reads
+                               if not self.there[s])
+        made: list[int] = []
+        for v in sorted(needed):
+            self.copies[v] += 1
+            self.steps.append((v, self.copies[v]))
+            made.extend(graph.vertices[v].writes)
+        return made

@@ -1,0 +1,1 @@
+"""Whether a rewritten step computes in the arithmetic of the plain one."""

@@ -1,0 +1,130 @@
+"""Whether what a step is rewritten to leaves its arithmetic as it is, without a run.
+
+The terms of the plain and of the edited step are compared as `tfckpt.verify.arithmetic.same` does,
+of what Grappler makes of both once functions are inlined and loops and branches lowered.
+`tfckpt.verify.same_arithmetic` reads what TensorFlow has instantiated instead; that the two say the
+same is tested with random steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler.in_place import is_on_one_cpu
+from tfckpt.capture.grappler.question import Question, calls_functions, question
+from tfckpt.errors import TfckptError
+from tfckpt.ir.edits import PROTECTED, Edits
+from tfckpt.ops.names import ARG
+from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def
+from tfckpt.verify.arithmetic import loop_bodies
+from tfckpt.verify.arithmetic.same import COMPILED, SEGMENTED, Certificate, compared
+from tfckpt.verify.arithmetic.single_loops import has_segments, with_single_loops
+from tfckpt.verify.arithmetic.terms import Computation
+
+ELSEWHERE = ("of a step on a GPU, on several devices or with DTensor it is not known whether the "
+             "arithmetic stays the same")
+IMPORTED = ("of a step that is imported into another graph it is not known whether the arithmetic "
+            "stays the same")
+AT_TOP = "of a step that a session runs it is not known whether the arithmetic stays the same"
+_REFUSALS = (ValueError, TfckptError, MemoryError, tf.errors.OpError)
+
+
+def doubt(live: Any, compiled: bool) -> str:
+    """Return why nothing can be said of a step; "" where Grappler's answer is what will run."""
+    if compiled:
+        return COMPILED
+    if not hasattr(live, "inputs"):
+        return AT_TOP
+    here = is_on_one_cpu(op.device for op in live.get_operations())
+    return "" if here and not tf_adapter.uses_custom_device(live) else ELSEWHERE
+
+
+class Arithmetic:
+    """How a step computes, to be compared with how it does once it is edited.
+
+    Args:
+      live: its FuncGraph; one of which there is no `doubt`.
+      plain: what the step was, before anything was changed.
+      marked: whether its ops are what Grappler made, and marked so that Grappler leaves them alone.
+      answer: what Grappler makes of the plain step, where that is known.
+    """
+
+    def __init__(self, live: Any, plain: Question, marked: bool = False,
+                 answer: tf.compat.v1.GraphDef | None = None):
+        self.live, self.marked, self._plain, self._known = live, marked, plain, answer
+
+    def before(self, edits: Edits) -> Certificate:
+        """Compare the step with the same as edited, before the edits are applied."""
+        try:
+            return self._compared(self._edited(edits), edits.renamed)
+        except _REFUSALS as error:
+            return _unknown(error)
+
+    def loops(self, edits: Edits) -> Certificate:
+        """Compare the bodies of loops that edits recompute in segments with those of the step.
+
+        Nothing else is compared.
+        """
+        try:
+            ours = self._asked(self._edited(edits), edits.renamed)
+            found = loop_bodies.differences(self._answer, ours, edits)
+        except _REFUSALS as error:
+            return _unknown(error)
+        return Certificate(not found, found, found)
+
+    def _edited(self, edits: Edits) -> tf.compat.v1.GraphDef:
+        edited = apply_to_graph_def(tf_adapter.shown_definition(self.live), edits)
+        for node in edited.node if self.marked else ():
+            if not calls_functions(node):
+                node.attr[PROTECTED].b = True
+        return edited
+
+    def after(self) -> Certificate:
+        """Compare the step with what has become of it."""
+        return self._compared(tf_adapter.shown_definition(self.live))
+
+    def _compared(self, edited: tf.compat.v1.GraphDef,
+                  renamed: Mapping[str, str] | None = None) -> Certificate:
+        if has_segments(edited):
+            if not self.marked:  # what is around might be rearranged otherwise than is seen here
+                return Certificate(None, reason=SEGMENTED)
+            edited = with_single_loops(edited, self.live)
+        try:
+            ours = self._asked(edited, renamed)
+            return certificate_of_definitions(self._answer, ours, functools.partial(
+                tf_adapter.find_function, self.live))
+        except _REFUSALS as error:
+            return _unknown(error)
+
+    def _asked(self, edited: tf.compat.v1.GraphDef, renamed: Mapping[str, str] | None
+               ) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of the edited step, called as the plain one was."""
+        return question(self.live, (), edited, renamed, self._plain.config).answer(lower=True)
+
+    @functools.cached_property
+    def _answer(self) -> tf.compat.v1.GraphDef:
+        return self._known or self._plain.answer(lower=True)
+
+
+def _unknown(error: Exception) -> Certificate:
+    return Certificate(None, reason=f"Grappler cannot be asked: {type(error).__name__}: {error}")
+
+
+def certificate_of_definitions(plain: tf.compat.v1.GraphDef, edited: tf.compat.v1.GraphDef,
+                               function: Callable[[str], Any]) -> Certificate:
+    """Compare two graphs that nothing optimises any more.
+
+    Args:
+      function: gives the FunctionDef that is called by a name; None where it is not known.
+    """
+    return compared(*(_computation(graph, function) for graph in (plain, edited)))
+
+
+def _computation(graph: tf.compat.v1.GraphDef, function: Callable[[str], Any]) -> Computation:
+    count = max((node.attr["index"].i for node in graph.node if node.op == ARG), default=-1) + 1
+    return Computation(list(graph.node), [f"argument {i}" for i in range(count)], function)

@@ -1,0 +1,95 @@
+"""Whether loops over segments compute what the plain loops do, by the ops that will run.
+
+The functions are the same, but TensorFlow's optimizers see them in another place: they fuse two ops
+only where they know both shapes, and add in the order of names. So what they make of each body is
+compared: in the plain step once, in the rewritten one for the forward, for the segments that are
+run again, and for the gradient. Each op has to be there under its name, of the same kind, with the
+same attributes, and with operands of the same names in the same order. What a body is handed counts
+as one operand: which it is follows from the function. Ops may be missing, as nothing reads all
+that a segment makes which is run again; what is fused into others changes these. Left out is what
+does not round: integers, shapes and lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.ir.edits import Edits, traced
+from tfckpt.ops import record
+from tfckpt.plan.segments import MARK
+from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC
+
+_AGAIN, _GRADIENT = "tfckpt_loop", "tfckpt_loop_1"
+_HANDED = "what the body is handed"
+_NUMBER = re.compile(r"/_\d+(?=[:/]|$)")
+_ARGUMENT = re.compile(r"Func/.+/input/_\d+")
+_PASSED = frozenset(("Identity", "Switch", "Merge", "Enter", "NextIteration", "Exit", "LoopCond",
+                     "NoOp"))
+
+Body = dict[str, tuple]
+"""By the name of an op within a body: its kind, attributes and operands."""
+
+
+def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
+    """Return the ops of loops in segments that are not what they are in the plain step, by name.
+
+    Args:
+      plain, edited: GraphDefs of what Grappler makes of the step, loops lowered.
+      edits: what was done to it; its loops are named as in `edited`.
+    """
+    loops = [entry.old for entry in edits.replaced if entry.new.endswith(MARK)]
+    found: dict[str, None] = {}
+    for forward, gradient in zip(loops[::2], loops[1::2], strict=True):
+        once, backward = (_body(plain, rf"{re.escape(traced(loop))}/body/_\d+/")
+                          for loop in (forward, gradient))
+        for wanted, loop, which in ((once, forward, _AGAIN), (once, gradient, _AGAIN),
+                                    (backward, gradient, _GRADIENT)):
+            made = _body(edited, rf"{re.escape(loop + MARK)}/body/_\d+/{which}/body/_\d+/")
+            found.update(dict.fromkeys(name for name, op in made.items() if wanted.get(name) != op))
+            if not made:
+                found[loop] = None
+    return tuple(found)
+
+
+def _body(definition: Any, scope: str) -> Body:
+    """Return the ops in a scope that a pattern describes."""
+    pattern = re.compile(scope)
+    constants = {node.name: node.attr["value"].SerializeToString(deterministic=True)
+                 for node in definition.node if record(node.op).is_constant}
+    found: Body = {}
+    for node in definition.node:
+        match = pattern.match(node.name)
+        if (match is None or node.op in _PASSED or node.name in constants
+                or record(node.op).holds_values or record(node.op).shape_only
+                or not _rounds(node)):
+            continue
+        found[_unnumbered(node.name[match.end():])] = (node.op, _attributes(node), tuple(
+            _operand(name, match[0], constants) for name in node.input if name[:1] != "^"))
+    return found
+
+
+def _attributes(node: Any) -> Sequence[tuple[str, bytes]]:
+    return tuple((key, node.attr[key].SerializeToString(deterministic=True))
+                 for key in sorted(node.attr)
+                 if not key.startswith("_") and key not in NO_ARITHMETIC)
+
+
+def _rounds(node: Any) -> bool:
+    """Return whether an op may compute with numbers that are rounded."""
+    kinds = [tf.dtypes.as_dtype(attr.type) for attr in node.attr.values() if attr.type]
+    return not kinds or any(kind.is_floating or kind.is_complex for kind in kinds)
+
+
+def _operand(name: str, scope: str, constants: Mapping[str, bytes]) -> str | bytes:
+    if name in constants:
+        return constants[name]
+    return _unnumbered(name[len(scope):]) if name.startswith(scope) else _HANDED
+
+
+def _unnumbered(name: str) -> str:
+    """Return a name without what depends on where a loop stands: numbers, and around it scopes."""
+    return _NUMBER.sub("/_", _ARGUMENT.sub("Func", name))

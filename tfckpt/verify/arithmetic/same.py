@@ -1,0 +1,178 @@
+"""Whether a rewritten step computes what the plain one does, in the same arithmetic.
+
+Both are asked of TensorFlow as they will run: instantiated, inlined, placed and optimised, and not
+run. Their terms are compared (`tfckpt.verify.arithmetic.terms`): what TensorFlow's optimizers
+rearrange in one and not in the other is found, whatever the rule by which they do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.errors import VerificationError
+from tfckpt.ir.edits import traced
+from tfckpt.verify.arithmetic.op_labels import CONSTANT, SHAPES
+from tfckpt.verify.arithmetic.terms import Computation, Terms, first_differences, terms_of
+
+_COPY = re.compile(r"-tfckpt\d+(?=$|/)")
+_NUMBER = re.compile(r"/_\d+(?=/|$)")
+"""What TensorFlow puts into the names of ops of lowered bodies."""
+ARRIVING = ("sums add their terms in the order in which these arrive, which may be another: that "
+            "of")
+_SHOWN = 6
+UNCHANGED = "the step runs as it is"
+COMPILED = "XLA compiles the step, and its arithmetic is not looked into"
+SEGMENTED = ("loops are recomputed in segments: their bodies compute as before, and what is around "
+             "them is not compared where Grappler's answer is not what is planned")
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What can be said of the numbers of a rewritten step.
+
+    Attributes:
+      same: True where every result, every write to a variable and every other effect is computed by
+        the same kernels from the same operands in the same order; False where one is not; None
+        where it cannot be known.
+      differences: the first ops that compute otherwise, by name.
+      roots: what comes out otherwise, such as "result 0".
+      reason: why `same` is True of a step that is not rewritten, is None, or is False though all
+        that can be compared is the same.
+    """
+
+    same: bool | None
+    differences: tuple[str, ...] = ()
+    roots: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.same:
+            return f"the same arithmetic{f': {self.reason}' if self.reason else ''}"
+        if self.same is None:
+            return f"not known whether the arithmetic is the same: {self.reason}"
+        more = len(self.differences) - _SHOWN
+        names = ", ".join(self.differences[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        if self.reason:
+            return f"{self.reason} {names}"
+        return f"{len(self.roots)} results and writes are computed otherwise, from {names} on"
+
+
+def same_arithmetic(step: Callable, *args: Any, **kwargs: Any) -> Certificate:
+    """Compare what a decorated step runs with what it would run without tfckpt. Nothing runs.
+
+    The plain step is traced for it, and both are optimised once more. The step's report has the
+    answer from then on.
+
+    Args:
+      step: what `tfckpt.checkpoint` made of a `tf.function`, with its variables made.
+      args, kwargs: of one call.
+
+    Raises:
+      VerificationError: it is no such step.
+    """
+    plain: Any = getattr(step, "plain", None)
+    if plain is None or not tf_adapter.is_tf_function(plain):
+        raise VerificationError(
+            "verify: same_arithmetic takes what tfckpt.checkpoint made of a tf.function")
+    ours = step.get_concrete_function(*args, **kwargs)  # type: ignore[attr-defined]
+    report = getattr(step, "report", None)
+    if report is None or not report.applied:
+        return Certificate(True, reason=UNCHANGED)
+    if tf_adapter.compiles_with_xla(plain):
+        return Certificate(None, reason=COMPILED)
+    again: Any = tf_adapter.clone_function(plain, plain.python_function)
+    wanted = again.get_concrete_function(*args, **kwargs)
+    called: dict[int, str] = {}
+    found = _around_segments(wanted.graph, ours.graph) if report.segments else compared(
+        *(_computation(function, args, kwargs, called) for function in (wanted, ours)))
+    report.certified(found.same, str(found))
+    return found
+
+
+def _around_segments(plain: tf.Graph, ours: tf.Graph) -> Certificate:
+    """Compare a step with what has become of it, but for the bodies of loops over segments."""
+    from tfckpt.verify.arithmetic import certified  # which compares by what is here
+
+    marked = any(traced(op.name) != op.name for op in ours.get_operations())
+    return certified.Arithmetic(ours, certified.question(plain), marked).after()
+
+
+def compared(plain: Computation, edited: Computation) -> Certificate:
+    """Compare what a plain step computes with what a rewritten one does.
+
+    What no order decides in the plain step, ours may decide as it turns out there.
+    """
+    plain, edited = _with_known_shapes(plain, edited), _with_known_shapes(edited, plain)
+    before, after = terms_of([plain, edited])
+    found = certificate_of(before, after)
+    still_open = {_NUMBER.sub("/", _original(name)) for name in after.open}
+    early = frozenset(name for name in before.open if _NUMBER.sub("/", name) not in still_open)
+    if found.same is not False or not early:
+        return found
+    settled = certificate_of(*terms_of([dataclasses.replace(plain, early=early), edited]))
+    return found if settled.same is False else settled
+
+
+def _with_known_shapes(computation: Computation, other: Computation) -> Computation:
+    """Return a computation where shapes that TensorFlow knows in the other are constants, as there.
+
+    It makes a constant of them that waits for what was asked for its shape, where it can infer it.
+    """
+    known = {_original(node.name): node for node in other.nodes
+             if node.op == CONSTANT and node.input}
+    return dataclasses.replace(computation, nodes=[
+        _as_known(node, known) if node.op in SHAPES else node for node in computation.nodes])
+
+
+def _as_known(shape: Any, known: Mapping[str, Any]) -> Any:
+    constant = known.get(_original(shape.name))
+    if constant is None:
+        return shape
+    made = type(shape)(name=shape.name, op=constant.op, attr=constant.attr)
+    made.input.extend(f"^{text.lstrip('^').split(':')[0]}" for text in shape.input)
+    return made
+
+
+def _original(name: str) -> str:
+    """Return what an op is called in the trace, and what of it a copy is of."""
+    return traced(_COPY.sub("", name))
+
+
+def certificate_of(before: Terms, after: Terms) -> Certificate:
+    """Compare the terms of a plain step with those of a rewritten one."""
+    roots = tuple(sorted(root for root in {**before.roots, **after.roots}
+                         if before.roots.get(root) != after.roots.get(root)))
+    if roots:
+        names = dict.fromkeys(map(_original, first_differences(before, after)))
+        return Certificate(False, tuple(names), roots)
+    if after.arrivals or before.arrivals:
+        return Certificate(False, tuple(dict.fromkeys(map(
+            _original, sorted({*before.arrivals, *after.arrivals})))), reason=ARRIVING)
+    return Certificate(True)
+
+
+def _computation(function: Any, args: tuple, kwargs: dict, called: dict[int, str]) -> Computation:
+    """Return what a function would run.
+
+    Args:
+      called: what each captured tensor is called, by identity; filled in.
+    """
+    graphs = tf_adapter.instantiated(function, args, kwargs)
+    variables = {id(v.handle): v.name for v in function.graph.variables}
+    for tensor in function.captured_inputs:
+        if id(tensor) not in called:
+            name = variables.get(id(tensor), "what is captured")
+            again = sum(other.partition(" (")[0] == name for other in called.values())
+            called[id(tensor)] = f"{name} ({again + 1})" if again else name
+    given = len(function.graph.inputs) - len(function.captured_inputs)
+    return Computation([node for graph in graphs for node in graph.node],
+                       [*(f"argument {i}" for i in range(given)),
+                        *(called[id(tensor)] for tensor in function.captured_inputs)],
+                       functools.partial(tf_adapter.find_function, function.graph))

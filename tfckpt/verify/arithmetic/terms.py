@@ -1,0 +1,402 @@
+"""What executed graphs compute, as terms: equal terms are equal in every bit.
+
+The term of a result is its kernel, with what is fused into it, the attributes that the kernel
+reads, and the terms of its operands in order. A sum of many terms is the sums of two that its
+kernel computes, and x + x is 2 x: Grappler writes the one for the other. Of
+what a step does these terms are compared: its results, what it writes to variables, and its other
+effects. A read of a variable names the writes that are done by then. Graphs with loops are compared
+as partition refinement does (Hopcroft and Karp): terms are refined until no more can be told apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.ir.edits import traced
+from tfckpt.ops import Access, Source, record
+from tfckpt.verify.arithmetic.op_labels import (
+    ADDS,
+    ARGUMENT,
+    ARRIVAL,
+    BACK,
+    CHOICES,
+    CONSTANT,
+    FILL,
+    HANDED_ON,
+    POOL,
+    POOL_GRADIENT,
+    PRODUCT,
+    RECEIVE,
+    RESULT,
+    SAME_ENDS,
+    SEND,
+    SHAPE_OF_ALL,
+    SHAPED,
+    SUM,
+    SUM_OF_TWO,
+    WHOLE,
+    Labels,
+    called,
+    has_effect,
+    hashed,
+)
+from tfckpt.verify.arithmetic.sum_starts import Starts
+
+Tensor = tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Graphs that are executed together.
+
+    Attributes:
+      nodes: NodeDefs, those of all devices.
+      arguments: for each argument, in order, what it is: equal for the same one in another step.
+      function: gives the FunctionDef that is called by a name; None where it is not known.
+      early: reads of variables and sums, by name, that are taken to run as they do where ops run
+        in the order in which they become ready: reads before the writes that nothing orders with
+        them, sums behind what is ready before them.
+    """
+
+    nodes: Sequence[Any]
+    arguments: Sequence[str]
+    function: Callable[[str], Any]
+    early: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The terms of a computation.
+
+    Attributes:
+      roots: of what it does, by what that is: "result 0", "write 1 of kernel:0", "Print".
+      ends: the op that does each of these, by name.
+      nodes: of each op by name; those that pass on what they read are left out.
+      reads: for each op the ops whose results it reads.
+      arrivals: sums whose terms are added in the order in which they arrive, by name.
+      open: reads of variables that nothing orders with a write, and sums whose first term nothing
+        decides, by name.
+    """
+
+    roots: Mapping[str, str]
+    ends: Mapping[str, str]
+    nodes: Mapping[str, str]
+    reads: Mapping[str, tuple[str, ...]]
+    arrivals: tuple[str, ...]
+    open: frozenset[str]
+
+
+def terms_of(computations: Sequence[Computation]) -> list[Terms]:
+    """Return the terms of computations that can be compared with each other."""
+    graphs = [_Graph(computation) for computation in computations]
+    told_apart = 0
+    while True:
+        for graph in graphs:
+            graph.refine()
+        classes = len({term for graph in graphs for term in graph.terms.values()})
+        if classes <= told_apart or not any(graph.has_loops for graph in graphs):
+            return [graph.found() for graph in graphs]
+        told_apart = classes
+
+
+def first_differences(first: Terms, second: Terms) -> tuple[str, ...]:
+    """Return the ops of the second that compute what the first does not, from what it does.
+
+    Of those on which something depends that the second does otherwise. In a loop each may depend
+    on another; all are returned then.
+    """
+    known = set(first.nodes.values())
+    found: set[str] = set()
+    left = [name for root, name in sorted(second.ends.items(), reverse=True)
+            if first.roots.get(root) != second.roots[root]]
+    seen = set(left)
+    while left:
+        name = left.pop()
+        others = [source for source in second.reads[name] if second.nodes[source] not in known]
+        if not others and second.nodes[name] not in known:
+            found.add(name)
+        left += [source for source in others if source not in seen]
+        seen.update(others)
+    return tuple(name for name in second.nodes if name in (found or seen))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    name: str
+    type: str
+    inputs: tuple[Tensor, ...]
+    controls: tuple[str, ...]
+
+
+class _Graph:
+    """One computation whose terms are being refined."""
+
+    def __init__(self, computation: Computation):
+        self.computation = computation
+        self.definitions = {node.name: node for node in computation.nodes}
+        self.nodes = {node.name: _node(node) for node in computation.nodes}
+        self._all: dict[tuple[str, bool | int, bool], bool] = {}
+        self._connect_devices()
+        self.has_loops = any(node.type in BACK for node in self.nodes.values())
+        self.order = self._sorted()
+        self.sums = self._sums()
+        labels = Labels(computation.arguments, computation.function)
+        self.labels = {name: labels.of(self.definitions[name]) for name in self.order}
+        self.states = self._states()
+        self.terms: dict[str, str] = {}
+
+    def refine(self) -> None:
+        """Compute every op's term from those of what it reads."""
+        before, self.terms = self.terms, {}
+        for name in self.order:
+            self.terms[name] = self._term(
+                self.nodes[name], [self.tensor(t, before) for t in self.nodes[name].inputs])
+
+    def found(self) -> Terms:
+        """Return what was found."""
+        kept = [name for name in self.order if self._passed(self.nodes[name], 0) is None]
+        ends = dict(self._roots())
+        return Terms(
+            {key: self.terms[name] for key, name in ends.items()}, ends,
+            {name: self.terms[name] for name in kept},
+            {name: tuple(self._source(t)[0] for t in self.nodes[name].inputs) for name in kept},
+            tuple(name for name in kept if self.nodes[name].type == ARRIVAL),
+            frozenset((*(name for name, (*_, unordered) in self.states.items()
+                         if unordered and _reads(self.nodes[name].type)),
+                       *(name for name, (_, is_known) in self.sums.items() if not is_known))))
+
+    def tensor(self, tensor: Tensor, before: Mapping[str, str]) -> str:
+        """Return the term of a result, seen through what only passes it on."""
+        name, slot = self._source(tensor)
+        return f"{self.terms.get(name) or before.get(name, '')}:{slot}"
+
+    def _source(self, tensor: Tensor) -> Tensor:
+        name, slot = tensor
+        while (index := self._passed(self.nodes[name], slot)) is not None:
+            name, slot = self.nodes[name].inputs[index]
+        return name, slot
+
+    def _passed(self, node: _Node, slot: int) -> int | None:
+        """Return which of its inputs an op hands on as a result; None where it computes."""
+        if _passes(node):
+            return 0 if node.type in SHAPED else slot
+        if node.type in CHOICES:
+            for i, value in enumerate((True, False), start=1):
+                if self._is_all(node.inputs[0][0], value):
+                    return i
+        if node.type in WHOLE:
+            for i, (source, _) in enumerate(node.inputs):
+                if self._is_all(source, WHOLE[node.type], scalar=node.type == PRODUCT):
+                    return 1 - i
+        return None
+
+    def _is_all(self, name: str, value: bool | int, scalar: bool = False) -> bool:
+        """Return whether each entry of an op's result is known to be a value."""
+        if self.nodes[name].type == FILL and not scalar:
+            return self._is_all(self._source(self.nodes[name].inputs[1])[0], value, scalar)
+        if self.nodes[name].type != CONSTANT:
+            return False
+        if (name, value, scalar) not in self._all:  # it is asked for each reader in each round
+            constant = tf.make_ndarray(self.definitions[name].attr["value"].tensor)
+            self._all[name, value, scalar] = bool((constant == value).all()) and not (
+                scalar and constant.ndim)
+        return self._all[name, value, scalar]
+
+    def _term(self, node: _Node, read: list[str]) -> str:
+        label = self.labels[node.name]
+        if node.type == SUM:
+            return self._sum(label, node, read)
+        if node.type == SUM_OF_TWO:
+            return _of_two(label, *read)
+        if node.type == PRODUCT:
+            for i, (source, _) in enumerate(node.inputs):
+                if self._is_all(source, 2, scalar=True):
+                    return hashed(("twice", read[1 - i]))
+        return hashed((label, self.states.get(node.name, ()), self._operands(node, read)))
+
+    def _sum(self, label: str, node: _Node, read: list[str]) -> str:
+        """Return the term of a sum: its kernel adds two to nine terms one after the other, and to
+        these the sums of eight others each.
+        """
+        order, known = self.sums[node.name]
+        terms = [read[place] for place in order]
+        first = len(terms) % 8 + 8 * (len(terms) > 1 and len(terms) % 8 < 2)
+
+        def added(terms: Sequence[str]) -> str:
+            return functools.reduce(lambda one, other: f"{_of_two(label, one, other)}:0", terms)
+
+        total = added([added(terms[:first]), *(added(terms[i:i + 8])
+                                               for i in range(first, len(terms), 8))])
+        return total.removesuffix(":0") if known else hashed((total, "open"))
+
+    def _operands(self, node: _Node, read: list[str]) -> Sequence[str]:
+        if node.type == ARRIVAL:
+            return sorted(self.tensor(self.nodes[c].inputs[1], {}) for c in node.controls
+                          if self.nodes[c].type == ADDS)
+        if node.type in SAME_ENDS:
+            return sorted(read)
+        if node.type == POOL_GRADIENT:
+            return [*read[:3], self._notes_places(node)]
+        return read
+
+    def _sums(self) -> dict[str, tuple[tuple[int, ...], bool]]:
+        """Return for each sum the order of its terms, and whether it is known."""
+        starts = Starts(self.nodes, self.order, self._source, self._lasts, self._holds)
+        return {name: starts.order(name, name in self.computation.early)
+                if len(node.inputs) > 2 else (tuple(range(len(node.inputs))), True)
+                for name, node in self.nodes.items() if node.type == SUM}
+
+    def _lasts(self, name: str) -> bool:
+        """Return whether others than their readers hold an op's results."""
+        known = record(self.nodes[name].type)
+        return known.source is not None or known.access in (Access.VALUE, Access.READ) or (
+            self.nodes[name].type in (ARGUMENT, CONSTANT))
+
+    def _holds(self, name: str) -> bool:
+        """Return whether an op holds what it reads until the step ends."""
+        return self.nodes[name].type == RESULT
+
+    def _notes_places(self, gradient: _Node) -> str:
+        """Return whether a pooling notes for its gradient where the largest numbers were.
+
+        Then another kernel adds what windows that overlap have in common.
+        """
+        pooling, slot = gradient.inputs[1]
+        return str(self.nodes[pooling].type == POOL and slot == 0
+                   and _overlaps(self.definitions[gradient.name]))
+
+    def _roots(self) -> Iterable[tuple[str, str]]:
+        """Yield what the computation does, and the op that does it.
+
+        Nothing is called by its name: TensorFlow names what it inlines otherwise than tfckpt does.
+        """
+        found: dict[str, list[str]] = {}
+        for name in self.order:
+            node, definition = self.nodes[name], self.definitions[name]
+            if node.type == RESULT:
+                yield f"result {definition.attr['index'].i}", name
+            elif name in self.states and not _reads(node.type):
+                handle, before, _ = self.states[name]
+                found.setdefault(f"write {before + 1} of {handle}", []).append(name)
+            elif has_effect(node.type):
+                found.setdefault(node.type, []).append(name)
+        for key, names in found.items():
+            for i, name in enumerate(sorted(names, key=self.terms.__getitem__)):
+                yield key if len(names) == 1 else f"{key}, {i + 1}", name
+
+    # What does not change from one round to the next.
+
+    def _connect_devices(self) -> None:
+        """Have what one device receives read what another sends."""
+        sent = {self.definitions[n.name].attr["tensor_name"].s: n for n in self.nodes.values()
+                if n.type == SEND}
+        for name, node in self.nodes.items():
+            source = sent.get(self.definitions[name].attr["tensor_name"].s) if (
+                node.type == RECEIVE) else None
+            if source is not None:
+                self.nodes[name] = dataclasses.replace(
+                    node, inputs=source.inputs, controls=(*node.controls, source.name))
+
+    def _sorted(self) -> list[str]:
+        """Return the ops, each behind what it reads and waits for but for the ends of loops."""
+        order: list[str] = []
+        seen: set[str] = set()
+        for start in self.nodes:
+            stack = [(start, False)]
+            while stack:
+                name, done = stack.pop()
+                if done:
+                    order.append(name)
+                    continue
+                if name in seen or name not in self.nodes:
+                    continue
+                seen.add(name)
+                stack.append((name, True))
+                node = self.nodes[name]
+                before = (*(source for source, _ in node.inputs), *node.controls)
+                stack += [(source, False) for source in reversed(before)
+                          if source in self.nodes and self.nodes[source].type not in BACK]
+        return order
+
+    def _states(self) -> dict[str, tuple[str, int, int]]:
+        """Return the resource that each op reads or writes that does, and how many writes of it
+        come before, and how many before or after.
+        """
+        touched: dict[str, list[str]] = {}
+        for name in self.order:
+            handle = self._handle(name)
+            if handle is not None:
+                touched.setdefault(handle, []).append(name)
+        bits = {name: 1 << i for i, name in enumerate(
+            name for names in touched.values() for name in names)}
+        behind: dict[str, int] = {}
+        for name in self.order:
+            node = self.nodes[name]
+            behind[name] = 0
+            for source in (*(source for source, _ in node.inputs), *node.controls):
+                behind[name] |= behind.get(source, 0) | bits.get(source, 0)
+        return {name: self._state(name, handle, names, bits, behind)
+                for handle, names in touched.items() for name in names}
+
+    def _state(self, name: str, handle: str, names: Sequence[str], bits: Mapping[str, int],
+               behind: Mapping[str, int]) -> tuple[str, int, int]:
+        writes = [other for other in names if other != name and not _reads(self.nodes[other].type)]
+        before = sum(bool(behind[name] & bits[w]) for w in writes)
+        after = sum(bool(behind[w] & bits[name]) for w in writes)
+        return handle, before, 0 if name in self.computation.early else (
+            len(writes) - before - after)
+
+    def _handle(self, name: str) -> str | None:
+        """Return the resource that an op reads or writes; None where it does neither."""
+        node = self.nodes[name]
+        if not node.inputs or node.type in SHAPE_OF_ALL or not (
+                record(node.type).access or tf_adapter.is_stateful_type(node.type)):
+            return None
+        source, slot = node.inputs[0]
+        while self.nodes[source].inputs and (
+                _passes(self.nodes[source]) or self.nodes[source].type in HANDED_ON):
+            source, slot = self.nodes[source].inputs[0]
+        definition = self.definitions[source]
+        if record(definition.op).source is Source.ARGUMENT or definition.op == ARGUMENT:
+            return (self.computation.arguments[definition.attr["index"].i]
+                    if definition.attr["T"].type == tf.resource.as_datatype_enum else None)
+        return traced(source) if definition.op.endswith("HandleOp") else None
+
+
+def _node(definition: Any) -> _Node:
+    inputs, controls = [], []
+    for text in definition.input:
+        if text.startswith("^"):
+            controls.append(text[1:])
+        else:
+            name, _, slot = text.partition(":")
+            inputs.append((name, int(slot or 0)))
+    return _Node(definition.name, called(definition.op), tuple(inputs), tuple(controls))
+
+
+def _overlaps(pooling: Any) -> bool:
+    """Return whether a number may be in several windows of a pooling."""
+    return any(size > stride for size, stride in zip(
+        pooling.attr["ksize"].list.i, pooling.attr["strides"].list.i, strict=True))
+
+
+def _of_two(label: str, first: str, second: str) -> str:
+    """Return the term of a sum of two."""
+    if first == second:
+        return hashed(("twice", first))
+    return hashed((label, (), sorted((first, second))))
+
+
+def _passes(node: _Node) -> bool:
+    return bool(node.inputs) and (
+        record(node.type).passes_on or node.type in (SEND, RECEIVE) or node.type in SHAPED)
+
+
+def _reads(kind: str) -> bool:
+    return record(kind).access in (Access.VALUE, Access.READ)

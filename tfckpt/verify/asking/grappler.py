@@ -1,0 +1,98 @@
+"""Grappler asked what it would make of a step that is being traced, as it is or with edits.
+
+What it makes is what the executor runs: products with constants are moved, equal ops merged, others
+fused, so that other tensors are kept than the traced graph says. It is read as a step is and
+simulated. Nothing runs.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler import question as grappler
+from tfckpt.capture.grappler.items import importable
+from tfckpt.capture.shapes import planned_shapes
+from tfckpt.capture.steps import imported
+from tfckpt.capture.tfgraph import capture
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.errors import TfckptError
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import Graph
+from tfckpt.ir.hlo import XlaMemory
+from tfckpt.ir.target import Target
+from tfckpt.ops.names import ARG, RETVAL
+from tfckpt.plan.planner import executed_peaks
+from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def
+from tfckpt.verify.asking.xla import NotAsked
+
+
+class Optimised:
+    """A step that Grappler can be asked about.
+
+    Args:
+      live: the step's graph, complete and not edited.
+      graph: the same as captured, for the shapes that the trace leaves open.
+      target: what runs it.
+    """
+
+    def __init__(self, live: tf.Graph, graph: Graph, target: Target):
+        self.live, self.graph, self.target = live, graph, target
+
+    def memory(self, edits: Edits | None = None) -> XlaMemory:
+        """Return the peak of the step as it would run, simulated; of the plain step in the middle.
+
+        Args:
+          edits: what is changed of the step first.
+
+        Raises:
+          NotAsked: Grappler does not accept the step, or leaves sizes of it open.
+        """
+        try:
+            cost = build_cost_graph(self.optimised(edits), self.target.rates)
+        except (ValueError, TypeError, KeyError, TfckptError, tf.errors.OpError) as error:
+            raise NotAsked((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+        middle, most = executed_peaks(cost, self.target)
+        return XlaMemory(middle, most_bytes=0 if edits is None else most)
+
+    def optimised(self, edits: Edits | None = None) -> Graph:
+        """Return the step as it would run.
+
+        Raises:
+          ValueError, tf.errors.OpError, TfckptError: there is none.
+        """
+        definition = self._definition
+        if edits is not None:
+            definition = apply_to_graph_def(definition, edits)
+        else:
+            definition = tf.compat.v1.GraphDef.FromString(definition.SerializeToString())
+        renamed = {} if edits is None else edits.renamed
+        found = grappler.question(self.live, (), definition, renamed).answer()
+        self._tell_arguments(found)
+        graph = imported(importable(found))
+        fetches = [graph.get_operation_by_name(node.name).inputs[0]
+                   for node in found.node if node.op == RETVAL]
+        shapes, _ = planned_shapes(graph, None, may_assume=False, library=found.library)
+        return capture(graph, fetches=fetches, name=self.graph.name, shapes=shapes)
+
+    @functools.cached_property
+    def _definition(self) -> tf.compat.v1.GraphDef:
+        """The step as it is, written once for all questions."""
+        return tf_adapter.shown_definition(self.live)
+
+    def _tell_arguments(self, definition: tf.compat.v1.GraphDef) -> None:
+        """Write into a graph what is known of its arguments, which Grappler leaves out."""
+        known = {op.name: op.outputs[0].shape for op in self.graph.ops if op.outputs}
+        inputs = {tensor.op.name: tensor for tensor in self.live.inputs}
+        for node in definition.node:
+            if node.op != ARG:
+                continue
+            tensor = inputs[node.name]
+            grappler.tell_argument(node, tensor)
+            shape = known.get(node.name)
+            if shape is not None and not tensor.shape.is_fully_defined() and (
+                    tensor.dtype != tf.resource):
+                del node.attr["_output_shapes"].list.shape[:]
+                node.attr["_output_shapes"].list.shape.append(tf.TensorShape(shape).as_proto())
