@@ -37,7 +37,7 @@ from tfckpt.plan.neighbourhood import Neighbourhood, copies_of
 from tfckpt.plan.planner import plan_step
 from tfckpt.simulate.order import base_order, moves_of_xla
 from tfckpt.simulate.simulate import simulate
-from tfckpt.solvers.exact.stages import StageModel
+from tfckpt.solvers.exact.cp_model import StageModel
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("families", list(FAMILIES), "Names in tests.support.families.FAMILIES.")
@@ -63,7 +63,7 @@ def planned_order(graph: CostGraph) -> tuple[int, ...]:
 
 
 class _Programme:
-    """One graph in its planned order, as programmes of `tfckpt.solvers.exact.stages`."""
+    """One graph in its planned order, as programmes of `tfckpt.solvers.exact.cp_model`."""
 
     def __init__(self, graph: CostGraph, limit: float):
         from ortools.sat.python import cp_model

@@ -16,7 +16,7 @@ import warnings
 import pdoc
 
 import tfckpt
-from tfckpt.cli.quiet import load_tensorflow
+from tfckpt.cli.quiet_import import load_tensorflow
 
 ROOT = pathlib.Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from tfckpt.cli.quiet import load_tensorflow
+from tfckpt.cli.quiet_import import load_tensorflow
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")

@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 from grappler_ext import cache
-from tfckpt.common.say import say
+from tfckpt.common.messages import say
 
 SOURCE = pathlib.Path(__file__).parent / "pass" / "tfckpt_optimizer.cc"
 COMPILER = "CXX"

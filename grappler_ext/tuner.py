@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from grappler_ext.bridge import Rewriter
-from tfckpt.common.say import say
+from tfckpt.common.messages import say
 from tfckpt.errors import VerificationError
 from tfckpt.report.observed import CALLS as OBSERVED
 from tfckpt.report.observed import note, observing

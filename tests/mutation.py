@@ -36,12 +36,13 @@ TESTS = {
     "tfckpt/simulate/fences.py": ("tests/pure/test_fences.py", "tests/pure/test_waits.py"),
     "tfckpt/simulate/waits.py": ("tests/pure/test_waits.py",),
     "tfckpt/ir/edits.py": ("tests/pure/test_edits.py", "tests/pure/test_random_edits.py"),
-    "tfckpt/rewrite/sums.py": ("tests/pure/test_passes.py", "tests/tf/test_operand_order.py"),
-    "tfckpt/rewrite/cubes.py": ("tests/pure/test_cube_order.py", "tests/pure/test_passes.py"),
+    "tfckpt/rewrite/summation_order.py": (
+        "tests/pure/test_passes.py", "tests/tf/test_operand_order.py"),
+    "tfckpt/rewrite/cube_order.py": ("tests/pure/test_cube_order.py", "tests/pure/test_passes.py"),
     "tfckpt/rewrite/passes/manager.py": ("tests/pure/test_passes.py",),
     "tfckpt/rewrite/passes/state_writes.py": ("tests/pure/test_passes.py",),
     "tfckpt/rewrite/passes/reference_variables.py": ("tests/pure/test_passes.py",),
-    "tfckpt/rewrite/sums_in_place.py": ("tests/pure/test_summation_order.py",),
+    "tfckpt/rewrite/summation_starts.py": ("tests/pure/test_summation_order.py",),
 }
 """For each module the tests that are to notice faults in it, quickest first."""
 
@@ -102,15 +103,15 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         ": 1 << 44 -> 1 << 45": "addresses are only compared",
         "BestFit.__init__: self._end = 0 -> self._end = -1": "addresses are only compared",
         "BestFit.__init__: self._end = 0 -> self._end = 1": "addresses are only compared"},
-    "tfckpt/rewrite/cubes.py": {
+    "tfckpt/rewrite/cube_order.py": {
         "_base_comes_first: square.inputs[0] < square.name -> square.inputs[0] <= square.name":
             "a square reads something of another name"},
-    "tfckpt/rewrite/sums.py": {
+    "tfckpt/rewrite/summation_order.py": {
         "equal_ops: sorted((found[c] for c in op.controls)) -> "
         "sorted((found[c] for c in op.controls), reverse=True)": _ANY_ORDER},
     "tfckpt/ir/edits.py": {
         "_in_order: op.name not in done and needs -> needs": "what is done needs nothing more"},
-    "tfckpt/rewrite/sums_in_place.py": {
+    "tfckpt/rewrite/summation_starts.py": {
         "_trees: len(found) > 2 -> len(found) >= 2": "of two terms none is held",
         "_Sum.held: free.index(True) if True in free else 0 -> "
         "free.index(True) if True in free else -1": "the first two commute",

@@ -20,7 +20,7 @@ from absl import logging
 from tfckpt.common import faults
 from tfckpt.common.clock import time_limit
 from tfckpt.common.collector import collector_paused, older_objects_set_aside
-from tfckpt.common.say import waiting_for
+from tfckpt.common.messages import waiting_for
 from tfckpt.driving import dump
 from tfckpt.driving.here import place
 from tfckpt.driving.judges import JUDGES, Candidate, Rejected

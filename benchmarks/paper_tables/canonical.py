@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from benchmarks.paper_tables.lower_set_model import check_lower_sets
 from tfckpt.ir.costgraph import FORWARD, CostGraph
 from tfckpt.ir.schedule import Schedule
-from tfckpt.plan.keep import keep_schedule
+from tfckpt.plan.keep_sets import keep_schedule
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
 from tfckpt.solvers.forward.lower_sets import kept_storages, nodes_of
 

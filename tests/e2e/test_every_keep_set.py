@@ -18,7 +18,7 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.ir.costgraph import FORWARD
 from tfckpt.ir.schedule import Moves, Wait
-from tfckpt.plan.keep import keep_schedule
+from tfckpt.plan.keep_sets import keep_schedule
 from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def
 from tfckpt.rewrite.build import build_edits
 from tfckpt.rewrite.passes.operand_order import keep_operand_order

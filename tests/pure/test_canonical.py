@@ -11,7 +11,7 @@ from benchmarks.paper_tables.lower_set_model import paper_overhead, paper_peak
 from tests.support import liveness
 from tests.support.graphs import paper_graphs, random_joint_graph, seeds
 from tfckpt.ir.schedule import check_schedule, plain_plan
-from tfckpt.plan.keep import keep_schedule
+from tfckpt.plan.keep_sets import keep_schedule
 from tfckpt.simulate.simulate import simulate
 from tfckpt.solvers import approx_dp, chen
 from tfckpt.solvers.forward.forward import forward_view

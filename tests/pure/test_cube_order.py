@@ -8,7 +8,7 @@ import pytest
 
 from tfckpt.ir.edits import Clone, Create, Edits, Rewire
 from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor
-from tfckpt.rewrite.cubes import cubes, multiply_in_plain_order
+from tfckpt.rewrite.cube_order import cubes, multiply_in_plain_order
 from tfckpt.rewrite.passes.manager import Node
 
 

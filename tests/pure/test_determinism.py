@@ -22,7 +22,7 @@ from tfckpt.plan.planner import plan_step
 from tfckpt.ir.target import Target
 from tests.support import exhaustive
 from tfckpt.solvers import acg, approx_dp, chen, exact_dp, lcg
-from tfckpt.solvers.forward.trunk import trunk
+from tfckpt.solvers.forward.main_path import trunk
 
 graphs = [random_paper_graph(seed, 9) for seed in range(6)] + [residual_network(30)]
 for number, graph in enumerate(graphs):

@@ -18,7 +18,7 @@ from tfckpt.ir.schedule import check_schedule, plain_plan
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator
-from tfckpt.plan.keep import keep_schedule
+from tfckpt.plan.keep_sets import keep_schedule
 from tfckpt.plan.planner import plan_step
 from tfckpt.simulate.simulate import simulate
 

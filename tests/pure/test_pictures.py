@@ -24,11 +24,11 @@ from tfckpt.ir.graph import Graph, Op
 from tfckpt.ir.target import Target
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import plan_step
-from tfckpt.report import page, pictures
+from tfckpt.report import html_page, pictures
 from tfckpt.report.report import report_of
 from tfckpt.report.values import Front, FrontPoint
 from tfckpt.request.budget import Budget
-from tfckpt.simulate.trace import ran
+from tfckpt.simulate.timeline import ran
 
 MB = 1_000_000
 
@@ -200,7 +200,7 @@ def test_the_page_stands_alone_and_holds_every_tensor(report, tmp_path):
     assert sum(int(value) for value in seen.cells[2::4]) == len(report.fates)
     assert seen.circles == len(report.steps_after)
     assert "a <step> & more" in "".join(seen.text)  # escaped in the file
-    assert page.render(report) == text  # nothing that differs from run to run
+    assert html_page.render(report) == text  # nothing that differs from run to run
 
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -235,7 +235,7 @@ def test_in_a_browser(report, tmp_path, width, dark):
 
     path = pathlib.Path(tmp_path, "page.html")
     # a window may be no narrower than some 500 pixels: the page is put into a frame of the width
-    inner = page.render(report).replace("</html>", f"{_PROBE}</html>")
+    inner = html_page.render(report).replace("</html>", f"{_PROBE}</html>")
     inner = inner.replace("document.title =", "parent.document.title =")
     path.write_text(f'<!doctype html><title></title><iframe width="{width}" height="900" '
                     f'style="border:0" srcdoc="{escapes.escape(inner)}"></iframe>',

@@ -29,7 +29,7 @@ from tfckpt.solvers.forward.forward_stages import Stages
 from tfckpt.solvers.forward.stage_costs import stages_of
 from tfckpt.solvers.recursion import recursive_schedule
 from tfckpt.solvers.recursive import RUNS, Kept, Tables, recursion
-from tfckpt.solvers.recursive_times import SLOTS, Times
+from tfckpt.solvers.recursive_front import SLOTS, Times
 
 pytestmark = pytest.mark.pure
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from absl import logging
 
-from tfckpt.common.say import say, waiting_for
+from tfckpt.common.messages import say, waiting_for
 
 
 @pytest.fixture(autouse=True)

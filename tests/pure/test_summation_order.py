@@ -13,9 +13,9 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import Clone, Rewire
 from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
-from tfckpt.rewrite.draft import Draft
+from tfckpt.rewrite.edit_builder import EditBuilder
 from tfckpt.rewrite.names import copy_name
-from tfckpt.rewrite.sums_in_place import held_terms
+from tfckpt.rewrite.summation_starts import held_terms
 from tfckpt.simulate.fences import fenced
 
 BIG = Tensor("float32", (512, 512), 1 << 20)
@@ -49,10 +49,10 @@ def held_in(graph: Graph, again: str, added=(), rewires=()) -> list[str]:
     copies = [(where[name], 1) for name in again.split()]
     schedule = [(v, 0) for v in range(len(cost.vertices))]
     plan = fenced(cost, (*schedule[:first], *copies, *schedule[first:]))
-    draft = Draft(graph, cost, plan)
-    draft.added += added
-    draft.rewires += rewires
-    found = held_terms(draft)
+    builder = EditBuilder(graph, cost, plan)
+    builder.added += added
+    builder.rewires += rewires
+    found = held_terms(builder)
     sums = {vertex.name for vertex in cost.vertices}
     assert all(cost.vertices[h.step[0]].name in sums and h.dtype == "float32" for h in found)
     return [h.tensor + (f" for copy {h.step[1]}" if h.step[1] else "") for h in found]

@@ -12,8 +12,8 @@ from tfckpt.plan import candidates
 from tfckpt.plan.evaluate import Evaluator
 from tfckpt.solvers.forward.forward import forward_view
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
+from tfckpt.solvers.forward.main_path import trunk
 from tfckpt.solvers.forward.reforwarding import ends
-from tfckpt.solvers.forward.trunk import trunk
 
 
 def graph_of(bytes_, edges):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import saved
-from tfckpt.cli import main, quiet
+from tfckpt.cli import main, quiet_import
 
 BATCH = ["--batch_size", str(saved.BATCH)]
 
@@ -34,7 +34,7 @@ def tool(files, tmp_path, capfd, monkeypatch):
     An argument that begins with @ names one of the files.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(quiet, "SILENCED", True)  # a busy machine is no reason to say more
+    monkeypatch.setattr(quiet_import, "SILENCED", True)  # a busy machine is no reason to say more
 
     def run(*arguments):
         capfd.readouterr()

@@ -20,7 +20,7 @@ import pytest
 
 import tfckpt
 from tests.support.cli import contents, listing
-from tfckpt.cli import output, quiet
+from tfckpt.cli import output, quiet_import
 from tfckpt.cli.arguments import COMMANDS, SHELLS, flags_of
 from tfckpt.cli.completion import script
 from tfckpt.cli.output import progress
@@ -82,7 +82,7 @@ def test_a_pipe_is_told_of_long_work_only(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(output, "LONG", 0.1)
     for silence, said in ((True, ""), (False, "tfckpt: planning ...\ntfckpt: planning took 0 s\n")):
-        monkeypatch.setattr(quiet, "SILENCED", silence)
+        monkeypatch.setattr(quiet_import, "SILENCED", silence)
         with progress("planning"):
             time.sleep(0.3)
         assert capsys.readouterr().err == said
@@ -153,12 +153,12 @@ def test_help_version_and_usage_load_no_tensorflow():
 def test_an_interrupt_while_it_plans(files, tmp_path):
     """Ctrl-C reaches the whole process group of a terminal's job."""
     program = ("import os, signal, sys, time; signal.signal(signal.SIGINT, "
-               "signal.default_int_handler)\nfrom tfckpt.cli import main, quiet\n"
-               "load = quiet.load_tensorflow\n"
+               "signal.default_int_handler)\nfrom tfckpt.cli import main, quiet_import\n"
+               "load = quiet_import.load_tensorflow\n"
                "def loaded():\n    load()\n    print('loaded', flush=True)\n"
                "    from tfckpt.cli import commands\n"
                "    commands.plan_file_step = lambda *_: time.sleep(600)\n"
-               "quiet.load_tensorflow = loaded\nsys.exit(main())")
+               "quiet_import.load_tensorflow = loaded\nsys.exit(main())")
     process = subprocess.Popen(
         [sys.executable, "-c", program, "rewrite", str(files / "graph.pb"), "out.pb"],
         cwd=tmp_path, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

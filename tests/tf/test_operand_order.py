@@ -12,7 +12,7 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.ir.edits import Clone, Create, Edits, Rewire
 from tfckpt.rewrite.passes.manager import Node
 from tfckpt.rewrite.plain_step import LiveStep
-from tfckpt.rewrite.sums import add_in_plain_order, equal_ops
+from tfckpt.rewrite.summation_order import add_in_plain_order, equal_ops
 
 VECTOR = tf.TensorSpec((8,), tf.float32, name="x")
 

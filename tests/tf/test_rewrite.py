@@ -18,10 +18,10 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import Clone, Edits, Rewire, check_edits
 from tfckpt.ir.schedule import Moves, plain_plan
-from tfckpt.plan.keep import keep_schedule
+from tfckpt.plan.keep_sets import keep_schedule
 from tfckpt.rewrite.appliers.funcgraph import apply
 from tfckpt.rewrite.build import build_edits
-from tfckpt.rewrite.draft import Draft
+from tfckpt.rewrite.edit_builder import EditBuilder
 from tfckpt.rewrite.xla.guards import XLA_GUARDS, DataGuard
 from tfckpt.simulate.fences import fenced
 from tfckpt.simulate.order import base_order
@@ -41,8 +41,8 @@ def test_references_are_never_guarded():
             total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v", name="sum")
     graph = capture(live, fetches=[total])
     cost = build_cost_graph(graph)
-    draft = Draft(graph, cost, plain_plan(cost))
-    usable = {op.name: draft.guardable(op, range(len(op.inputs))) for op in graph.ops}
+    builder = EditBuilder(graph, cost, plain_plan(cost))
+    usable = {op.name: builder.guardable(op, range(len(op.inputs))) for op in graph.ops}
     assert usable["first"] == usable["second"] == [1] and usable["sum"] == []
 
 

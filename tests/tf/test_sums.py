@@ -15,7 +15,7 @@ from tfckpt.ir.edits import AddControl, Edits
 from tfckpt.request.options import make_options
 from tfckpt.rewrite.passes.operand_order import keep_operand_order
 from tfckpt.rewrite.plain_step import LiveStep
-from tfckpt.rewrite.sums import equal_ops
+from tfckpt.rewrite.summation_order import equal_ops
 
 VECTOR = tf.TensorSpec((8,), tf.float32, name="x")
 

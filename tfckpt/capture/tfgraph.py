@@ -12,9 +12,9 @@ from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.loops.purity import reads_counted_list
 from tfckpt.capture.loops.repeated import repeat_loops
+from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.purity import is_pure, is_write
 from tfckpt.capture.regions import is_gradient_scope, regions
-from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.errors import CaptureError
 from tfckpt.ir.branches import conditions, has_branches
 from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor, check_graph, topological_order

@@ -62,7 +62,7 @@ def _answer(arguments: list[str]) -> int:
         print(version())
         return DONE
     from tfckpt.cli import arguments as known
-    from tfckpt.cli.quiet import load_tensorflow, warnings_off
+    from tfckpt.cli.quiet_import import load_tensorflow, warnings_off
 
     if arguments[:1] in (["--help"], ["-h"], ["help"], ["--helpfull"]):
         print(known.usage(*map(known.command_name, arguments[1:2])))

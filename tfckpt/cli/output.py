@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tfckpt.cli import quiet
+from tfckpt.cli import quiet_import
 from tfckpt.common import atomic
 from tfckpt.errors import RewriteError
 
@@ -168,7 +168,7 @@ def _count(what: str, done: threading.Event) -> None:
 def _announce(what: str, done: threading.Event) -> None:
     """Write a line once it takes long, and another at its end."""
     started = time.monotonic()
-    if not done.wait(LONG) and not quiet.SILENCED:
+    if not done.wait(LONG) and not quiet_import.SILENCED:
         _message(f"tfckpt: {what} ...")
         done.wait()
         _message(f"tfckpt: {what} took {time.monotonic() - started:.0f} s")

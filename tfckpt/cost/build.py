@@ -6,17 +6,17 @@ to one consumer alone, since a learning rate read by every update would tie all 
 first. What no anchor needs costs nothing and is left out. Two ops that TensorFlow is known to
 run as one (a convolution's filter and bias gradients) form one vertex, since waiting for one and
 gating the other would be a cycle once they are merged. So do forward ops that Grappler rearranges
-with their only reader (see `tfckpt.cost.absorbed`).
+with their only reader (see `tfckpt.cost.rearranged_ops`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tfckpt.cost.absorbed import absorbed_ops, workspace
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
+from tfckpt.cost.rearranged_ops import absorbed_ops, workspace
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import fused_seconds, is_expensive, seconds
 from tfckpt.cost.variables import value_uses, variable_bytes

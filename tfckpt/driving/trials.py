@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from tfckpt.common.clock import check_time
-from tfckpt.common.say import waiting_for
+from tfckpt.common.messages import waiting_for
 from tfckpt.driving.judges import Candidate, Rejected
 from tfckpt.driving.parts import Part, Proposal, unchanged
 from tfckpt.driving.proposals import NOTHING_TO_GAIN

@@ -18,9 +18,9 @@ import numpy as np
 from tfckpt.errors import CostError
 from tfckpt.fad.backward import Match, Walk, agree
 from tfckpt.fad.derivative import Derivatives, Samples, on_samples
-from tfckpt.fad.held import DTYPE_BYTES, Held, elements
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.regions import FLOATS, Region, constants, find_regions
+from tfckpt.fad.residual_bytes import DTYPE_BYTES, Held, elements
 from tfckpt.ir.graph import BACKWARD, UPDATE, Graph, TensorId
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Program
 

@@ -15,7 +15,7 @@ from tfckpt.keras.wrapping import records_of
 from tfckpt.report.observed import note
 from tfckpt.report.pictures import step_figure
 from tfckpt.report.report import Report
-from tfckpt.report.tensorboard import Board
+from tfckpt.report.tensorboard_events import Board
 from tfckpt.request.budget import format_bytes
 from tfckpt.verify.memory import default_device, memory_info
 

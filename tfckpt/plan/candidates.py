@@ -18,14 +18,14 @@ from tfckpt.solvers import approx_dp as approx_dp_solver
 from tfckpt.solvers import chen as chen_solver
 from tfckpt.solvers import exact_dp as exact_dp_solver
 from tfckpt.solvers import lcg as lcg_solver
-from tfckpt.solvers import recursive_times
+from tfckpt.solvers import recursive_front as recursive_times
 from tfckpt.solvers.forward.cuts import narrow_cuts
 from tfckpt.solvers.forward.division_tree import division_tree
 from tfckpt.solvers.forward.forward import ForwardGraph, forward_view
 from tfckpt.solvers.forward.lower_sets import kept_storages
+from tfckpt.solvers.forward.main_path import trunk
 from tfckpt.solvers.forward.reforwarding import Checkpoints
 from tfckpt.solvers.forward.stage_costs import stages_of
-from tfckpt.solvers.forward.trunk import trunk
 from tfckpt.solvers.recursion import Recursion, turning_point
 
 INNER_BUDGETS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tfckpt.ir.costgraph import FORWARD, CostGraph
 from tfckpt.ir.schedule import Moves, Schedule
-from tfckpt.plan.keep import Ordered, dropped
+from tfckpt.plan.keep_sets import Ordered, dropped
 from tfckpt.plan.policy import recompute_as_asked
 from tfckpt.simulate.order import Thrifty, base_order, idle
 from tfckpt.simulate.simulate import Timeline, simulate

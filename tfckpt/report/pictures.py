@@ -17,7 +17,7 @@ from tfckpt.request.budget import format_bytes
 if TYPE_CHECKING:
     from tfckpt.report.report import Report
     from tfckpt.report.values import Curve, Front
-    from tfckpt.simulate.trace import Ran
+    from tfckpt.simulate.timeline import Ran
 
 _MB = 1e6
 _SHADES = {FORWARD: "#4c8bf5", BACKWARD: "#f2994a", UPDATE: "#6fbf73"}

@@ -29,7 +29,7 @@ from tfckpt.report.values import (
 from tfckpt.request.budget import format_bytes
 from tfckpt.rewrite.names import FENCE
 from tfckpt.simulate.simulate import Timeline
-from tfckpt.simulate.trace import Ran, ran
+from tfckpt.simulate.timeline import Ran, ran
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
 _COPY = re.compile(r"-tfckpt\d+$")
@@ -274,9 +274,9 @@ class Report:
         Raises:
           TfckptError: matplotlib is not installed.
         """
-        from tfckpt.report import page
+        from tfckpt.report import html_page
 
-        page.write(self, path)
+        html_page.write(self, path)
 
 
 def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edits | None,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.request.budget import format_bytes
-from tfckpt.simulate.trace import Ran
+from tfckpt.simulate.timeline import Ran
 
 
 @dataclasses.dataclass(frozen=True)

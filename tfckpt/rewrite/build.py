@@ -8,10 +8,10 @@ from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ir.schedule import Fence, Plan, Step
 from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import record
-from tfckpt.rewrite.draft import Draft
-from tfckpt.rewrite.holds import ExecutorHolds, Holds
+from tfckpt.rewrite.delays import ExecutorHolds, Holds
+from tfckpt.rewrite.edit_builder import EditBuilder
 from tfckpt.rewrite.names import SCOPE, copy_name
-from tfckpt.rewrite.xla.holds import XlaHolds
+from tfckpt.rewrite.xla.delays import XlaHolds
 
 
 def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE, *,
@@ -29,9 +29,9 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
     Raises:
       RewriteError: under XLA, no incoming gradient is left to guard a region with.
     """
-    draft = Draft(graph, cost, plan, target, device, label)
-    holds: Holds = (ExecutorHolds(draft) if target.delays_by_control else
-                    XlaHolds(draft, target))
+    builder = EditBuilder(graph, cost, plan, target, device, label)
+    holds: Holds = (ExecutorHolds(builder) if target.delays_by_control else
+                    XlaHolds(builder, target))
     starts = {fence.position: fence for fence in plan.fences}
     where = {step: p for p, step in enumerate(plan.schedule)}
     awaited: dict[Step, list[Step]] = {}
@@ -48,35 +48,36 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
             holds.open_region(fence)
         if step[1]:
             assert fence is not None  # every copy lies in a region
-            _copy(draft, holds, fence, position, awaited.get(step, []))
+            _copy(builder, holds, fence, position, awaited.get(step, []))
         else:
-            _original(draft, holds, position)
+            _original(builder, holds, position)
             holds.hold_original(step, holds.signals(awaited.get(step, [])))
         for waiting in later.get(step, []):
             holds.hold_original(waiting, holds.signals([step]))
-    _bypass_joins(draft)
+    _bypass_joins(builder)
     holds.close()
-    return draft.edits()
+    return builder.edits()
 
 
-def _copy(draft: Draft, holds: Holds, fence: Fence, position: int, awaited: list[Step]) -> None:
+def _copy(builder: EditBuilder, holds: Holds, fence: Fence, position: int, awaited: list[Step]
+          ) -> None:
     """Clones the ops of a copy step; they read the latest copies, and are held back."""
-    vertex, copy = draft.plan.schedule[position]
-    anchor, *absorbed = draft.cost.vertices[vertex].ops
+    vertex, copy = builder.plan.schedule[position]
+    anchor, *absorbed = builder.cost.vertices[vertex].ops
     triggers = holds.signals(awaited)
     passed: dict[str, str] = {}  # by what an op of the group would have read
     for index in (*absorbed, anchor):
-        op = draft.graph.ops[index]
+        op = builder.graph.ops[index]
         inputs, outside, inner, fresh = [], [], False, False
         for i, tensor in enumerate(op.inputs):
-            if draft.root[tensor[0]][tensor[1]][0] in absorbed:
-                inputs.append(draft.view(tensor, copy))
+            if builder.root[tensor[0]][tensor[1]][0] in absorbed:
+                inputs.append(builder.view(tensor, copy))
                 inner = True
                 continue
-            name, made = draft.read(position, tensor)
+            name, made = builder.read(position, tensor)
             if name in passed:
                 inner = True  # what holds back another op of the group holds back this one
-            elif made and _made_since(draft, fence.position, position, tensor):
+            elif made and _made_since(builder, fence.position, position, tensor):
                 fresh = True
             else:
                 outside.append(i)
@@ -84,40 +85,40 @@ def _copy(draft: Draft, holds: Holds, fence: Fence, position: int, awaited: list
         ready, controls = holds.hold_copy(op, inputs, outside, not (inner or fresh),
                                           () if inner else triggers)
         passed.update({old: new for old, new in zip(inputs, ready, strict=True) if old != new})
-        draft.added.append(Clone(copy_name(op.name, copy), op.name, tuple(ready), controls,
-                                 draft.read_by_several(index), draft.marks))
+        builder.added.append(Clone(copy_name(op.name, copy), op.name, tuple(ready), controls,
+                                 builder.read_by_several(index), builder.marks))
 
 
-def _made_since(draft: Draft, start: int, position: int, tensor: TensorId) -> bool:
+def _made_since(builder: EditBuilder, start: int, position: int, tensor: TensorId) -> bool:
     """Whether what step `position` reads for `tensor` was made at `start` or later."""
-    instance = draft.instance(position, tensor)
-    return instance is not None and draft.resolved.maker[instance] >= start
+    instance = builder.instance(position, tensor)
+    return instance is not None and builder.resolved.maker[instance] >= start
 
 
-def _original(draft: Draft, holds: Holds, position: int) -> None:
+def _original(builder: EditBuilder, holds: Holds, position: int) -> None:
     """Has the ops of an original read the latest copies."""
-    ops = [draft.graph.ops[i] for i in draft.cost.vertices[draft.plan.schedule[position][0]].ops]
-    for op in ops:
+    vertex = builder.cost.vertices[builder.plan.schedule[position][0]]
+    for op in [builder.graph.ops[i] for i in vertex.ops]:
         holds.before_original(op, position)
         for i, tensor in enumerate(op.inputs):
-            name, copy = draft.read(position, tensor)
+            name, copy = builder.read(position, tensor)
             if copy:
-                draft.rewires.append(Rewire(op.name, i, name))
-                original, slot = draft.made_by(tensor)
-                if record(draft.graph.ops[original].type).is_loop:
-                    draft.moved[(original, slot)] = None
-                elif draft.read_by_several(original):
-                    draft.moved[(original, 0)] = None
+                builder.rewires.append(Rewire(op.name, i, name))
+                original, slot = builder.made_by(tensor)
+                if record(builder.graph.ops[original].type).is_loop:
+                    builder.moved[(original, slot)] = None
+                elif builder.read_by_several(original):
+                    builder.moved[(original, 0)] = None
 
 
-def _bypass_joins(draft: Draft) -> None:
+def _bypass_joins(builder: EditBuilder) -> None:
     """Has each reader of a released join read its own tensor, through a join of its own.
 
     It is of the same type and sorts where the released one does, so that Grappler treats it
     alike (see `copy_name`); it reads the tensor twice, since a join of one is no join to it.
     """
-    graph = draft.graph
-    joins = {draft.cost.vertices[v].ops[0] for v in draft.plan.moves.released}
+    graph = builder.graph
+    joins = {builder.cost.vertices[v].ops[0] for v in builder.plan.moves.released}
     passed: dict[TensorId, str] = {}
     for op in graph.ops:
         for i, tensor in enumerate(op.inputs):
@@ -127,9 +128,9 @@ def _bypass_joins(draft: Draft) -> None:
                 join = graph.ops[tensor[0]]
                 origin = join.inputs[tensor[1]]
                 name = f"{join.name}-{SCOPE}_slot{tensor[1]}"
-                dtype = draft.tensor(tensor).dtype
-                draft.added.append(Create(
-                    name, join.type, (draft.tensor_name(origin),) * 2, (), (dtype, dtype),
+                dtype = builder.tensor(tensor).dtype
+                builder.added.append(Create(
+                    name, join.type, (builder.tensor_name(origin),) * 2, (), (dtype, dtype),
                     {"T": ("types", dtype, dtype)}, graph.ops[origin[0]].device))
                 passed[tensor] = f"{name}:0"
-            draft.rewires.append(Rewire(op.name, i, passed[tensor]))
+            builder.rewires.append(Rewire(op.name, i, passed[tensor]))

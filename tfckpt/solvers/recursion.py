@@ -1,7 +1,7 @@
 """Schedules of recursive checkpoints: what each run of the forward keeps for the backward.
 
-`tfckpt.plan.keep` keeps storages of the original run alone. Here each run that the backward asks
-for may keep some of what it makes as well, so that what lies behind can be run from there once
+`tfckpt.plan.keep_sets` keeps storages of the original run alone. Here each run that the backward
+asks for may keep some of what it makes as well, so that what lies behind can be run from there once
 more. When the backward asks for a stage, the forward is run from what is there up to that stage's
 cut; what the stage made is then recomputed as it is asked for.
 """

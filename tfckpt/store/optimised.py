@@ -1,8 +1,8 @@
 """What Grappler made of a plain step, kept: it may take as long as to trace the step.
 
 It is asked where operands may come to be added or multiplied in another order than in the plain
-step, which follows from names among others (`tfckpt.rewrite.sums`). So names are part of this key,
-and what is kept serves any plan of the step.
+step, which follows from names among others (`tfckpt.rewrite.summation_order`). So names are part of
+this key, and what is kept serves any plan of the step.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.common.say import say
+from tfckpt.common.messages import say
 from tfckpt.report.observed import CALLS as OBSERVED
 from tfckpt.report.report import Report
 from tfckpt.tuning.profile import profiled

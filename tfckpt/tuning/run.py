@@ -10,7 +10,7 @@ from typing import Any
 
 from tfckpt.api import CheckpointedStep
 from tfckpt.capture import tf_adapter
-from tfckpt.common.say import say
+from tfckpt.common.messages import say
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.report.observed import CALLS as OBSERVED
 from tfckpt.report.report import Report

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.common.say import waiting_for
+from tfckpt.common.messages import waiting_for
 from tfckpt.ir.hlo import temp_bytes
 from tfckpt.ops import Access, Calls, record
 from tfckpt.ops.names import IDENTITY

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.values import attrs_of, results_of
 from tfckpt.capture.variables import argument
 from tfckpt.ir.edits import TRIPS
 from tfckpt.ir.graph import FORWARD, Graph, Loop, Op

@@ -17,7 +17,7 @@ from tfckpt.cost.merging import only_reader
 from tfckpt.ir.edits import Create, Edits, Rewire
 from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op
 from tfckpt.ops import record
-from tfckpt.rewrite.draft import FLOATS
+from tfckpt.rewrite.edit_builder import FLOATS
 from tfckpt.rewrite.names import identity, late_name
 from tfckpt.rewrite.passes.manager import Context, Pass, Property
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from tfckpt.ir.edits import Clone, Edits, op_of
 from tfckpt.ir.graph import Graph
 from tfckpt.ops import record
-from tfckpt.rewrite.cubes import cubes, multiply_in_plain_order
+from tfckpt.rewrite.cube_order import cubes, multiply_in_plain_order
 from tfckpt.rewrite.names import read_through
 from tfckpt.rewrite.passes.manager import Context, Node, Pass, PlainStep, Property
-from tfckpt.rewrite.sums import add_in_plain_order, terms_in_order
+from tfckpt.rewrite.summation_order import add_in_plain_order, terms_in_order
 
 
 def keep_operand_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:

@@ -12,7 +12,7 @@ from tfckpt.ir.costgraph import FORWARD
 from tfckpt.ir.edits import Create, Rewire
 from tfckpt.ir.graph import Op
 from tfckpt.ops import names, record
-from tfckpt.rewrite.draft import FLOATS, LARGE, Draft
+from tfckpt.rewrite.edit_builder import FLOATS, LARGE, EditBuilder
 from tfckpt.rewrite.names import SCOPE
 from tfckpt.rewrite.xla.guards import DataGuard, const
 
@@ -27,8 +27,8 @@ class EarlyOps:
       when_compiled: for each op whether XLA must know its results when it compiles.
     """
 
-    def __init__(self, draft: Draft, when_compiled: list[bool]):
-        self.draft, self.when_compiled = draft, when_compiled
+    def __init__(self, builder: EditBuilder, when_compiled: list[bool]):
+        self.builder, self.when_compiled = builder, when_compiled
         self.ready = self._ready()
         self.count = 0
         self.latest: tuple[str, str] | None = None  # of the forward: name and dtype
@@ -36,9 +36,9 @@ class EarlyOps:
     def _ready(self) -> list[bool]:
         """Return for each op whether its result follows from small tensors and what is fed."""
         found: list[bool] = []
-        for n, op in enumerate(self.draft.graph.ops):
+        for n, op in enumerate(self.builder.graph.ops):
             known = record(op.type)
-            little = all(self.draft.is_resident((n, slot)) or (t.bytes or 0) < LARGE
+            little = all(self.builder.is_resident((n, slot)) or (t.bytes or 0) < LARGE
                          for slot, t in enumerate(op.outputs))
             found.append(known.source is not None or known.shape_only
                          or little and all(found[i] for i, _ in op.inputs))
@@ -53,45 +53,45 @@ class EarlyOps:
 
     def _wait(self, op: Op) -> None:
         """Have an op of the forward read a small input late, or be what later ones wait for."""
-        draft, made = self.draft, op.outputs[0]
-        index = draft.index[op.name]
-        if (made.bytes or 0) < LARGE or draft.storage_of((index, 0)) is None or (
-                draft.root[index][0] != (index, 0)):
+        builder, made = self.builder, op.outputs[0]
+        index = builder.index[op.name]
+        if (made.bytes or 0) < LARGE or builder.storage_of((index, 0)) is None or (
+                builder.root[index][0] != (index, 0)):
             return  # it has no memory: what is computed with it comes at once
         if all(self.ready[i] for i, _ in op.inputs):
-            small = [i for i in draft.guardable(op, range(len(op.inputs)))
+            small = [i for i in builder.guardable(op, range(len(op.inputs)))
                      if not self.when_compiled[op.inputs[i][0]]
-                     and (draft.tensor(op.inputs[i]).bytes or 0) * _SMALL <= (made.bytes or 0)]
+                     and (builder.tensor(op.inputs[i]).bytes or 0) * _SMALL <= (made.bytes or 0)]
             if small and self.latest is not None:
                 self._guard(op, small[-1])
         elif made.dtype in FLOATS:
-            self.latest = draft.tensor_name((index, 0)), made.dtype
+            self.latest = builder.tensor_name((index, 0)), made.dtype
 
     def _guard(self, op: Op, index: int) -> None:
-        draft, tensor = self.draft, op.inputs[index]
+        builder, tensor = self.builder, op.inputs[index]
         assert self.latest is not None
         self.count += 1
         guard = DataGuard(f"{SCOPE}/early_{self.count}", *self.latest)
-        name = f"{draft.graph.ops[tensor[0]].name}-{SCOPE}_early{self.count}"
-        draft.added.extend(guard.trigger_ops())
-        draft.added.extend(guard.pass_through(name, draft.tensor_name(tensor),
-                                              draft.tensor(tensor).dtype))
-        draft.rewires.append(Rewire(op.name, index, f"{name}:0"))
+        name = f"{builder.graph.ops[tensor[0]].name}-{SCOPE}_early{self.count}"
+        builder.added.extend(guard.trigger_ops())
+        builder.added.extend(guard.pass_through(name, builder.tensor_name(tensor),
+                                              builder.tensor(tensor).dtype))
+        builder.rewires.append(Rewire(op.name, index, f"{name}:0"))
 
     def _fill_late(self, op: Op, position: int) -> None:
         """Scatter into zeros that are filled when what is scattered is there.
 
         The barrier is of both, since XLA takes out of one what only that one reads.
         """
-        draft, made = self.draft, op.outputs[0]
-        ids = draft.tensor(op.inputs[1])
+        builder, made = self.builder, op.outputs[0]
+        ids = builder.tensor(op.inputs[1])
         if (made.shape is None or None in made.shape or ids.shape is None or len(ids.shape) != 1
                 or made.dtype not in FLOATS):
             return
         self.count += 1
         scope, dtype, attr = f"{SCOPE}/scatter_{self.count}", made.dtype, f"dtype:{made.dtype}"
-        data, segments = (draft.read(position, t)[0] for t in op.inputs[:2])
-        draft.added += [
+        data, segments = (builder.read(position, t)[0] for t in op.inputs[:2])
+        builder.added += [
             const(f"{scope}/zero", dtype, 0), const(f"{scope}/dims", "int32", list(made.shape)),
             const(f"{scope}/column", "int32", [-1, 1]),
             Create(f"{scope}/barrier", names.XLA_BARRIER, (data, f"{scope}/zero:0"), (),
@@ -104,9 +104,9 @@ class EarlyOps:
                    (f"{scope}/zeros:0", f"{scope}/ids:0", f"{scope}/barrier:0"), (), (dtype,),
                    {"T": attr, "Tindices": f"dtype:{ids.dtype}"}),
         ]
-        this = draft.index[op.name]
-        draft.replaced[this, 0] = f"{scope}/sum:0"
-        draft.rewires += [Rewire(draft.graph.ops[r].name, i, f"{scope}/sum:0")
-                          for r in draft.readers[this]
-                          for i, tensor in enumerate(draft.graph.ops[r].inputs)
+        this = builder.index[op.name]
+        builder.replaced[this, 0] = f"{scope}/sum:0"
+        builder.rewires += [Rewire(builder.graph.ops[r].name, i, f"{scope}/sum:0")
+                          for r in builder.readers[this]
+                          for i, tensor in enumerate(builder.graph.ops[r].inputs)
                           if tensor == (this, 0)]

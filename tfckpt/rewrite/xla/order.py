@@ -16,7 +16,7 @@ from tfckpt.ir.costgraph import BACKWARD, UPDATE
 from tfckpt.ir.edits import Clone, Create, Rewire
 from tfckpt.ir.graph import Op, TensorId
 from tfckpt.ops import names, record
-from tfckpt.rewrite.draft import FLOATS, LARGE, Draft
+from tfckpt.rewrite.edit_builder import FLOATS, LARGE, EditBuilder
 from tfckpt.rewrite.names import SCOPE, copy_name
 
 
@@ -27,8 +27,8 @@ class BackwardOrder:
     gradients of weights, before the next op that does.
     """
 
-    def __init__(self, draft: Draft):
-        self.draft = draft
+    def __init__(self, builder: EditBuilder):
+        self.builder = builder
         self.seen = 0  # positions that were looked at
         self.region = 0  # where the latest run of copies begins
         self.copies: list[tuple[str, str]] = []  # of that: names and dtypes
@@ -51,19 +51,19 @@ class BackwardOrder:
             made = self._gradient_made(tensor, position)
             if made is None or op.region != BACKWARD:
                 continue
-            origin = self.draft.made_by(tensor)
+            origin = self.builder.made_by(tensor)
             if self.copies and made < self.region and origin not in self.after_copies:
                 self._put_behind(origin, self.copies)
                 self.after_copies[origin] = None
             elif self.weights and made < self.since:
                 self._put_behind(origin, [])
             if origin in self.behind:
-                self.draft.rewires.append(Rewire(op.name, i, self._seen(tensor, origin)))
+                self.builder.rewires.append(Rewire(op.name, i, self._seen(tensor, origin)))
 
     def _put_behind(self, origin: TensorId, copies: Sequence[tuple[str, str]]) -> None:
         """Have what reads a gradient from now on read it behind copies and gradients of weights."""
-        name = self.behind.get(origin, self.draft.tensor_name(origin))
-        self.behind[origin] = self._barrier(name, self.draft.tensor(origin).dtype, copies)
+        name = self.behind.get(origin, self.builder.tensor_name(origin))
+        self.behind[origin] = self._barrier(name, self.builder.tensor(origin).dtype, copies)
 
     def _seen(self, tensor: TensorId, origin: TensorId) -> str:
         """Return a tensor as seen behind the latest barrier of the one whose memory it lies in."""
@@ -71,17 +71,17 @@ class BackwardOrder:
             return self.behind[origin]
         key = (tensor, self.behind[origin])
         if key not in self.views:
-            op = self.draft.graph.ops[tensor[0]]
-            inputs = [self.draft.tensor_name(t) for t in op.inputs]
+            op = self.builder.graph.ops[tensor[0]]
+            inputs = [self.builder.tensor_name(t) for t in op.inputs]
             inputs[tensor[1]] = self._seen(op.inputs[tensor[1]], origin)
             name = f"{op.name}-{SCOPE}_after{len(self.views) + 1}"
-            self.draft.added.append(Clone(name, op.name, tuple(inputs)))
+            self.builder.added.append(Clone(name, op.name, tuple(inputs)))
             self.views[key] = f"{name}:{tensor[1]}"
         return self.views[key]
 
     def _look(self, position: int) -> None:
         """Note what of the steps before a position shall come first."""
-        schedule = self.draft.plan.schedule
+        schedule = self.builder.plan.schedule
         for p in range(self.seen, position):
             if not schedule[p][1]:
                 found = self._results(p)
@@ -95,17 +95,17 @@ class BackwardOrder:
 
     def _results(self, position: int) -> list[tuple[str, str]]:
         """Return what a step makes that later ones wait for: large copies, gradients of weights."""
-        draft = self.draft
-        vertex, copy = draft.plan.schedule[position]
-        made = draft.cost.vertices[vertex]
-        op = draft.op(vertex)
+        builder = self.builder
+        vertex, copy = builder.plan.schedule[position]
+        made = builder.cost.vertices[vertex]
+        op = builder.op(vertex)
         if not copy and (made.region != BACKWARD or record(op.type).flops is None):
             return []
         found = []
-        for s, instance in zip(made.writes, draft.resolved.writes[position], strict=True):
-            root = draft.cost.storages[s].tensor
-            tensor = draft.tensor(root)
-            if (tensor.dtype not in FLOATS or draft.graph.ops[root[0]] is not op
+        for s, instance in zip(made.writes, builder.resolved.writes[position], strict=True):
+            root = builder.cost.storages[s].tensor
+            tensor = builder.tensor(root)
+            if (tensor.dtype not in FLOATS or builder.graph.ops[root[0]] is not op
                     or copy and (tensor.bytes or 0) < LARGE):
                 continue
             later = self._regions.get(instance)
@@ -118,9 +118,9 @@ class BackwardOrder:
     def _regions(self) -> dict[int, list[str]]:
         """The regions of the steps that read each instance, but for copies."""
         found: dict[int, list[str]] = {}
-        for (vertex, copy), reads in zip(self.draft.plan.schedule, self.draft.resolved.reads,
+        for (vertex, copy), reads in zip(self.builder.plan.schedule, self.builder.resolved.reads,
                                          strict=True):
-            made = self.draft.cost.vertices[vertex]
+            made = self.builder.cost.vertices[vertex]
             if not (copy or made.join):
                 for instance in reads:
                     found.setdefault(instance, []).append(made.region)
@@ -128,13 +128,13 @@ class BackwardOrder:
 
     def _gradient_made(self, tensor: TensorId, position: int) -> int | None:
         """Return where the large gradient was made that a step reads; None where it is none."""
-        draft = self.draft
-        made, root = draft.tensor(tensor), draft.root[tensor[0]][tensor[1]]
-        if (root[0] < 0 or draft.graph.ops[root[0]].region != BACKWARD or made.dtype not in FLOATS
-                or (made.bytes or 0) < LARGE or draft.read(position, tensor)[1]):
+        builder = self.builder
+        made, root = builder.tensor(tensor), builder.root[tensor[0]][tensor[1]]
+        if (root[0] < 0 or builder.graph.ops[root[0]].region != BACKWARD or made.dtype not in FLOATS
+                or (made.bytes or 0) < LARGE or builder.read(position, tensor)[1]):
             return None
-        instance = draft.instance(position, tensor)
-        return None if instance is None else draft.resolved.maker[instance]
+        instance = builder.instance(position, tensor)
+        return None if instance is None else builder.resolved.maker[instance]
 
     def _barrier(self, tensor: str, dtype: str, copies: Sequence[tuple[str, str]]) -> str:
         """Return a tensor behind copies and gradients of weights, which are done with then."""
@@ -143,7 +143,7 @@ class BackwardOrder:
         self.weights = []
         dtypes = (dtype, *(each for _, each in first))
         name = f"{SCOPE}/after_{self.barriers}"
-        self.draft.added.append(Create(
+        self.builder.added.append(Create(
             name, names.XLA_BARRIER, (tensor, *(read for read, _ in first)), (), dtypes,
             {"T": ("types", *dtypes)}))
         return f"{name}:0"

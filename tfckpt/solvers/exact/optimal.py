@@ -26,7 +26,7 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Schedule, check_schedule, copies_before
 from tfckpt.simulate.simulate import simulate
 from tfckpt.solvers.exact import own_process
-from tfckpt.solvers.exact.stages import StageModel
+from tfckpt.solvers.exact.cp_model import StageModel
 
 LARGEST = 6000
 """Places for copies (recomputable vertices times the originals that follow each) at most."""

@@ -30,9 +30,9 @@ import dataclasses
 from typing import NamedTuple
 
 from tfckpt.errors import PlanError
-from tfckpt.solvers.forward.folding import BRANCHED, COMPLICATED, EDGE, LINEAR, Piece, fold
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
 from tfckpt.solvers.forward.reforwarding import ends
+from tfckpt.solvers.forward.series_parallel import BRANCHED, COMPLICATED, EDGE, LINEAR, Piece, fold
 
 __all__ = ["BRANCHED", "COMPLICATED", "EDGE", "LINEAR", "DivisionTree", "Part", "Segment",
            "check_division_tree", "division_tree"]

@@ -15,7 +15,7 @@ from tfckpt.request.budget import format_bytes
 if TYPE_CHECKING:
     from tfckpt.report.report import Report
     from tfckpt.report.values import Fate
-    from tfckpt.simulate.trace import Ran
+    from tfckpt.simulate.timeline import Ran
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #222; --faint: #ccc; --paper: #fff; --card: #f4f5f7; }

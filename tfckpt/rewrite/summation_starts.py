@@ -19,7 +19,7 @@ from tfckpt.ir.edits import Clone
 from tfckpt.ir.graph import TensorId, ancestors
 from tfckpt.ir.schedule import Step
 from tfckpt.ops import record
-from tfckpt.rewrite.draft import Draft
+from tfckpt.rewrite.edit_builder import EditBuilder
 from tfckpt.rewrite.names import copy_name
 
 
@@ -38,23 +38,23 @@ class Held:
     dtype: str
 
 
-def held_terms(draft: Draft) -> list[Held]:
+def held_terms(builder: EditBuilder) -> list[Held]:
     """What to hold in the forward's sums and their copies, where a plan repeats what they read.
 
     Raises:
       RewriteError: a plan keeps a term that the plain step writes into, to add twice.
     """
     copies: dict[int, list[int]] = {}
-    for v, copy in draft.plan.schedule:
+    for v, copy in builder.plan.schedule:
         if copy:
             copies.setdefault(v, []).append(copy)
-    return [held for v, vertex in enumerate(draft.cost.vertices)
+    return [held for v, vertex in enumerate(builder.cost.vertices)
             if copies and vertex.region == FORWARD and not vertex.fusible
-            for adding, terms in _trees(draft, vertex.ops)
-            for held in _Sum(draft, v, adding, terms).held(copies)]
+            for adding, terms in _trees(builder, vertex.ops)
+            for held in _Sum(builder, v, adding, terms).held(copies)]
 
 
-def _trees(draft: Draft, members: Sequence[int]
+def _trees(builder: EditBuilder, members: Sequence[int]
            ) -> Iterator[tuple[frozenset[int], list[tuple[int, int]]]]:
     """The sums of three and more of one shape in a group.
 
@@ -62,14 +62,14 @@ def _trees(draft: Draft, members: Sequence[int]
     shape is added to the others' sum, and a constant may be moved to where it is added first: were
     a term of two held for its sake, it would have another reader, and the constant would stay.
     """
-    ops, inner = draft.graph.ops, set()
+    ops, inner = builder.graph.ops, set()
     for root in sorted((i for i in members if record(ops[i].type).adds), reverse=True):
         found, adding, pending = [], set(), [] if root in inner else [root]
         while pending:
             op = pending.pop()
             adding.add(op)
             for i in range(len(ops[op].inputs)):
-                source, _ = _origin(draft, ops[op].inputs[i])
+                source, _ = _origin(builder, ops[op].inputs[i])
                 if source in members and record(ops[source].type).adds:
                     inner.add(source)
                     pending.append(source)
@@ -77,69 +77,69 @@ def _trees(draft: Draft, members: Sequence[int]
                     found.append((op, i))
         shapes: dict[object, list[tuple[int, int]]] = {}
         for op, i in found:
-            shapes.setdefault(draft.tensor(ops[op].inputs[i]).shape, []).append((op, i))
+            shapes.setdefault(builder.tensor(ops[op].inputs[i]).shape, []).append((op, i))
         for terms in shapes.values():
             if len(terms) > 2:
-                yield frozenset(adding), sorted(terms, key=lambda term: draft.tensor_name(
-                    _origin(draft, ops[term[0]].inputs[term[1]])))
+                yield frozenset(adding), sorted(terms, key=lambda term: builder.tensor_name(
+                    _origin(builder, ops[term[0]].inputs[term[1]])))
 
 
-def _origin(draft: Draft, tensor: TensorId) -> TensorId:
+def _origin(builder: EditBuilder, tensor: TensorId) -> TensorId:
     """What a tensor is without the pass-throughs that Grappler removes."""
-    while record(draft.graph.ops[tensor[0]].type).passes_on:
-        tensor = draft.graph.ops[tensor[0]].inputs[tensor[1]]
+    while record(builder.graph.ops[tensor[0]].type).passes_on:
+        tensor = builder.graph.ops[tensor[0]].inputs[tensor[1]]
     return tensor
 
 
 class _Sum:
     """The terms of one shape of a tree of sums in a vertex."""
 
-    def __init__(self, draft: Draft, v: int, adding: Collection[int],
+    def __init__(self, builder: EditBuilder, v: int, adding: Collection[int],
                  tree: Sequence[tuple[int, int]]):
-        self.draft, self.v, self.adding, self.tree = draft, v, adding, tree
-        self.terms = [draft.graph.ops[op].inputs[i] for op, i in tree]
+        self.builder, self.v, self.adding, self.tree = builder, v, adding, tree
+        self.terms = [builder.graph.ops[op].inputs[i] for op, i in tree]
 
     def held(self, copies: Mapping[int, Sequence[int]]) -> Iterator[Held]:
         """What to hold: all terms but the first two, or those before the one to begin with."""
-        draft = self.draft
-        stored = [draft.storage_of(t) for t in self.terms]
-        makers = [self.v if s is None else draft.cost.storages[s].producer for s in stored]
+        builder = self.builder
+        stored = [builder.storage_of(t) for t in self.terms]
+        makers = [self.v if s is None else builder.cost.storages[s].producer for s in stored]
         if not copies.keys() & {self.v, *makers}:
             return
-        before = {*self.adding, *ancestors(draft.graph.ops, self.adding)}
-        roots = [draft.root[i][slot] for i, slot in self.terms]
+        before = {*self.adding, *ancestors(builder.graph.ops, self.adding)}
+        roots = [builder.root[i][slot] for i, slot in self.terms]
         free = [roots.count(root) == 1 and not self._read_later(t, before)  # or it holds it itself
                 for root, t in zip(roots, self.terms, strict=True)]
         first = free.index(True) if True in free else 0
         again = copies.get(self.v, ())
         if first > 1 and again and makers[first] not in copies:
-            name = draft.tensor_name(self.terms[first])
+            name = builder.tensor_name(self.terms[first])
             raise RewriteError(f"rewrite: a sum that writes into {name!r} is to be computed twice "
                                "from it; the graph is left as it was")
-        clones = {new.name: new for new in draft.added if isinstance(new, Clone)}
-        rewired = {(r.op, r.index): r.tensor for r in draft.rewires}
+        clones = {new.name: new for new in builder.added if isinstance(new, Clone)}
+        rewired = {(r.op, r.index): r.tensor for r in builder.rewires}
         for copy in (0, *again):
             for k, (op, i) in enumerate(self.tree):
                 if k < first if first > 1 else k > 1:
-                    name, tensor = draft.graph.ops[op].name, draft.tensor_name(self.terms[k])
+                    name, tensor = builder.graph.ops[op].name, builder.tensor_name(self.terms[k])
                     read = (clones[copy_name(name, copy)].inputs[i] if copy
                             else rewired.get((name, i), tensor))
-                    yield Held((self.v, copy), read, draft.tensor(self.terms[k]).dtype)
+                    yield Held((self.v, copy), read, builder.tensor(self.terms[k]).dtype)
 
     def _read_later(self, tensor: TensorId, before: Collection[int]) -> bool:
         """Whether something holds a term's buffer while the plain step adds, or may do so."""
-        draft = self.draft
-        root = draft.root[tensor[0]][tensor[1]]
+        builder = self.builder
+        root = builder.root[tensor[0]][tensor[1]]
         if root == RESIDENT:
             return True
-        fetched = {draft.root[i][slot] for i, slot in draft.graph.fetches}
+        fetched = {builder.root[i][slot] for i, slot in builder.graph.fetches}
         pending, seen = [root[0]], {root[0]}
         while pending:
             i = pending.pop()
-            for r in draft.readers[i]:
-                if not any(draft.root[s][k] == root for s, k in draft.graph.ops[r].inputs):
+            for r in builder.readers[i]:
+                if not any(builder.root[s][k] == root for s, k in builder.graph.ops[r].inputs):
                     continue
-                known = record(draft.graph.ops[r].type)
+                known = record(builder.graph.ops[r].type)
                 if known.aliases and r not in seen:
                     seen.add(r)
                     pending.append(r)

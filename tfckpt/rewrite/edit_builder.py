@@ -21,7 +21,7 @@ _REFERENCES = (Source.REFERENCE, Source.TEMPORARY)
 _HANDS_ON = (Access.ASSIGN_REFERENCE, Access.CHANGE_REFERENCE)
 
 
-class Draft:
+class EditBuilder:
     """What the parts of the rewriter share.
 
     Attributes:

@@ -1,6 +1,6 @@
 """What holds copies back until their time: by control edges here, for TensorFlow's executor.
 
-`tfckpt.rewrite.xla.holds` does the same for XLA, which ignores control edges.
+`tfckpt.rewrite.xla.delays` does the same for XLA, which ignores control edges.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tfckpt.ir.graph import Op, TensorId
 from tfckpt.ir.schedule import Fence, Step
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, NO_OP
-from tfckpt.rewrite.draft import Draft
+from tfckpt.rewrite.edit_builder import EditBuilder
 from tfckpt.rewrite.names import FENCE, guard_name, held_name, identity, tap_name
-from tfckpt.rewrite.sums_in_place import Held, held_terms
+from tfckpt.rewrite.summation_starts import Held, held_terms
 
 
 class Holds(Protocol):
-    """What the walk over the schedule asks for; everything made goes to the draft."""
+    """What the walk over the schedule asks for; everything made goes to the builder."""
 
     def open_region(self, fence: Fence) -> None:
         """A run of copies begins."""
@@ -55,8 +55,8 @@ class Holds(Protocol):
 class ExecutorHolds:
     """Fences before regions, waits, and taps to wait through."""
 
-    def __init__(self, draft: Draft):
-        self.draft = draft
+    def __init__(self, builder: EditBuilder):
+        self.builder = builder
         self.regions = 0
         self.starts: list[int] = []
         self.waits = 0
@@ -66,14 +66,14 @@ class ExecutorHolds:
 
     def open_region(self, fence: Fence) -> None:
         """Puts a fence before a run of copies, which also awaits the fence before it."""
-        controls = (*self.signals([self.draft.plan.schedule[p] for p in fence.awaits]),
+        controls = (*self.signals([self.builder.plan.schedule[p] for p in fence.awaits]),
                     *self.barrier)
         self.regions += 1
         self.starts.append(fence.position)
         self.guarded = {}
-        self.barrier = (f"{FENCE}{self.regions}{self.draft.label}",)
-        self.draft.added.append(Create(*self.barrier, NO_OP, (), controls, (), {},
-                                       self.draft.device))
+        self.barrier = (f"{FENCE}{self.regions}{self.builder.label}",)
+        self.builder.added.append(Create(*self.barrier, NO_OP, (), controls, (), {},
+                                       self.builder.device))
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
         """The ops to wait for in order to wait for steps.
@@ -84,7 +84,7 @@ class ExecutorHolds:
         """
         found = []
         for step in steps:
-            name, op = self.draft.name_of(step), self.draft.op(step[0])
+            name, op = self.builder.name_of(step), self.builder.op(step[0])
             found.append(self._tap(name, op) if record(op.type).rearranged else name)
         return tuple(found)
 
@@ -93,7 +93,7 @@ class ExecutorHolds:
         tap = tap_name(name, slot)
         if tap not in self.taps:
             self.taps[tap] = None
-            self.draft.added.append(identity(tap, f"{name}:{slot}", (), op.outputs[slot].dtype,
+            self.builder.added.append(identity(tap, f"{name}:{slot}", (), op.outputs[slot].dtype,
                                              op.device))
         return tap
 
@@ -109,18 +109,18 @@ class ExecutorHolds:
         """
         known = record(op.type)
         if known.multiplies and any(
-                record(self.draft.graph.ops[i].type).gates for i, _ in op.inputs):
+                record(self.builder.graph.ops[i].type).gates for i, _ in op.inputs):
             inputs = [self.guarded.get(t, t) if i in outside else t for i, t in enumerate(inputs)]
         if known.is_loop:
             return inputs, (*triggers, *self.barrier)
         if not (entry or triggers):
             return inputs, ()
-        usable = self.draft.guardable(op, outside)
+        usable = self.builder.guardable(op, outside)
         if triggers and not usable:  # a control edge on the copy itself would change its rounding
-            usable = sorted(self.draft.guardable(op, range(len(inputs))),
-                            key=lambda i: self.draft.fuses(op.inputs[i]))
+            usable = sorted(self.builder.guardable(op, range(len(inputs))),
+                            key=lambda i: self.builder.fuses(op.inputs[i]))
         for i in usable[:1]:
-            dtype = self.draft.tensor(op.inputs[i]).dtype
+            dtype = self.builder.tensor(op.inputs[i]).dtype
             passed = (self._wait(inputs[i], dtype, op.device, (*triggers, *self.barrier))
                       if triggers else self._guard(inputs[i], dtype, op.device))
             if known.gates or self._is_read_by_gate(op):
@@ -129,23 +129,23 @@ class ExecutorHolds:
         return inputs, (*triggers, *(self.barrier if entry else ()))
 
     def _is_read_by_gate(self, op: Op) -> bool:
-        draft = self.draft
-        return any(record(draft.graph.ops[i].type).gates
-                   for i in draft.readers[draft.index[op.name]])
+        builder = self.builder
+        return any(record(builder.graph.ops[i].type).gates
+                   for i in builder.readers[builder.index[op.name]])
 
     def _guard(self, tensor: str, dtype: str, device: str) -> str:
         """The tensor behind the region's fence, made once for each tensor."""
         if tensor not in self.guarded:
-            name = guard_name(tensor, self.regions, self.draft.label)
-            self.draft.added.append(identity(name, tensor, self.barrier, dtype, device))
+            name = guard_name(tensor, self.regions, self.builder.label)
+            self.builder.added.append(identity(name, tensor, self.barrier, dtype, device))
             self.guarded[tensor] = f"{name}:0"
         return self.guarded[tensor]
 
     def _wait(self, tensor: str, dtype: str, device: str, controls: tuple[str, ...]) -> str:
         """`tensor`, passed on once `controls` have run."""
         self.waits += 1
-        name = guard_name(tensor, -self.waits, self.draft.label)
-        self.draft.added.append(identity(name, tensor, controls, dtype, device))
+        name = guard_name(tensor, -self.waits, self.builder.label)
+        self.builder.added.append(identity(name, tensor, controls, dtype, device))
         return f"{name}:0"
 
     def before_original(self, op: Op, position: int) -> None:
@@ -158,17 +158,17 @@ class ExecutorHolds:
         """
         if not triggers:
             return
-        draft = self.draft
-        ops = [draft.graph.ops[i] for i in draft.cost.vertices[step[0]].ops]
+        builder = self.builder
+        ops = [builder.graph.ops[i] for i in builder.cost.vertices[step[0]].ops]
         held = self._held_input(ops)
         if held is None:
-            draft.controls.extend(AddControl(ops[0].name, trigger) for trigger in triggers)
+            builder.controls.extend(AddControl(ops[0].name, trigger) for trigger in triggers)
             return
-        present = {(r.op, r.index): r.tensor for r in draft.rewires}
+        present = {(r.op, r.index): r.tensor for r in builder.rewires}
         reader = next(op for op in ops if held in op.inputs)
-        tensor = present.get((reader.name, reader.inputs.index(held)), draft.view(held, 0))
-        guard = self._wait(tensor, draft.tensor(held).dtype, ops[0].device, triggers)
-        draft.rewires.extend(Rewire(op.name, i, guard) for op in ops
+        tensor = present.get((reader.name, reader.inputs.index(held)), builder.view(held, 0))
+        guard = self._wait(tensor, builder.tensor(held).dtype, ops[0].device, triggers)
+        builder.rewires.extend(Rewire(op.name, i, guard) for op in ops
                              for i, read in enumerate(op.inputs) if read == held)
 
     def _held_input(self, ops: Sequence[Op]) -> TensorId | None:
@@ -180,11 +180,11 @@ class ExecutorHolds:
         for tensor in ops[0].inputs:
             if len(ops) > 1 and all(tensor in op.inputs for op in ops[1:]):
                 return tensor
-        draft = self.draft
-        made = {draft.index[op.name] for op in ops}
-        usable = [op.inputs[i] for op in ops for i in draft.guardable(op, range(len(op.inputs)))]
-        usable = [(i, slot) for i, slot in usable if draft.root[i][slot][0] not in made]
-        usable.sort(key=lambda tensor: draft.graph.ops[tensor[0]].region == BACKWARD)
+        builder = self.builder
+        made = {builder.index[op.name] for op in ops}
+        usable = [op.inputs[i] for op in ops for i in builder.guardable(op, range(len(op.inputs)))]
+        usable = [(i, slot) for i, slot in usable if builder.root[i][slot][0] not in made]
+        usable.sort(key=lambda tensor: builder.graph.ops[tensor[0]].region == BACKWARD)
         return usable[0] if usable else None
 
     def close(self) -> None:
@@ -200,23 +200,23 @@ class ExecutorHolds:
         less. So the loop's lists are read where a copy's are read instead, and the copy's where
         only the loop's are.
         """
-        draft = self.draft
-        held = held_terms(draft)
+        builder = self.builder
+        held = held_terms(builder)
         readers: dict[str, int] = {}
-        tensors = [t for new in draft.added for t in new.inputs] + [
-            r.tensor for r in draft.rewires]
+        tensors = [t for new in builder.added for t in new.inputs] + [
+            r.tensor for r in builder.rewires]
         for tensor in tensors:
             readers[op_of(tensor)] = readers.get(op_of(tensor), 0) + 1
         read = frozenset(tensors)
-        taps = {self._tap(draft.graph.ops[i].name, draft.graph.ops[i], slot): i
-                for i, slot in draft.moved}
+        taps = {self._tap(builder.graph.ops[i].name, builder.graph.ops[i], slot): i
+                for i, slot in builder.moved}
         behind = self._fences_behind(list(taps.values()))
         holding = self._holding(held)
-        made = {op.name: op for op in draft.added}
+        made = {op.name: op for op in builder.added}
         ordered: list[Create | Clone] = [made[tap] for tap in taps]
         pending: list[str] = []
         fence = 0
-        for op in tuple(draft.added):  # taps made below are placed at once
+        for op in tuple(builder.added):  # taps made below are placed at once
             if op.name in taps:
                 continue
             if isinstance(op, Create) and op.name.startswith(FENCE):
@@ -232,36 +232,36 @@ class ExecutorHolds:
                 continue
             for slot in self._lonely(op, readers, read):
                 if tap_name(op.name, slot) not in self.taps:
-                    pending.append(self._tap(op.name, draft.graph.ops[draft.index[op.source]],
+                    pending.append(self._tap(op.name, builder.graph.ops[builder.index[op.source]],
                                              slot))
-                    ordered.append(draft.added[-1])
+                    ordered.append(builder.added[-1])
         ordered += holding[fence]
         pending += [new.name for new in holding[fence]]
         pending += [tap for tap, i in taps.items() if behind[i] == len(self.starts)]
-        draft.added = ordered
+        builder.added = ordered
         self._await_at_end(pending)
 
     def _lonely(self, copy: Clone, readers: Mapping[str, int], read: Collection[str]
                 ) -> list[int]:
         """Results of a copy that need another reader to be treated as the original's are."""
-        index = self.draft.index[copy.source]
-        if record(self.draft.graph.ops[index].type).is_loop:
-            return [slot for slot in self.draft.lists_of(index)
+        index = self.builder.index[copy.source]
+        if record(self.builder.graph.ops[index].type).is_loop:
+            return [slot for slot in self.builder.lists_of(index)
                     if f"{copy.name}:{slot}" not in read]
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
 
     def _holding(self, held: Sequence[Held]) -> list[list[Create | Clone]]:
         """What holds the terms of sums, by the number of the first fence scheduled after each."""
-        draft = self.draft
-        where = {step: p for p, step in enumerate(draft.plan.schedule)}
+        builder = self.builder
+        where = {step: p for p, step in enumerate(builder.plan.schedule)}
         found: list[list[Create | Clone]] = [[] for _ in range(len(self.starts) + 1)]
         for number, term in enumerate(held):
             into = found[bisect.bisect_right(self.starts, where[term.step])]
-            name, op = draft.name_of(term.step), draft.op(term.step[0])
+            name, op = builder.name_of(term.step), builder.op(term.step[0])
             tap = tap_name(name)
             if tap not in self.taps:
                 self._tap(name, op)
-                into.append(draft.added.pop())
+                into.append(builder.added.pop())
             into.append(identity(held_name(name, number), term.tensor, (tap,), term.dtype,
                                  op.device))
         return found
@@ -271,9 +271,9 @@ class ExecutorHolds:
 
         A step that trains twice has forward ops that only run behind its first fences.
         """
-        draft = self.draft
-        where = {op: p for p, (v, copy) in enumerate(draft.plan.schedule) if not copy
-                 for op in draft.cost.vertices[v].ops}
+        builder = self.builder
+        where = {op: p for p, (v, copy) in enumerate(builder.plan.schedule) if not copy
+                 for op in builder.cost.vertices[v].ops}
         return {i: bisect.bisect_right(self.starts, where[i]) for i in originals}
 
     def _await_at_end(self, taps: list[str]) -> None:
@@ -284,25 +284,25 @@ class ExecutorHolds:
         else in its last op that nothing rearranges.
         """
         last = self._last(lambda v, op: not op.outputs) or self._result() or self._last(
-            lambda v, op: not (record(op.type).rearranged or self.draft.cost.vertices[v].fusible))
+            lambda v, op: not (record(op.type).rearranged or self.builder.cost.vertices[v].fusible))
         if last is not None:
-            self.draft.controls.extend(AddControl(last, tap) for tap in taps)
+            self.builder.controls.extend(AddControl(last, tap) for tap in taps)
 
     def _last(self, wanted: Callable[[int, Op], bool]) -> str | None:
         """The last op of a kind that is scheduled after the last copy."""
-        for v, copy in reversed(self.draft.plan.schedule):
+        for v, copy in reversed(self.builder.plan.schedule):
             if copy:
                 break
-            if wanted(v, self.draft.op(v)):
-                return self.draft.op(v).name
+            if wanted(v, self.builder.op(v)):
+                return self.builder.op(v).name
         return None
 
     def _result(self) -> str | None:
         """A pass-through that hands a result out of the step and that nothing else reads."""
-        draft = self.draft
-        for i, _ in reversed(draft.graph.fetches):
-            op = draft.graph.ops[i]
-            if op.type == IDENTITY and not draft.readers[i] and (
-                    not draft.device or op.device == draft.device):
+        builder = self.builder
+        for i, _ in reversed(builder.graph.fetches):
+            op = builder.graph.ops[i]
+            if op.type == IDENTITY and not builder.readers[i] and (
+                    not builder.device or op.device == builder.device):
                 return op.name
         return None

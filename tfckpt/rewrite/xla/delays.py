@@ -12,7 +12,7 @@ from tfckpt.ir.graph import Graph, Op, TensorId
 from tfckpt.ir.schedule import Fence, Step
 from tfckpt.ir.target import FUSED, ORDER, Target
 from tfckpt.ops import Source, record
-from tfckpt.rewrite.draft import FLOATS, LARGE, Draft
+from tfckpt.rewrite.edit_builder import FLOATS, LARGE, EditBuilder
 from tfckpt.rewrite.names import SCOPE, guard_name
 from tfckpt.rewrite.xla.early import EarlyOps
 from tfckpt.rewrite.xla.guards import XLA_GUARDS, BarrierGuard, Guard
@@ -49,15 +49,15 @@ class XlaHolds:
       order, early: what has XLA keep the plan's order; None where nothing does.
     """
 
-    def __init__(self, draft: Draft, target: Target):
-        self.draft = draft
+    def __init__(self, builder: EditBuilder, target: Target):
+        self.builder = builder
         self.kind: type[Guard] = XLA_GUARDS[target.guard]
         self.weights = target.transposes_weights_early
         self.barriers = target.keeps_barriers
         self.every_read = target.hold != FUSED
-        self.when_compiled = _known_when_compiled(draft.graph)
-        self.order = BackwardOrder(draft) if target.hold == ORDER else None
-        self.early = EarlyOps(draft, self.when_compiled) if target.hold == ORDER else None
+        self.when_compiled = _known_when_compiled(builder.graph)
+        self.order = BackwardOrder(builder) if target.hold == ORDER else None
+        self.early = EarlyOps(builder, self.when_compiled) if target.hold == ORDER else None
         self.regions = 0
         self.guard: Guard | None = None
         self.guarded: dict[tuple[str, type[Guard]], str] = {}
@@ -79,7 +79,7 @@ class XlaHolds:
         self.regions += 1
         self.guarded, self.delayed = {}, set()
         self.guard = self.kind(f"{SCOPE}/guard_{self.regions}", *trigger)
-        self.draft.added.extend(self.guard.trigger_ops())
+        self.builder.added.extend(self.guard.trigger_ops())
 
     def _incoming_gradient(self, position: int) -> tuple[str, str]:
         """The latest float tensor that the step made before a region, and its dtype.
@@ -90,17 +90,17 @@ class XlaHolds:
         of the region before, whose copies could be merged with these, it is the latest of all.
         Not one that begins with padding, if there is another: to XLA that guard is open.
         """
-        draft = self.draft
+        builder = self.builder
         latest = None
-        for vertex, copy in reversed(draft.plan.schedule[:position]):
-            made = draft.cost.vertices[vertex]
+        for vertex, copy in reversed(builder.plan.schedule[:position]):
+            made = builder.cost.vertices[vertex]
             if copy or not made.reads or made.region == UPDATE:
                 continue  # before the first gradient, the end of the forward must do
-            for slot, tensor in enumerate(draft.op(vertex).outputs):
+            for slot, tensor in enumerate(builder.op(vertex).outputs):
                 result = (made.ops[0], slot)
-                if tensor.dtype not in FLOATS or draft.is_resident(result):
+                if tensor.dtype not in FLOATS or builder.is_resident(result):
                     continue
-                found = draft.tensor_name(result), tensor.dtype
+                found = builder.tensor_name(result), tensor.dtype
                 latest = latest or found
                 if self._goes_on(result) and not self._begins_padded(result):
                     self.trigger = latest if found == self.trigger else found
@@ -112,16 +112,16 @@ class XlaHolds:
 
     def _goes_on(self, tensor: TensorId) -> bool:
         """Whether more than the update reads a tensor."""
-        cost, s = self.draft.cost, self.draft.storage_of(tensor)
+        cost, s = self.builder.cost, self.builder.storage_of(tensor)
         return s is None or any(cost.vertices[v].region != UPDATE and not cost.vertices[v].join
                                 for v in cost.readers[s])
 
     def _begins_padded(self, tensor: TensorId) -> bool:
         """Whether XLA may know the first element of a tensor, whatever is computed."""
-        graph = self.draft.graph
+        graph = self.builder.graph
         op = graph.ops[tensor[0]]
         while not record(op.type).pads:
-            read = [t for t in op.inputs if self.draft.tensor(t).dtype in FLOATS]
+            read = [t for t in op.inputs if self.builder.tensor(t).dtype in FLOATS]
             if len(read) != 1 or not (record(op.type).aliases or record(op.type).fused_by_xla):
                 return False
             op = graph.ops[read[0][0]]
@@ -145,22 +145,22 @@ class XlaHolds:
         for i in chosen:
             held[i] = self._guard(inputs[i], op, i)
         if chosen or delayed:
-            self.delayed.add(self.draft.index[op.name])
+            self.delayed.add(self.builder.index[op.name])
         return held, ()
 
     def _reads_delayed(self, op: Op, inputs: list[str], outside: Sequence[int]) -> bool:
         """Whether an op reads what is behind the region's guard already."""
-        return any(self.draft.root[made][slot][0] in self.delayed
+        return any(self.builder.root[made][slot][0] in self.delayed
                    or inputs[i] in self.guarded.values()
                    for i, (made, slot) in enumerate(op.inputs) if i not in outside)
 
     def _usable_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
-        return [i for i in self.draft.guardable(op, outside)
+        return [i for i in self.builder.guardable(op, outside)
                 if not self.when_compiled[op.inputs[i][0]]]
 
     def _large_inputs(self, op: Op, outside: Sequence[int]) -> list[int]:
         return [i for i in self._usable_inputs(op, outside)
-                if self.draft.storage_of(op.inputs[i]) is not None
+                if self.builder.storage_of(op.inputs[i]) is not None
                 or self._is_weight(op.inputs[i])]
 
     def _guard(self, read: str, op: Op, index: int) -> str:
@@ -170,8 +170,8 @@ class XlaHolds:
         kind = self._kind(op)
         if (read, kind) not in self.guarded:
             name = guard_name(read, self.regions, "" if kind is self.kind else "_whole")
-            self.draft.added.extend(kind(guard.name, guard.trigger, guard.dtype).pass_through(
-                name, read, self.draft.tensor(op.inputs[index]).dtype))
+            self.builder.added.extend(kind(guard.name, guard.trigger, guard.dtype).pass_through(
+                name, read, self.builder.tensor(op.inputs[index]).dtype))
             self.guarded[read, kind] = f"{name}:0"
         return self.guarded[read, kind]
 
@@ -186,10 +186,10 @@ class XlaHolds:
 
     def _is_weight(self, tensor: TensorId) -> bool:
         """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
-        return (self.weights and self.draft.is_resident(tensor)
-                and record(self.draft.graph.ops[tensor[0]].type).source not in _NO_WEIGHTS
-                and (self.draft.tensor(tensor).bytes or 0) >= LARGE
-                and self.draft.tensor(tensor).dtype in FLOATS)
+        return (self.weights and self.builder.is_resident(tensor)
+                and record(self.builder.graph.ops[tensor[0]].type).source not in _NO_WEIGHTS
+                and (self.builder.tensor(tensor).bytes or 0) >= LARGE
+                and self.builder.tensor(tensor).dtype in FLOATS)
 
     def before_original(self, op: Op, position: int) -> None:
         """Has a backward op see what the forward kept for it only when its gradient is there.
@@ -210,7 +210,7 @@ class XlaHolds:
             return
         if self.order is not None:
             self.order.before_original(op, position)
-        draft = self.draft
+        builder = self.builder
         gradient = next((t for t in op.inputs if self._is_gradient(t)), None)
         self.gradient = gradient or self.gradient
         if self.gradient is None:
@@ -220,36 +220,37 @@ class XlaHolds:
                     or (self.every_read or record(op.type).fused_by_xla)
                     and self._is_kept(tensor, position)):
                 late = self._late(tensor, self.gradient, self._kind(op))
-                draft.rewires.append(Rewire(op.name, i, late))
+                builder.rewires.append(Rewire(op.name, i, late))
 
     def _is_gradient(self, tensor: TensorId) -> bool:
         """Whether a tensor is made of what the backward made, not of what the forward did alone."""
-        draft = self.draft
-        made = draft.root[tensor[0]][tensor[1]][0]
-        return (draft.storage_of(tensor) is not None and draft.tensor(tensor).dtype in FLOATS
-                and draft.graph.ops[made].region == BACKWARD)
+        builder = self.builder
+        made = builder.root[tensor[0]][tensor[1]][0]
+        return (builder.storage_of(tensor) is not None and builder.tensor(tensor).dtype in FLOATS
+                and builder.graph.ops[made].region == BACKWARD)
 
     def _is_kept(self, tensor: TensorId, position: int) -> bool:
         """Whether a step reads a large result of the forward, and not a copy of it."""
-        draft = self.draft
-        made = draft.root[tensor[0]][tensor[1]][0]
-        return (draft.storage_of(tensor) is not None and draft.graph.ops[made].region == FORWARD
-                and (draft.tensor(tensor).bytes or 0) >= LARGE
-                and draft.tensor(tensor).dtype in FLOATS and not draft.read(position, tensor)[1])
+        builder = self.builder
+        made = builder.root[tensor[0]][tensor[1]][0]
+        return (builder.storage_of(tensor) is not None and builder.graph.ops[made].region == FORWARD
+                and (builder.tensor(tensor).bytes or 0) >= LARGE
+                and builder.tensor(tensor).dtype in FLOATS and not builder.read(position,
+                tensor)[1])
 
     def _late(self, tensor: TensorId, gradient: TensorId, kind: type[Guard]) -> str:
         """A tensor behind a guard that a gradient opens, made once for both."""
-        draft = self.draft
+        builder = self.builder
         if (gradient, kind) not in self.openers:
-            opener = kind(f"{SCOPE}/late_{len(self.openers) + 1}", draft.tensor_name(gradient),
-                          draft.tensor(gradient).dtype)
-            draft.added.extend(opener.trigger_ops())
+            opener = kind(f"{SCOPE}/late_{len(self.openers) + 1}", builder.tensor_name(gradient),
+                          builder.tensor(gradient).dtype)
+            builder.added.extend(opener.trigger_ops())
             self.openers[gradient, kind] = opener
         if (tensor, gradient, kind) not in self.late:
-            read = draft.tensor_name(tensor)
+            read = builder.tensor_name(tensor)
             name = guard_name(read, -1 - len(self.late))
-            draft.added.extend(self.openers[gradient, kind].pass_through(
-                name, read, draft.tensor(tensor).dtype))
+            builder.added.extend(self.openers[gradient, kind].pass_through(
+                name, read, builder.tensor(tensor).dtype))
             self.late[tensor, gradient, kind] = f"{name}:0"
         return self.late[tensor, gradient, kind]
 
@@ -259,4 +260,4 @@ class XlaHolds:
     def close(self) -> None:
         """Have updates come after the last reads of what they change."""
         if self.order is not None:
-            hold_updates(self.draft)
+            hold_updates(self.builder)
