@@ -65,7 +65,7 @@ def _block(h: Any, activation: Callable, d: int, heads: int, dropout: float) -> 
 
 def bert(activation: Callable, batch: int = 8, layers: int = 4, d: int = 768, heads: int = 12,
          seq: int = 128, dropout: float = 0.1, seed: int = 0) -> jobs.Job:
-    """An encoder of BERT-base's widths, 4 of its 12 layers, a small vocabulary, Adam."""
+    """Return an encoder of BERT-base's widths, 4 of its 12 layers, a small vocabulary, Adam."""
     keras.utils.set_random_seed(seed)
     vocabulary, classes = 1000, 10
     tokens = keras.Input((seq,), dtype="int32")

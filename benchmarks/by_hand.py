@@ -24,7 +24,7 @@ LAST_LAYERS = {
 
 
 def last_layers(name: str, model: Any) -> list[Any]:
-    """The layers with which the parts of a job's model end, in order."""
+    """Return the layers with which the parts of a job's model end, in order."""
     layers = model.layers
     if name == "transformer":  # an encoder layer adds twice
         return [layer for layer in layers if isinstance(layer, keras.layers.Add)][1::2]
@@ -37,7 +37,8 @@ def last_layers(name: str, model: Any) -> list[Any]:
 
 
 def recomputing(name: str, model: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A function that computes what the model does, with its parts run again in the backward.
+    """Return a function that computes what the model does, with its parts run again in the
+    backward.
 
     Raises:
       ValueError: the model has no layer that ends a part.
@@ -73,7 +74,8 @@ def _position(known: Sequence[Any], tensor: Any) -> int:
 
 
 def _reads(end: Any, known: Sequence[Any], producers: dict[int, Any]) -> list[Any]:
-    """The known tensors from which `end` is computed, in the order in which they are known."""
+    """Return the known tensors from which `end` is computed, in the order in which they are known.
+    """
     stop = {id(tensor) for tensor in known}
     found, seen, pending = set(), set(), [end]
     while pending:

@@ -28,7 +28,7 @@ def _model() -> keras.Model:
 
 
 def _hooks(model, calls: int = 2000) -> float:
-    """Seconds that the two hooks of one batch take together."""
+    """Return seconds that the two hooks of one batch take together."""
     callback = tfckpt.keras.PeakMemory()
     callback.set_model(model)
     callback.on_train_begin()

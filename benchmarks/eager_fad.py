@@ -59,7 +59,7 @@ def seconds(activation: Callable, fad: bool) -> float:
 
 
 def replaced_by_a_callback() -> str:
-    """Whether what an op callback returns takes the place of an op's result."""
+    """Return whether what an op callback returns takes the place of an op's result."""
     import tensorflow as tf
 
     from tfckpt.capture import tf_adapter
@@ -76,7 +76,7 @@ def replaced_by_a_callback() -> str:
 
 
 def seen_by_dispatch() -> str:
-    """Whether TensorFlow's dispatch by type calls a handler for ordinary tensors."""
+    """Return whether TensorFlow's dispatch by type calls a handler for ordinary tensors."""
     import tensorflow as tf
 
     calls = []
@@ -94,7 +94,7 @@ def seen_by_dispatch() -> str:
 
 
 def states(what: str, activation: Callable) -> str:
-    """How many sequences the state machine finds in one application."""
+    """Return how many sequences the state machine finds in one application."""
     import tensorflow as tf
 
     import tfckpt
@@ -107,7 +107,7 @@ def states(what: str, activation: Callable) -> str:
 
 
 def named(swish: Callable) -> str:
-    """What stays where Python keeps a name for a tensor inside of a sequence."""
+    """Return what stays where Python keeps a name for a tensor inside of a sequence."""
     import tensorflow as tf
 
     kept: list = []

@@ -68,7 +68,7 @@ def models() -> dict[str, Callable[[], Any]]:
 
 
 def row(name: str) -> list[str]:
-    """The cells of a model."""
+    """Return the cells of a model."""
     import tensorflow as tf
 
     from benchmarks import measure
@@ -105,7 +105,7 @@ def row(name: str) -> list[str]:
 
 
 def header() -> str:
-    """The head of the table."""
+    """Return the head of the table."""
     cells = ("model", "measured MB", "ours / measured", "Grappler / measured",
              "each storage once", f"Grappler, {FLAGS.device}, MB", "each storage once, MB",
              "step ms", "ours / measured", "Grappler / measured", f"{FLAGS.device} ms")
@@ -113,7 +113,7 @@ def header() -> str:
 
 
 def run_all() -> int:
-    """Every model in a process of its own; returns how many failed."""
+    """Return every model in a process of its own; returns how many failed."""
     failed = 0
     for name in NAMES:
         output = rows.in_own_process(name, "benchmarks.estimates", [

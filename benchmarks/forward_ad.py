@@ -72,7 +72,7 @@ class Steps:
         self._sizes = activations.TINY[model] if small else {}
 
     def job(self, batch: int, linear: bool = False):
-        """A job of the model; `linear` leaves the activation out."""
+        """Return a job of the model; `linear` leaves the activation out."""
         activation = (lambda x: x) if linear else self._activation
         return self._build(activation, batch=batch, **self._sizes)
 
@@ -151,7 +151,7 @@ def recompute(steps: Steps) -> list[str]:
 
 
 def batch(steps: Steps) -> list[str]:
-    """The largest batches under one budget, planned and run."""
+    """Return the largest batches under one budget, planned and run."""
     from tfckpt.request.budget import parse_budget
 
     budget = parse_budget(FLAGS.device_bytes).device_bytes
@@ -173,7 +173,7 @@ class Priced:
         self._reports: dict[int, Any] = {}
 
     def report(self, batch: int):
-        """What is planned at a batch."""
+        """Return what is planned at a batch."""
         if batch not in self._reports:
             step = self._steps.checkpointed(batch, **ALONE)
             _trace(step)
@@ -195,7 +195,7 @@ class Priced:
         return self.report(batch).resident_bytes + found
 
     def confirmed(self, batch: int, budget: int, **options) -> tuple[int, float]:
-        """The largest batch near `batch` whose measured bytes fit, and those bytes."""
+        """Return the largest batch near `batch` whose measured bytes fit, and those bytes."""
         found = self.measured(batch, **options)
         if found <= budget:
             while (more := self.measured(batch + 1, **options)) <= budget:
@@ -206,7 +206,7 @@ class Priced:
         return batch, found
 
     def largest(self, budget: int, fad: bool) -> int:
-        """The largest batch that fits."""
+        """Return the largest batch that fits."""
         from tfckpt.largest import largest_batch
 
         return largest_batch(lambda n: self.bytes(n, fad), budget, FLAGS.batch)
@@ -262,7 +262,7 @@ def lines(row: str) -> list[tuple[str, str]]:
 
 
 def run_all(row: str) -> int:
-    """Every line in a process of its own; returns how many failed."""
+    """Return every line in a process of its own; returns how many failed."""
     failed, found = 0, []
     for model, activation in lines(row):
         output = rows.in_own_process(f"{model} {activation}", "benchmarks.forward_ad", [

@@ -24,7 +24,7 @@ WIDTH, BATCH, TOKENS = 64, 8, 64
 
 
 def training_step(blocks: int) -> Callable:
-    """A step over `blocks` residual blocks; takes float32 (BATCH, TOKENS, WIDTH)."""
+    """Return a step over `blocks` residual blocks; takes float32 (BATCH, TOKENS, WIDTH)."""
     import tensorflow as tf
 
     variables = [[tf.Variable(tf.random.stateless_normal(shape, (block, i)) * 0.05)

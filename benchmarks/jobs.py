@@ -142,7 +142,7 @@ def transformer_model(
     vocabulary: int,
     classes: int,
 ) -> Any:
-    """An encoder over `seq` token ids with mean pooling and a classifier (not compiled)."""
+    """Return an encoder over `seq` token ids with mean pooling and a classifier (not compiled)."""
     tokens = keras.Input((seq,), dtype="int32")
     h = keras.layers.Embedding(vocabulary, d)(tokens)
     h = keras.layers.Dropout(dropout)(PositionEmbedding()(h))
@@ -165,7 +165,7 @@ def transformer(
     classes: int = 10,
     seed: int = 0,
 ) -> Job:
-    """A transformer encoder with dropout (also on the attention weights), Adam."""
+    """Return a transformer encoder with dropout (also on the attention weights), Adam."""
     keras.utils.set_random_seed(seed)
     model = transformer_model(layers, d, heads, mlp, seq, dropout, vocabulary, classes)
     return finish(
@@ -187,7 +187,7 @@ def _two_convolutions(h: Any, filters: int) -> Any:
 
 
 def unet_model(levels: int, filters: int, size: int, classes: int) -> Any:
-    """A U-Net with skip connections by concatenation (not compiled)."""
+    """Return a U-Net with skip connections by concatenation (not compiled)."""
     image = keras.Input((size, size, 3))
     h, skips = image, []
     for level in range(levels):
@@ -210,7 +210,7 @@ def unet(
     classes: int = 4,
     seed: int = 0,
 ) -> Job:
-    """A U-Net that labels every pixel; `size` must be a multiple of 2**levels. Adam."""
+    """Return a U-Net that labels every pixel; `size` must be a multiple of 2**levels. Adam."""
     if size % (1 << levels):
         raise ValueError(f"size {size} is not a multiple of 2**{levels}")
     keras.utils.set_random_seed(seed)

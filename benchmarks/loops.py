@@ -34,7 +34,7 @@ _FEATURES = 16
 
 
 def _recurrent(keras, kind, count: int, units: int, steps: int, batch: int):
-    """A stack of recurrent layers, trained on the mean square of the last one's output."""
+    """Return a stack of recurrent layers, trained on the mean square of the last one's output."""
     import numpy as np
     import tensorflow as tf
 
@@ -82,7 +82,7 @@ def ctc(shrink: int):
 
 
 def heat(shrink: int):
-    """The heat equation on 256 x 256 points, conductivity by temperature: 1,000 steps."""
+    """Return the heat equation on 256 x 256 points, conductivity by temperature: 1,000 steps."""
     import numpy as np
     import tensorflow as tf
 

@@ -23,7 +23,7 @@ MB = 1_000_000
 
 
 def default_device() -> str:
-    """The device whose memory counts: the first GPU, or the CPU where there is none."""
+    """Return the device whose memory counts: the first GPU, or the CPU where there is none."""
     return "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
 
 

@@ -38,7 +38,7 @@ def mlp(batch: int = 2048) -> Made:
 
 
 def vit(batch: int = 16, size: int = 64, patch: int = 4, width: int = 192, depth: int = 5) -> Made:
-    """A vision transformer with dropout."""
+    """Return a vision transformer with dropout."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((size, size, 3))
     h = keras.layers.Conv2D(width, patch, patch)(inputs)

@@ -79,7 +79,7 @@ class Row:
     plan_seconds: float
 
     def cells(self) -> list[str]:
-        """The row as text, in the order of `COLUMNS`."""
+        """Return the row as text, in the order of `COLUMNS`."""
         return [
             self.job + (" (XLA)" if self.jit_compile else ""),
             self.budget,

@@ -100,7 +100,7 @@ def _transformer(h: Any, width: int, heads: int, depth: int, causal: bool, dropo
 
 def decoder(batch: int = 4, length: int = 1024, width: int = 512, depth: int = 6,
             vocabulary: int = 8192) -> Network:
-    """A causal decoder of pre-norm blocks."""
+    """Return a causal decoder of pre-norm blocks."""
     tokens = keras.Input((length,), batch_size=batch, dtype="int32")
     h = layers.Embedding(vocabulary, width)(tokens)
     h = _transformer(h, width, 8, depth, True, 0.0)
@@ -109,7 +109,7 @@ def decoder(batch: int = 4, length: int = 1024, width: int = 512, depth: int = 6
 
 
 def encoder(batch: int = 16, length: int = 256, width: int = 512, depth: int = 6) -> Network:
-    """An encoder with dropout, and a classifier."""
+    """Return an encoder with dropout, and a classifier."""
     tokens = keras.Input((length,), batch_size=batch, dtype="int32")
     h = _transformer(layers.Embedding(8192, width)(tokens), width, 8, depth, False, 0.1)
     model = keras.Model(tokens, layers.Dense(16)(layers.GlobalAveragePooling1D()(h)))
@@ -190,7 +190,7 @@ def unet(batch: int = 8, side: int = 128, filters: int = 32, levels: int = 3) ->
 
 def lm_head(batch: int = 4, length: int = 256, width: int = 256, depth: int = 4,
             vocabulary: int = 50257) -> Network:
-    """A small decoder below logits over a large vocabulary."""
+    """Return a small decoder below logits over a large vocabulary."""
     return decoder(batch, length, width, depth, vocabulary)
 
 

@@ -50,7 +50,7 @@ Call = Callable[..., Any]
 
 
 def build(job: str, scope: Any = None) -> Any:
-    """A fresh job, its layers made in a scope."""
+    """Return a fresh job, its layers made in a scope."""
     import keras
 
     from benchmarks import jobs
@@ -61,7 +61,7 @@ def build(job: str, scope: Any = None) -> Any:
 
 
 def plain(name: str) -> tuple[Any, Call]:
-    """The step as it is."""
+    """Return the step as it is."""
     import tensorflow as tf
 
     job = build(name)
@@ -134,7 +134,7 @@ def ours(jit_compile: bool = False) -> Call:
 
 
 def compiled(name: str) -> tuple[Any, Call]:
-    """The plain step, compiled by XLA."""
+    """Return the plain step, compiled by XLA."""
     import tensorflow as tf
 
     job = build(name)
@@ -162,7 +162,7 @@ def train(job: Any, step: Call) -> list[Any]:
 
 
 def compare(wanted: list[Any], found: list[Any]) -> str:
-    """How far two histories are apart, in words."""
+    """Return how far two histories are apart, in words."""
     import numpy as np
 
     pairs = list(zip(wanted, found, strict=True))
@@ -213,7 +213,7 @@ def _measure(name: str, take_turns: Call) -> None:
 
 
 def failure(text: str) -> str:
-    """What went wrong, on one line that fits a table.
+    """Return what went wrong, on one line that fits a table.
 
     Keras wraps messages in others; its own are set in bold.
     """

@@ -140,7 +140,7 @@ def _nasnet_mobile() -> tuple[Callable, tuple]:
 
 
 def _decoder48() -> tuple[Callable, tuple]:
-    """A decoder of 48 layers."""
+    """Return a decoder of 48 layers."""
     import tensorflow as tf
 
     from benchmarks import networks as kinds

@@ -14,12 +14,12 @@ def line(cells: Iterable[str]) -> str:
 
 
 def head(columns: Sequence[str]) -> str:
-    """The first two lines of a Markdown table."""
+    """Return the first two lines of a Markdown table."""
     return line(columns) + "\n" + line(["---"] * len(columns))
 
 
 def in_own_process(name: str, module: str, arguments: Sequence[str]) -> str | None:
-    """What a module prints, run by itself; None where it fails, and standard error says why.
+    """Return what a module prints, run by itself; None where it fails, and standard error says why.
 
     Args:
       name: of the row, for that message.

@@ -82,12 +82,12 @@ def compiled(module: bytes, device: Any) -> Compiled:
 
 
 def heavy(text: str) -> int:
-    """How many matrix products and convolutions the text of a compiled module has."""
+    """Return how many matrix products and convolutions the text of a compiled module has."""
     return len(_HEAVY.findall(text))
 
 
 def compile_job(folder: pathlib.Path, device: Any) -> str:
-    """The lines of one exported job that is compiled, not run."""
+    """Return the lines of one exported job that is compiled, not run."""
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     kinds, planned = about.get("kinds", KINDS), about["recomputed_ops"]
     if not isinstance(planned, dict):
@@ -100,7 +100,7 @@ def compile_job(folder: pathlib.Path, device: Any) -> str:
 
 
 def read_module(folder: pathlib.Path, kind: str) -> bytes:
-    """The serialized HLO module of one kind of an exported job, compressed or not."""
+    """Return the serialized HLO module of one kind of an exported job, compressed or not."""
     packed = folder / f"{kind}.hlo.gz"
     if packed.exists():
         return gzip.decompress(packed.read_bytes())
@@ -108,7 +108,7 @@ def read_module(folder: pathlib.Path, kind: str) -> bytes:
 
 
 def networks_of(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The folders of a kit's networks; none of a folder that is no kit."""
+    """Return the folders of a kit's networks; none of a folder that is no kit."""
     kit = folder / "kit.json"
     names = json.loads(kit.read_text(encoding="utf-8"))["networks"] if kit.exists() else []
     return [folder / name for name in names]
@@ -140,7 +140,7 @@ class Program:
 
 
 def measure(folder: pathlib.Path, device: Any, steps: int) -> str:
-    """The lines of one exported job."""
+    """Return the lines of one exported job."""
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     with np.load(folder / "inputs.npz") as saved:
         inputs = [saved[name] for name in saved.files]

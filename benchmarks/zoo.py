@@ -40,7 +40,7 @@ def main(wanted: list[str]) -> None:
 
 
 def _alone(name: str) -> str:
-    """The row of an entry that is trained in a process of its own."""
+    """Return the row of an entry that is trained in a process of its own."""
     done = subprocess.run([sys.executable, "-m", "benchmarks.zoo", name], capture_output=True,
                           text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     rows = [line for line in done.stdout.splitlines() if line.startswith(f"| {name} |")]

@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def modules() -> list[str]:
-    """What pdoc is to start from: it finds by itself what lies inside a package.
+    """Return what pdoc is to start from: it finds by itself what lies inside a package.
 
     Of the package itself it takes only what `__all__` names, so the other parts are named here;
     `__main__` is a program.

@@ -37,7 +37,7 @@ def discriminator(width: int) -> keras.Model:
 
 
 def make_step(width: int):
-    """The step as a plain Python function, with models and optimizers of its own."""
+    """Return the step as a plain Python function, with models and optimizers of its own."""
     saving.seed()
     draw, judge = generator(width), discriminator(width)
     optimizers = keras.optimizers.Adam(2e-4), keras.optimizers.Adam(2e-4)
@@ -63,7 +63,7 @@ def make_step(width: int):
 
 
 def train(step, batches) -> saving.Run:
-    """Every batch once; the last one is measured again."""
+    """Return every batch once; the last one is measured again."""
     losses = tuple(float(loss) for batch in batches for loss in step(*batch))
     return saving.Run(tfckpt.verify.measure_peak(step, *batches[-1], repeats=3), losses)
 

@@ -69,7 +69,8 @@ class Trainer(tf.Module):
 
 
 def run(*command: str) -> str:
-    """What a command prints to standard output; what it says besides is shown if it fails."""
+    """Return what a command prints to standard output; what it says besides is shown if it fails.
+    """
     print("$", *("TRAIN" if part is TRAIN else part for part in command), flush=True)
     done = subprocess.run(command, capture_output=True, text=True,
                           env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})

@@ -38,7 +38,7 @@ def build(layers: int) -> keras.Model:
 
 
 def make_step(strategy: tf.distribute.Strategy, layers: int, batch: int):
-    """A step of all workers; `batch` is that of all together."""
+    """Return a step of all workers; `batch` is that of all together."""
     with strategy.scope():
         model = build(layers)
         optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
@@ -61,7 +61,7 @@ def make_step(strategy: tf.distribute.Strategy, layers: int, batch: int):
 
 
 def work(with_tfckpt: bool, small: bool) -> None:
-    """What each worker does; prints one line of JSON at the end."""
+    """Return what each worker does; prints one line of JSON at the end."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     batch = 512 if small else 1024
     step = make_step(strategy, 4 if small else 8, batch)

@@ -29,7 +29,7 @@ BYTE_VALUES = 256
 
 
 def digits(count: int | None = None) -> Batch:
-    """The first `count` of 1797 scanned digits, or all of them.
+    """Return the first `count` of 1797 scanned digits, or all of them.
 
     Images are float32 in [0, 1], shaped (count, 8, 8, 1); labels are int32 in [0, 10).
     """

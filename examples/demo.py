@@ -88,7 +88,7 @@ def text_task(steps: int, tiny: bool) -> Task:
 
 
 def with_tfckpt(model: Any) -> Any:
-    """The same model, trained in as little memory as tfckpt can reach."""
+    """Return the same model, trained in as little memory as tfckpt can reach."""
     optimizer, loss = model.optimizer, model.loss
     model = tfckpt.keras.checkpoint(model, budget="min")
     # jit_compile=False: as the plain model is trained, where losses agree in every bit
@@ -124,18 +124,18 @@ def _step(run: Run) -> str:
 
 
 def same_weights(first: Any, second: Any) -> bool:
-    """Whether all variables of two models agree in every bit."""
+    """Return whether all variables of two models agree in every bit."""
     pairs = zip(first.get_weights(), second.get_weights(), strict=True)
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def identical(plain: Run, ours: Run) -> bool:
-    """Whether every loss and every weight agrees in every bit."""
+    """Return whether every loss and every weight agrees in every bit."""
     return plain.losses == ours.losses and same_weights(plain.model, ours.model)
 
 
 def table_row(title: str, plain: Run, ours: Run) -> list[str]:
-    """The line of the closing table for one network."""
+    """Return the line of the closing table for one network."""
     measured = zip(plain.samples[UNMEASURED:], ours.samples[UNMEASURED:], strict=True)
     slower = statistics.median(o.seconds / p.seconds for p, o in measured)
     return [

@@ -25,7 +25,7 @@ class Run:
 
 
 def small(about: str | None) -> bool:
-    """Whether `--small` was passed: sizes for a quick look. Its help shows `about`."""
+    """Return whether `--small` was passed: sizes for a quick look. Its help shows `about`."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="smaller sizes, for a quick look")

@@ -134,7 +134,8 @@ def _use(rewriter: Rewriter) -> None:
 
 
 def session_config(config=None):
-    """A `tf.compat.v1.ConfigProto` with which a session uses the pass, with the options in force.
+    """Return a `tf.compat.v1.ConfigProto` with which a session uses the pass, with the options in
+    force.
 
     Args:
       config: what to start from; left as it is.
@@ -165,7 +166,8 @@ def reports() -> dict[str, Report]:
 
 
 def skipped() -> tuple[int, float]:
-    """How many graphs without gradients were left alone, and the seconds the last one took."""
+    """Return how many graphs without gradients were left alone, and the seconds the last one took.
+    """
     return _bridge.skips() if _bridge else (0, 0.0)
 
 

@@ -63,7 +63,8 @@ class Bridge:
         return status
 
     def skips(self) -> tuple[int, float]:
-        """How many graphs without gradients were skipped, and the seconds the last one took."""
+        """Return how many graphs without gradients were skipped, and the seconds the last one took.
+        """
         seconds = ctypes.c_double()
         return self._library.tfckpt_skips(ctypes.byref(seconds)), seconds.value
 
@@ -185,5 +186,5 @@ class Rewriter:
 
 
 def _said(error: Exception) -> str:
-    """What an error says; one that is none of ours says too little without its type."""
+    """Return what an error says; one that is none of ours says too little without its type."""
     return str(error) if isinstance(error, TfckptError) else repr(error)

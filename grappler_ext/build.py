@@ -34,7 +34,7 @@ class BuildError(RuntimeError):
 
 
 def shared_object(force: bool = False, flags: tuple[str, ...] = FLAGS) -> pathlib.Path:
-    """The built library, built first if need be.
+    """Return the built library, built first if need be.
 
     Processes that ask at the same time wait for one of them to build it.
 
@@ -72,7 +72,7 @@ def _cache() -> pathlib.Path:
 
 
 def compiler() -> tuple[list[str], str]:
-    """The compiler's command and what it calls itself.
+    """Return the compiler's command and what it calls itself.
 
     Raises:
       BuildError: there is none, or it cannot be run.

@@ -52,7 +52,7 @@ class Live:
 
     @property
     def resident(self) -> bool:
-        """Whether its memory is there before the step."""
+        """Return whether its memory is there before the step."""
         return not self.storage
 
 
@@ -84,7 +84,8 @@ class Costs:
 
     @property
     def device_bytes(self) -> int:
-        """What the device must hold: all that is resident, the peak's dynamic part, lists."""
+        """Return what the device must hold: all that is resident, the peak's dynamic part, lists.
+        """
         return self.resident_bytes + self.dynamic_bytes + self.list_bytes
 
 
@@ -105,7 +106,7 @@ class Estimate:
     rewritten: Costs | None = None
 
     def fits(self, costs: Costs) -> bool:
-        """Whether the device holds one of the two."""
+        """Return whether the device holds one of the two."""
         return costs.device_bytes <= self.device.usable_bytes
 
     def __str__(self) -> str:
@@ -170,7 +171,7 @@ def estimate(function: Any, *args: Any, device: str | Device = "H100-80GB",
 
 
 def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) -> Costs:
-    """What a graph costs.
+    """Return what a graph costs.
 
     Args:
       definition: with every shape known and variables as `VarHandleOp`.
@@ -208,7 +209,7 @@ def _storage(graph: Graph, root: TensorId) -> str:
 
 
 def resident_bytes(definition: tf.compat.v1.GraphDef, graph: Graph) -> int:
-    """Bytes of a graph's variables, inputs and constants.
+    """Return bytes of a graph's variables, inputs and constants.
 
     Args:
       definition: has the shapes of variables, also of those that are only written, such as the
@@ -230,7 +231,7 @@ def resident_bytes(definition: tf.compat.v1.GraphDef, graph: Graph) -> int:
 
 
 def _traced(function: Any, args: Sequence[Any]) -> Any:
-    """The concrete function for some arguments."""
+    """Return the concrete function for some arguments."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         return function
     if not hasattr(function, "get_concrete_function"):
@@ -244,7 +245,7 @@ def _name(traced: Any) -> str:
 
 def inlined_graph(traced: Any, args: Sequence[Any] = (),
                   batch_size: int | None = None) -> tuple[tf.compat.v1.GraphDef, Graph]:
-    """A concrete function as `costs_of` takes it.
+    """Return a concrete function as `costs_of` takes it.
 
     Args:
       traced: the concrete function.

@@ -93,7 +93,7 @@ def expand(edits: Edits, frames: Sequence[Frame]) -> Edits:
 
 
 def _frames(definition: tf.compat.v1.GraphDef) -> dict[str, tuple[str, ...]]:
-    """The frames that each op is in, outermost first; ops in none are missing.
+    """Return the frames that each op is in, outermost first; ops in none are missing.
 
     An Enter and an Exit count as inside.
     """
@@ -117,7 +117,7 @@ def _frames(definition: tf.compat.v1.GraphDef) -> dict[str, tuple[str, ...]]:
 
 
 def _border(nodes: Sequence[Any], inside: Mapping[str, tuple[str, ...]]) -> Frame | None:
-    """The loop of some nodes; None where it has no result."""
+    """Return the loop of some nodes; None where it has no result."""
     outer = [node for node in nodes if len(inside[node.name]) == 1]
     parts = {part: tuple(node.name for node in outer if record(node.op).frame is part)
              for part in FramePart}
@@ -143,13 +143,14 @@ def _stand_in(into: Any, frame: Frame, members: Mapping[str, Any]) -> None:
 
 
 def _shape(node: Any) -> tf.TensorShape:
-    """What Grappler found out of the shape of a node's first result."""
+    """Return what Grappler found out of the shape of a node's first result."""
     known = node.attr["_output_shapes"].list.shape
     return tf.TensorShape(known[0] if known else None)
 
 
 def _initial(node: Any, members: Mapping[str, Any]) -> Any:
-    """The Enter of the variable of a loop that an Exit hands out: behind Switch and Merge."""
+    """Return the Enter of the variable of a loop that an Exit hands out: behind Switch and Merge.
+    """
     while record(node.op).frame is not FramePart.ENTER:
         node = members[_op_of(node.input[0])]
     return node
@@ -160,7 +161,7 @@ def _op_of(read: str) -> str:
 
 
 def _moved(read: str, made: Mapping[str, tuple[str, int]]) -> str:
-    """What an input is called once its Exit is a result of a loop."""
+    """Return what an input is called once its Exit is a result of a loop."""
     if _op_of(read) not in made:
         return read
     name, slot = made[_op_of(read)]

@@ -68,7 +68,7 @@ class Names:
 
 def _around_gradients(placed: Sequence[Sequence[str]]
                       ) -> tuple[frozenset[str], frozenset[str]]:
-    """The ops that follow no gradient, and those that do.
+    """Return the ops that follow no gradient, and those that do.
 
     Args:
       placed: of each op its name, its type, and what it reads and (marked) waits for, by number.
@@ -150,7 +150,7 @@ class Item:
 
 
 def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:
-    """The item's graph, edited.
+    """Return the item's graph, edited.
 
     The placer has run already, so what is added says on which device: that of its first source.
     """
@@ -172,7 +172,7 @@ def _forget_shapes(definition: tf.compat.v1.GraphDef) -> None:
 
 
 def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.GraphDef:
-    """The item's graph with a failing assertion before all else.
+    """Return the item's graph with a failing assertion before all else.
 
     TensorFlow runs a function as it was if a pass fails on it; this is how a pass can insist. Only
     what nothing else comes before waits for the assertion: no edge may lead into a loop.

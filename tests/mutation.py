@@ -133,7 +133,7 @@ class Copy:
         shutil.copy(ROOT / "pyproject.toml", self.root)
 
     def passes(self, module: str, source: str | None, tests, limit: float) -> bool:
-        """Whether the tests pass within `limit` seconds with `source` as the module."""
+        """Return whether the tests pass within `limit` seconds with `source` as the module."""
         path = self.root / module
         before = path.read_text(encoding="utf-8")
         if source is not None:
@@ -185,7 +185,7 @@ class Result:
     survivors: list[Mutant] = dataclasses.field(default_factory=list)
 
     def row(self) -> str:
-        """A line of the table."""
+        """Return a line of the table."""
         real = self.tried - self.equivalent
         killed = real - len(self.survivors)
         needs = "TensorFlow" if _needs_tensorflow(self.module) else "pure"

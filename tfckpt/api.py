@@ -200,7 +200,7 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
 
     @property
     def report(self) -> Report | None:
-        """The latest trace's report; None before the first trace."""
+        """Return the latest trace's report; None before the first trace."""
         return self._records.report
 
     @property
@@ -210,7 +210,7 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
 
     @property
     def plain(self) -> Callable[_Arguments, _Result]:
-        """The step as it was given."""
+        """Return the step as it was given."""
         return self._plain
 
     def become(self, other: CheckpointedStep) -> None:

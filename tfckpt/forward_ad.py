@@ -102,7 +102,7 @@ def _run_pair(pair, x: tf.Tensor) -> tuple[Any, Callable[[], list[tf.Tensor]]]:
 
 
 def cast_to(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """The tensor in a dtype; itself if it has it."""
+    """Return the tensor in a dtype; itself if it has it."""
     return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
@@ -136,7 +136,9 @@ def _derivatives(func_graph, x: tf.Tensor, outputs, fn: Callable) -> list[tf.Ten
 
 
 def _known_shapes(graph: Graph) -> Graph:
-    """The graph with 3 for every unknown dimension: regions compare shapes, and nothing else."""
+    """Return the graph with 3 for every unknown dimension: regions compare shapes, and nothing
+    else.
+    """
     def fixed(tensor):
         if tensor.shape is None or None not in tensor.shape:
             return tensor
@@ -252,7 +254,9 @@ class Sequences:
             outputs[0], _Fad(weakref.ref(source), tangent))
 
     def _source(self, op_type: str, inputs, moving, entries, outputs):
-        """The one tensor that all moving inputs come from, and a tangent for each that moves."""
+        """Return the one tensor that all moving inputs come from, and a tangent for each that
+        moves.
+        """
         known = record(op_type)
         if not known.tangents or len(outputs) != 1 or known.joins or (
                 outputs[0].dtype.name not in FLOATS):
@@ -286,7 +290,7 @@ def _multiplier(tangent):
 
 
 def _tangent(op_type: str, inputs, attrs, y, tangents) -> tf.Tensor | None:
-    """The op's tangent by the rules; None where it does not move."""
+    """Return the op's tangent by the rules; None where it does not move."""
     builder = Builder()
     terms = [builder.tensor((0, n), t.dtype.name) for n, t in enumerate(inputs)]
     tensors = {(0, n): t for n, t in enumerate(inputs)} | {(1, 0): y}

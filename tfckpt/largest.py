@@ -9,7 +9,7 @@ ENDLESS = 1 << 31
 
 
 def largest_batch(bytes_of: Callable[[int], int], limit: int, start: int = 1) -> int:
-    """The largest batch whose bytes are within a limit; 0 where not even one example's are.
+    """Return the largest batch whose bytes are within a limit; 0 where not even one example's are.
 
     Bytes are nearly a line in the batch, so most guesses are secants; every third one doubles the
     batch or halves what is left, so that a bend costs little. Where bytes do not grow with the
@@ -42,7 +42,7 @@ def largest_batch(bytes_of: Callable[[int], int], limit: int, start: int = 1) ->
 
 
 def _crossing(known: dict[int, int], limit: int) -> int:
-    """Where the line through the two batches nearest to the limit meets it."""
+    """Return where the line through the two batches nearest to the limit meets it."""
     nearest = sorted(known, key=lambda batch: abs(known[batch] - limit))[:2]
     if len(nearest) == 1:
         return nearest[0] * limit // max(known[nearest[0]], 1)

@@ -45,7 +45,8 @@ def canonical_schedule(graph: CostGraph, forward: ForwardGraph,
 
 
 def _order(graph, segment):
-    """All vertices in a topological order: forward segments up, then backward segments down."""
+    """Return all vertices in a topological order: forward segments up, then backward segments down.
+    """
     last = len(segment)
     rank = []
     for v, vertex in enumerate(graph.vertices):

@@ -63,7 +63,8 @@ class Step:
 
 
 def canonical_steps(network: Network, lower_sets: Sequence[int]) -> list[Step]:
-    """The canonical strategy without liveness analysis: a segment's drops come at its end."""
+    """Return the canonical strategy without liveness analysis: a segment's drops come at its end.
+    """
     forward = network.forward
     steps: list[Step] = []
     have: set[int] = set()
@@ -105,7 +106,7 @@ def _drop(what: str, have: set[int], gone: Iterable[int]) -> list[Step]:
 
 
 def _gradients(network: Network, segment: set[int], have: set[int]) -> list[Step]:
-    """What makes the gradients of a segment, the last function first."""
+    """Return what makes the gradients of a segment, the last function first."""
     forward, kinds = network.forward, network.kinds
     steps = []
     for w in reversed(range(len(forward))):
@@ -121,7 +122,7 @@ def _gradients(network: Network, segment: set[int], have: set[int]) -> list[Step
 
 
 def with_liveness(steps: Sequence[Step]) -> list[Step]:
-    """The same steps, each drop right after the last that makes or reads what it drops."""
+    """Return the same steps, each drop right after the last that makes or reads what it drops."""
     last: dict[tuple[str, int], int] = {}
     drops: list[list[Step]] = [[] for _ in steps]
     for at, step in enumerate(steps):
@@ -137,7 +138,9 @@ def with_liveness(steps: Sequence[Step]) -> list[Step]:
 
 
 def plain_steps(network: Network) -> list[Step]:
-    """What Chainer does by itself: every function once, gradients by rank, the deepest first."""
+    """Return what Chainer does by itself: every function once, gradients by rank, the deepest
+    first.
+    """
     forward, kinds = network.forward, network.kinds
     kept_by = [(needs if kind in KEEP_INPUTS else ()) + (v,) * (kind in KEEP_OUTPUT)
                for v, (kind, needs) in enumerate(zip(kinds, forward.predecessors, strict=True))]
@@ -163,7 +166,7 @@ def plain_steps(network: Network) -> list[Step]:
 
 
 def peak_bytes(network: Network, steps: Sequence[Step]) -> int:
-    """The most that is held at once, with parameters and the batch that is fed.
+    """Return the most that is held at once, with parameters and the batch that is fed.
 
     Raises:
       PlanError: a step reads a value that is not there.
@@ -262,6 +265,6 @@ class _Memory:
 
 
 def _held(buffer: _Buffer) -> _Buffer:
-    """The buffer, with one more holder."""
+    """Return the buffer, with one more holder."""
     buffer.holders += 1
     return buffer

@@ -22,7 +22,7 @@ class _Net:
         self.edges: list[tuple[int, int]] = []
 
     def add(self, inputs: Sequence[int], size: float, time: float) -> int:
-        """A value about as large and as costly as asked for; returns its index."""
+        """Return a value about as large and as costly as asked for; returns its index."""
         node = len(self.bytes)
         self.bytes.append(max(1, round(size * self.rng.uniform(0.7, 1.3))))
         self.time.append(max(1, round(time * self.rng.uniform(0.7, 1.3))))
@@ -30,7 +30,7 @@ class _Net:
         return node
 
     def joint(self) -> CostGraph:
-        """The training step."""
+        """Return the training step."""
         return with_backward((None, self.bytes, self.time, self.edges))
 
 

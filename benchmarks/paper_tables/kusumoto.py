@@ -102,7 +102,8 @@ class Row:
 
 
 def budget_for(network: Network, smallest: int, step: float = 0.1) -> int:
-    """A smallest budget rounded up to `step` GB, at the batch size of the published graph."""
+    """Return a smallest budget rounded up to `step` GB, at the batch size of the published graph.
+    """
     unit = step * 1e9 * network.batch / network.published_batch
     return math.ceil(smallest / unit) * round(unit)
 

@@ -79,7 +79,7 @@ class _Builder:
 
     def conv(self, x: int, out: int, kernel: int, stride: int = 1, pad: int | None = None,
              dilate: int = 1, bias: bool = False) -> int:
-        """A convolution; `pad` keeps the side at stride 1 unless given."""
+        """Return a convolution; `pad` keeps the side at stride 1 unless given."""
         channels, side = self.shape(x)
         reach = dilate * (kernel - 1)
         padding = reach // 2 if pad is None else pad
@@ -96,7 +96,7 @@ class _Builder:
         return self.add("bn", (x,), channels, side, 2 * channels)
 
     def same(self, kind: str, *inputs: int) -> int:
-        """A function whose output has the shape of its first input."""
+        """Return a function whose output has the shape of its first input."""
         return self.add(kind, inputs, *self.shape(inputs[0]))
 
     def relu(self, x: int) -> int:
@@ -115,7 +115,7 @@ class _Builder:
         return self.add("resize", (x,), self.shape(x)[0], side)
 
     def fc(self, x: int, out: int) -> int:
-        """A fully connected layer, after a reshape if its input has spatial dimensions."""
+        """Return a fully connected layer, after a reshape if its input has spatial dimensions."""
         channels, side = self.shape(x)
         size = channels * side * side
         if not self.flat[x]:
@@ -132,7 +132,7 @@ class _Builder:
         return self.relu(self.conv_bn(x, *args, **kwargs))
 
     def loss(self, *inputs: int) -> int:
-        """A scalar."""
+        """Return a scalar."""
         return self.add("loss", inputs, 0, 1)
 
     def build(self, published_batch: int = 32) -> Network:
@@ -149,7 +149,7 @@ class _Builder:
 
 def _bottleneck(net: _Builder, x: int, width: int, stride: int, dilate: int, project: bool,
                 stride_first: bool) -> int:
-    """The residual block of ResNet50 and deeper: 10 vertices, 12 with a projection."""
+    """Return the residual block of ResNet50 and deeper: 10 vertices, 12 with a projection."""
     first, second = (stride, 1) if stride_first else (1, stride)
     h = net.conv_bn_relu(x, width, 1, stride=first, pad=0)
     h = net.conv_bn_relu(h, width, 3, stride=second, pad=dilate, dilate=dilate)
@@ -160,7 +160,7 @@ def _bottleneck(net: _Builder, x: int, width: int, stride: int, dilate: int, pro
 
 def _residual_stages(net: _Builder, x: int, blocks: tuple[int, ...],
                      dilated: bool) -> list[int]:
-    """The output of each stage; `dilated` keeps the side of the last two (as in PSPNet)."""
+    """Return the output of each stage; `dilated` keeps the side of the last two (as in PSPNet)."""
     outputs = []
     for stage, count in enumerate(blocks):
         keep = dilated and stage >= 2
@@ -253,7 +253,7 @@ def densenet161(batch: int = 32) -> Network:
 
 
 def _inception(net: _Builder, x: int, one: int, *sizes: int) -> int:
-    """An Inception module whose four branches share one ReLU after the concatenation."""
+    """Return an Inception module whose four branches share one ReLU after the concatenation."""
     reduce3, three, reduce5, five, pooled = sizes
     branches = (
         net.conv(x, one, 1, bias=True),

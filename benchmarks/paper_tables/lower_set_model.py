@@ -15,7 +15,7 @@ from tfckpt.solvers.forward.lower_sets import boundary, union, weight
 
 
 def is_lower_set(forward: ForwardGraph, mask: int) -> bool:
-    """Whether no edge leads into the set from outside."""
+    """Return whether no edge leads into the set from outside."""
     if not 0 <= mask <= forward.everything:
         return False
     return not union(forward.predecessors, mask) & ~mask
@@ -53,7 +53,7 @@ def paper_overhead(forward: ForwardGraph, lower_sets: Sequence[int]) -> int:
 
 
 def paper_peak(forward: ForwardGraph, lower_sets: Sequence[int]) -> int:
-    """Bytes that the canonical strategy needs in the backward: the maximum of equation (2).
+    """Return bytes that the canonical strategy needs in the backward: the maximum of equation (2).
 
     For each i: M(U_{i-1}) + 2 M(V_i) + M(d+(L_i) \\ L_i) + M(d-(d+(L_i)) \\ L_i), where d+ and d-
     are the successors and predecessors of a set.

@@ -47,12 +47,12 @@ class Network:
 
     def conv(self, x: int, channels: int, kernel: Size = 3, stride: int = 1,
              padding: Size | None = None) -> int:
-        """A convolution, with what is computed in its place (bias, activation)."""
+        """Return a convolution, with what is computed in its place (bias, activation)."""
         shape = (channels, *self._slide(self.shapes[x], kernel, stride, padding))
         return self.value("conv", shape, x, time=10)
 
     def norm(self, x: int) -> int:
-        """A batch normalisation, with an activation in its place."""
+        """Return a batch normalisation, with an activation in its place."""
         return self.value("norm", self.shapes[x], x)
 
     def conv_norm(self, x: int, channels: int, kernel: Size = 3, stride: int = 1,
@@ -60,7 +60,7 @@ class Network:
         return self.norm(self.conv(x, channels, kernel, stride, padding))
 
     def relu(self, x: int) -> int:
-        """An activation that leaves its input alone, since others read it too."""
+        """Return an activation that leaves its input alone, since others read it too."""
         return self.value("relu", self.shapes[x], x)
 
     def pool(self, x: int, kernel: int = 3, stride: int = 2, padding: Size | None = None) -> int:

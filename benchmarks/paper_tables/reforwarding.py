@@ -89,7 +89,9 @@ REASONS = {
 
 
 def solved(row: Row) -> tuple[ForwardGraph, Checkpoints, float]:
-    """The graph, its checkpoints, and the seconds that the solver took, division tree included."""
+    """Return the graph, its checkpoints, and the seconds that the solver took, division tree
+    included.
+    """
     graph, seconds = row.build(), []
     for _ in range(REPEATS):
         began = time.perf_counter()

@@ -36,7 +36,7 @@ CASES = [
 
 @functools.cache
 def plain(name: str):
-    """The plain step's history, trained once per model, and what it executes."""
+    """Return the plain step's history, trained once per model, and what it executes."""
     process.fresh()
     made = MODELS[name]()
     step = tf.function(made.step)
@@ -45,7 +45,7 @@ def plain(name: str):
 
 
 def rewritten(name: str, **options):
-    """The same model again, and its decorated step."""
+    """Return the same model again, and its decorated step."""
     process.fresh()
     made = MODELS[name]()
     return made, tfckpt.checkpoint(tf.function(made.step), **options)
@@ -64,7 +64,9 @@ def test_three_steps_agree_in_every_bit(name, how):
 
 
 def _assert_copies_ran(step, made, before, report):
-    """What the plan recomputes is really executed once more, fused or not, and nothing else is."""
+    """Return what the plan recomputes is really executed once more, fused or not, and nothing else
+    is.
+    """
     copies = training.copies_in(step.get_concrete_function(*made.batches[0]).graph)
     planned = training.heavy([op.type for op in copies])
     assert len(copies) >= report.recomputed_ops

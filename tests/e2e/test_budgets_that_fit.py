@@ -13,7 +13,7 @@ import tfckpt
 
 
 def _products():
-    """A step whose least planned peak lies above its plain one."""
+    """Return a step whose least planned peak lies above its plain one."""
     made = [tf.Variable(tf.random.stateless_normal((1024, 1024), (1, i)) * .02) for i in range(2)]
 
     def step(x):

@@ -26,7 +26,7 @@ ROWS, WIDTH, LAYERS = 1024, 32, 6
 
 
 def carrier_table():
-    """The script that writes the table."""
+    """Return the script that writes the table."""
     spec = importlib.util.spec_from_file_location("carrier_table", DOCS / "carrier_table.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -74,7 +74,7 @@ def outcomes(monkeypatch):
 
 
 def carried(kind: str, folder: pathlib.Path, devices=("",), **options):
-    """The results of a step that came in one way."""
+    """Return the results of a step that came in one way."""
     model, x = Model(devices), tf.random.stateless_normal((ROWS, WIDTH), (2, 3))
     step = tf.function(model.train, input_signature=[tf.TensorSpec((ROWS, WIDTH))])
     if kind == "plain":

@@ -97,7 +97,7 @@ def _cube(x):
 
 
 def traced(body):
-    """A step that returns its loss and gradients, as a graph that takes x, v, w and b."""
+    """Return a step that returns its loss and gradients, as a graph that takes x, v, w and b."""
     def step(x, v, w, b):
         with tf.GradientTape() as tape:
             tape.watch([v, w, b])

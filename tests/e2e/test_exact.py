@@ -31,7 +31,7 @@ def states(variables) -> list[bytes]:
 
 
 def trained(wrap, steps=3, **traced):
-    """The step, and what it has trained to."""
+    """Return the step, and what it has trained to."""
     step, x, variables = gelu_step(LAYERS, WIDTH, ROWS)
     process.fresh()
     function = wrap(tf.function(step, **traced))
@@ -86,7 +86,7 @@ def looped(x, weight):
 
 
 def looping(weight):
-    """A step with a loop, and products around it."""
+    """Return a step with a loop, and products around it."""
     def step(x):
         with tf.GradientTape() as tape:
             h = looped(x, weight)

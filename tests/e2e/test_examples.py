@@ -29,7 +29,7 @@ EXAMPLES = [
 
 
 def run(name: str) -> str:
-    """What an example prints in small, from a process of its own."""
+    """Return what an example prints in small, from a process of its own."""
     done = subprocess.run([sys.executable, "-m", f"examples.{name}", "--small"], cwd=ROOT,
                           env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, text=True,
                           capture_output=True, timeout=600)
@@ -61,7 +61,7 @@ def test_each_example_is_tested():
 
 
 def decides_compilation(call: ast.expr) -> bool:
-    """Whether an expression is `model.compile`, `tf.function`, or a call of one of these."""
+    """Return whether an expression is `model.compile`, `tf.function`, or a call of one of these."""
     return ast.unparse(call.func if isinstance(call, ast.Call) else call) == "tf.function" or (
         isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".compile")
         and ast.unparse(call.func) != "re.compile")

@@ -67,7 +67,7 @@ def trial(nested: bool, depth: int) -> Trial:
 
 @functools.cache
 def plain(nested: bool, depth: int) -> training.History:
-    """What the step computes without us."""
+    """Return what the step computes without us."""
     made = trial(nested, depth)
     return training.train(tf.function(made.step), made)
 
@@ -85,7 +85,7 @@ def rewritten(nested: bool = False, depth: int = 2, **options):
 
 
 def counted(monkeypatch, functions, train) -> list[str]:
-    """The calls of what edits while a step is rewritten without a fault."""
+    """Return the calls of what edits while a step is rewritten without a fault."""
     with monkeypatch.context() as patch:
         faults = Faults()
         faults.inject(patch, functions)

@@ -106,7 +106,7 @@ def residual(x):
 
 
 def skipped(x):
-    """The skip connection is not element-wise in x alone."""
+    """Return the skip connection is not element-wise in x alone."""
     return (tf.reverse(x, [1]) + x * tf.sigmoid(x), x)
 
 
@@ -267,7 +267,8 @@ def test_random_compositions(made, shape, size, dtype):
 
 
 def magnitude(made, x):
-    """The size of what may cancel in the derivative: 1 plus the slope in float64, smoothed."""
+    """Return the size of what may cancel in the derivative: 1 plus the slope in float64, smoothed.
+    """
     wide = tf.cast(tf.reverse(x, [-1]), tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(wide)

@@ -64,7 +64,7 @@ def _options(net):
     @tfckpt.checkpoint(budget=0.75, solver="auto", objective="time")
     @tf.function
     def step(x):
-        """What it says."""
+        """Return what it says."""
         return net.learn(x)
 
     assert step.__name__ == "step" and step.__doc__ == "What it says."
@@ -269,7 +269,7 @@ def test_fields_of_the_report():
 
 
 def running_operations(trial):
-    """The plain step's arguments and ops that its results and effects need, traced anew."""
+    """Return the plain step's arguments and ops that its results and effects need, traced anew."""
     graph = tf.function(trial.step).get_concrete_function(*trial.batches[0]).graph
     found = {op for op in graph.get_operations() if op.type == "Placeholder"}
     pending = [t.op for t in graph.outputs] + list(graph.control_outputs)

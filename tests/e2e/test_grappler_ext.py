@@ -185,7 +185,7 @@ def test_turned_off_functions_run_as_tensorflow_makes_them():
 
 
 def optimizers():
-    """Names and parameters of the passes that this thread's calls are configured for."""
+    """Return names and parameters of the passes that this thread's calls are configured for."""
     from tensorflow.python.eager import context
 
     config = tf.compat.v1.ConfigProto.FromString(

@@ -26,7 +26,7 @@ def _off():
 
 
 def recurrent(layer):
-    """A model around a recurrent layer, its loss and its data; the batch is open."""
+    """Return a model around a recurrent layer, its loss and its data; the batch is open."""
     x, y = batches(2)
     model = keras.Sequential([keras.Input((LENGTH, WIDTH)), keras.layers.Dense(WIDTH, "gelu"),
                               layer, keras.layers.Dense(CLASSES)])
@@ -54,7 +54,7 @@ def masked():
 
 
 def ctc():
-    """The loss has a loop that TensorFlow does not lower, beside those that it does."""
+    """Return the loss has a loop that TensorFlow does not lower, beside those that it does."""
     x, y = batches(2)
     model = keras.Sequential([keras.Input((None, WIDTH)),
                               keras.layers.Bidirectional(keras.layers.GRU(

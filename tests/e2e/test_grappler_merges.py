@@ -24,7 +24,7 @@ def _off():
 
 
 def squared_twice(h):
-    """The square is the forward's own too."""
+    """Return the square is the forward's own too."""
     return h + 0.1 * tf.pow(h, 3.0) + 0.1 * tf.square(h)
 
 

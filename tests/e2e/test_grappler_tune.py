@@ -31,7 +31,7 @@ def _off():
 
 
 def trained(calls=CALLS, **options):
-    """The function, its batch, and losses and variables after some calls."""
+    """Return the function, its batch, and losses and variables after some calls."""
     step, x, variables = gelu_step(6, 256, 4096, .06)
     function = tf.function(step)
     if options:

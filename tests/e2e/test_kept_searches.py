@@ -34,7 +34,7 @@ def searches(monkeypatch):
 
 
 def trained(rows=ROWS, budget=.5, layers=5):
-    """The step's report, and its numbers after three calls."""
+    """Return the step's report, and its numbers after three calls."""
     step, _, variables = gelu_step(layers, WIDTH, ROWS, .06)
     x = tf.random.stateless_normal((rows, WIDTH), (2, 3))
     ours = tfckpt.checkpoint(tf.function(step), budget=budget)

@@ -15,7 +15,7 @@ BATCH = 1024
 
 
 def build(checkpoint: bool, jit_compile: bool | str = False, **options):
-    """The same compiled model each time, wrapped or not."""
+    """Return the same compiled model each time, wrapped or not."""
     process.fresh()
     model = stack()
     if checkpoint:

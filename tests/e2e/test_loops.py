@@ -71,7 +71,7 @@ def whole(monkeypatch):
 
 
 def stacked(layer_type):
-    """A model of three recurrent layers, its weights, and a batch."""
+    """Return a model of three recurrent layers, its weights, and a batch."""
     process.fresh()
     model = keras.Sequential([keras.Input((LENGTH, WIDTH), batch_size=BATCH),
                               *(layer_type(WIDTH, return_sequences=True) for _ in range(3))])
@@ -112,7 +112,9 @@ def test_stacked_recurrent_layers_need_less_and_train_alike(layer_type, whole):
 
 
 def _assert_loops_ran_again(ours, x, plain):
-    """Every copy of a loop has all the products of a plain one, and the originals keep theirs."""
+    """Return every copy of a loop has all the products of a plain one, and the originals keep
+    theirs.
+    """
     def products(step):
         found = {}
         for node in tfckpt.verify.executed(step, x).nodes:

@@ -59,7 +59,9 @@ def persistent_tape():
 
 
 def blocks_of_keras_layers():
-    """Each reads and writes state of its own; the ReLU stands outside, after a nested result."""
+    """Return each reads and writes state of its own; the ReLU stands outside, after a nested
+    result.
+    """
     def block():
         dense, norm = layers.Dense(WIDTH), layers.BatchNormalization()
         drop = layers.Dropout(0.3, seed=7)
@@ -142,7 +144,7 @@ def also_in_a_loop():
 
 
 def the_tape_itself():
-    """All that trains is called, by a name that gradients have too; the update is not."""
+    """Return all that trains is called, by a name that gradients have too; the update is not."""
     inner = weights_as_arguments()
     ws = inner.variables()
 
@@ -197,7 +199,7 @@ def test_the_report_counts_calls_by_name():
 
 
 def _opaque(layer):
-    """A layer between others, which are Python functions."""
+    """Return a layer between others, which are Python functions."""
     ws = _weights()
 
     def forward(x):

@@ -77,7 +77,7 @@ def profiled(folder):
 
 
 def trained(decorate, folder, look):
-    """A step after a call, the bytes of loss and weights, and the peak of another call."""
+    """Return a step after a call, the bytes of loss and weights, and the peak of another call."""
     process.fresh()
     weights = [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (i, 0)) / 16)
                for i in range(LAYERS)]

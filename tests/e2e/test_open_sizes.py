@@ -55,7 +55,8 @@ def _partial(model, x, y):
 
 
 def _shuffled_pipeline(model, x, y):
-    """What looking at a batch must not disturb: a shuffle that goes on from epoch to epoch."""
+    """Return what looking at a batch must not disturb: a shuffle that goes on from epoch to epoch.
+    """
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(4 * ROWS, seed=5).batch(700)
     model.fit(data, epochs=3, verbose=0)
 

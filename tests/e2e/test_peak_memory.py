@@ -216,7 +216,7 @@ def test_the_warning_names_what_is_measured_nowhere(monkeypatch):
 
 
 def events(folder) -> list:
-    """What stands in the event files below a folder, in order; read without TensorBoard."""
+    """Return what stands in the event files below a folder, in order; read without TensorBoard."""
     found = []
     for path in sorted(pathlib.Path(folder).rglob("events*")):
         for record in tf.data.TFRecordDataset(str(path)):

@@ -45,7 +45,7 @@ def tool(folder, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A store with the plan of the first training."""
+    """Return a store with the plan of the first training."""
     return tmp_path_factory.mktemp("store")
 
 

@@ -17,7 +17,7 @@ NETWORKS = {  # what is kept, what is recomputed
 
 
 def trained(name, wrap):
-    """A network made anew and trained; what it was trained by, and its history."""
+    """Return a network made anew and trained; what it was trained by, and its history."""
     process.fresh()
     made = getattr(models, name)()
     step = wrap(tf.function(made.step))

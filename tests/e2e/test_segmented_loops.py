@@ -44,7 +44,7 @@ def _weight(seed=1):
 
 
 def _train(make, wrap, steps=3, spec=None, inputs=None):
-    """What some steps return and leave behind, and the step."""
+    """Return what some steps return and leave behind, and the step."""
     process.fresh()
     forward, weights = make()
 
@@ -143,7 +143,7 @@ def test_an_open_batch(forced):
 
 
 def _loop(body, **options):
-    """A loop over rows of its argument, its weight trained."""
+    """Return a loop over rows of its argument, its weight trained."""
     def make():
         weight = _weight()
 

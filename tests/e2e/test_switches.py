@@ -30,7 +30,7 @@ def invoke(capfd):
 
 
 def trained():
-    """A decorated step, the bytes of what two calls gave, and its graph's ops."""
+    """Return a decorated step, the bytes of what two calls gave, and its graph's ops."""
     process.fresh()
     weights = [tf.Variable(tf.random.stateless_normal((WIDTH, WIDTH), (1, i)) * 0.3)
                for i in range(6)]

@@ -28,7 +28,7 @@ def dense(layers: int = 6):
 
 
 def model(policy: str = "float32"):
-    """A model with statistics, dropout, metrics and Adam, trained by a custom loop."""
+    """Return a model with statistics, dropout, metrics and Adam, trained by a custom loop."""
     process.fresh()
     keras.utils.set_random_seed(5)
     made = keras.Sequential([keras.Input((64,))] + [layer for _ in range(4) for layer in (

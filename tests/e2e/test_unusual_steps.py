@@ -28,7 +28,7 @@ def _stack(optimizer, depth=5, **options) -> Trial:
 
 
 def clipped_by_the_global_norm():
-    """A real join: every gradient is needed before any update."""
+    """Return a real join: every gradient is needed before any update."""
     return _stack(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.01), gradients=False)
 
 
@@ -64,7 +64,7 @@ def loss_scaling():
 
 
 def recurrent():
-    """A while loop between layers: one opaque vertex."""
+    """Return a while loop between layers: one opaque vertex."""
     model = keras.Sequential([keras.Input((16, 32)),
                               *(layers.Dense(WIDTH, activation="relu") for _ in range(8)),
                               layers.Dense(8), layers.GRU(8, reset_after=True, unroll=False),
@@ -116,7 +116,7 @@ def custom_gradients():
 
 
 def gradient_penalty():
-    """A gradient of a gradient."""
+    """Return a gradient of a gradient."""
     weights = _weights(6)
 
     def step(x, y):

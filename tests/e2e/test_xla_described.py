@@ -34,7 +34,9 @@ SIZES = {"decoder": {"batch": 2, "length": 64, "width": 64, "depth": 2, "vocabul
 
 
 def made(name):
-    """A step of a network with plain gradient descent, its batch, and the variables it changes."""
+    """Return a step of a network with plain gradient descent, its batch, and the variables it
+    changes.
+    """
     process.fresh()
     network = networks.NETWORKS[name](**SIZES[name])
     model, random = network.model, np.random.default_rng(0)

@@ -33,7 +33,7 @@ print("tensorflow" in sys.modules)
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A transformer without dropout, which TensorFlow and XLA draw differently."""
+    """Return a transformer without dropout, which TensorFlow and XLA draw differently."""
     folder = tmp_path_factory.mktemp("exported")
     with process.without_determinism(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(jobs.SMALL, "transformer", SIZES)

@@ -38,7 +38,7 @@ def _conditions():
 
 
 def peak_of(call) -> tuple[int, object]:
-    """Bytes allocated above what was there before a call, at most, and what it returns."""
+    """Return bytes allocated above what was there before a call, at most, and what it returns."""
     tf.config.experimental.reset_memory_stats("CPU:0")
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     result = call()
@@ -276,7 +276,7 @@ def test_a_compiled_function_of_a_saved_model(tool, tmp_path, signature):  # noq
 
 
 def compiled_graph() -> tf.compat.v1.GraphDef:
-    """A TF1 graph whose op `train` calls a compiled function; `loss` is what it returns."""
+    """Return a TF1 graph whose op `train` calls a compiled function; `loss` is what it returns."""
     v1, graph = tf.compat.v1, tf.Graph()
     with graph.as_default():
         x, y = (v1.placeholder(tf.float32, (saved.BATCH, saved.WIDTH), name=name) for name in "xy")

@@ -28,7 +28,7 @@ NUMPY_TYPES = {"float32": xla_data_pb2.F32, "int32": xla_data_pb2.S32, "int64": 
 
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory):
-    """A network with batch normalization, whose moving variance must not be negative."""
+    """Return a network with batch normalization, whose moving variance must not be negative."""
     folder = tmp_path_factory.mktemp("kit")
     with process.without_determinism():
         xla_kit.write_kit(folder, {"mbconv": SIZES}, "")

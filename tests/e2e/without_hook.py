@@ -23,7 +23,7 @@ def digest(values) -> str:
 
 
 def by_hand(tf, np):
-    """A chain of layers, its `tf.function`, and its variables."""
+    """Return a chain of layers, its `tf.function`, and its variables."""
     rng = np.random.default_rng(0)
     weights = [tf.Variable((rng.standard_normal((WIDTH, WIDTH)) * 0.2).astype("float32"))
                for _ in range(LAYERS)]
@@ -135,7 +135,7 @@ def train_recurrent(rewrite: bool) -> dict:
 
 
 def train_under_tape(rewrite: bool) -> dict:
-    """A step inside of a function whose own tape looks through it."""
+    """Return a step inside of a function whose own tape looks through it."""
     import tensorflow as tf
 
     import tfckpt

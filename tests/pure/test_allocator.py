@@ -251,7 +251,7 @@ def assert_same_peaks(graph, schedule, order, smallest):
 
 
 def sized(graph: CostGraph, seed: int) -> CostGraph:
-    """A random graph with sizes that matter to an allocator."""
+    """Return a random graph with sizes that matter to an allocator."""
     rng = random.Random(seed)
     choice = [rng.randint(200_000, 4_000_000) for _ in range(3)]
     choice += [2 * choice[0], choice[0] // 2 + 1, 262_143, 262_144, 0]
@@ -281,7 +281,7 @@ def test_random_steps_as_scheduled_and_as_executors_run_them(seed, count):
 
 
 def chain(sizes, variables=(), **last) -> CostGraph:
-    """Every vertex reads what the one before it made; the last one may do more."""
+    """Return every vertex reads what the one before it made; the last one may do more."""
     vertices = [Vertex(f"v{i}", FORWARD, 1.0, reads=(i - 1,) if i else (), writes=(i,))
                 for i in range(len(sizes))]
     vertices[-1] = dataclasses.replace(vertices[-1], **last)
@@ -366,7 +366,7 @@ def test_long_schedules_are_replayed_in_one_heap():
 
 
 def spread_graph() -> tuple[CostGraph, tuple[int, ...]]:
-    """A step whose heaps do not agree, and their peaks."""
+    """Return a step whose heaps do not agree, and their peaks."""
     graph = chain([15 * 256 * KIB, 9 * 256 * KIB, 24 * 256 * KIB, 8 * 256 * KIB])
     return graph, heap_peaks(graph, scheduled(graph), None, 0)
 

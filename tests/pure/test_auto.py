@@ -34,7 +34,7 @@ def some_graph(seed: int) -> CostGraph:
 
 
 def planned(graph: CostGraph, budget: int, solver: str, compiled: bool):
-    """The plan, or None where there is none (or the solver refuses the graph)."""
+    """Return the plan, or None where there is none (or the solver refuses the graph)."""
     try:
         return plan_step(graph, budget, solver=solver, target=Target(device=GPU).compiled(compiled))
     except InfeasibleBudgetError:

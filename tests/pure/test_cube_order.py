@@ -17,7 +17,7 @@ def node(name: str, kind: str, *inputs: str) -> Node:
 
 
 def passed_on(edits) -> dict[str, str]:
-    """What each new pass-through reads."""
+    """Return what each new pass-through reads."""
     return {op.name: op.inputs[0] for op in edits.added if isinstance(op, Create)}
 
 

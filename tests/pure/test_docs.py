@@ -26,7 +26,7 @@ ANY = "…"
 
 
 def said(node: ast.expr, names: dict[str, ast.expr]) -> str:
-    """An expression that makes text, values replaced by an ellipsis."""
+    """Return an expression that makes text, values replaced by an ellipsis."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -64,7 +64,7 @@ def messages() -> list[tuple[str, str, str]]:
 
 
 def documented() -> dict[str, list[str]]:
-    """The messages that each page explains, by the page's title."""
+    """Return the messages that each page explains, by the page's title."""
     found: dict[str, list[str]] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -122,6 +122,6 @@ def test_links_lead_somewhere(page):
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """The anchors that renderers of Markdown give to a page's headings."""
+    """Return the anchors that renderers of Markdown give to a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

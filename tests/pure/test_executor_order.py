@@ -19,7 +19,7 @@ CHEAP, DEAR = 1e-7, 1e-3
 
 
 def graph_of(rows: str, after=None) -> CostGraph:
-    """A graph from words like "c:ab" (c reads what a and b make); capitals are expensive."""
+    """Return a graph from words like "c:ab" (c reads what a and b make); capitals are expensive."""
     names = [word.partition(":")[0] for word in rows.split()]
     vertices = []
     for i, word in enumerate(rows.split()):
@@ -38,7 +38,7 @@ def schedule_of(graph, names: str):
 
 
 def ran(graph, policy, names=None, **edges) -> str:
-    """The order as letters, copies in their place; the reference has the same."""
+    """Return the order as letters, copies in their place; the reference has the same."""
     names = names or "".join(v.name for v in graph.vertices)
     schedule = schedule_of(graph, names)
     found = order_of(graph, schedule, policy, **edges)
@@ -82,7 +82,7 @@ def test_what_takes_three_microseconds_is_not_expensive_yet():
 
 
 def wait(graph, names, waiting, awaited):
-    """A wait of one position for another."""
+    """Return a wait of one position for another."""
     schedule = schedule_of(graph, names)
     return Wait(schedule[waiting], schedule[awaited])
 

@@ -26,7 +26,7 @@ def waited_for(await_updates):
 
 
 def updates(graph, schedule) -> list[int]:
-    """The steps of the update."""
+    """Return the steps of the update."""
     return [p for p, (v, _) in enumerate(schedule) if graph.vertices[v].region == UPDATE]
 
 
@@ -104,7 +104,7 @@ def test_only_leaves_are_waited_for(seed, count, await_updates):
 
 
 def graph_of(rows: str, after=None, **marks) -> CostGraph:
-    """A graph from words; `marks` name the vertices with a property, `after` other edges."""
+    """Return a graph from words; `marks` name the vertices with a property, `after` other edges."""
     names = [word.partition(":")[0] for word in rows.split()]
     vertices = []
     for i, word in enumerate(rows.split()):

@@ -19,7 +19,9 @@ EVERY, ONCE = Fusion(repeats=True), Fusion(repeats=False)
 
 
 def graph(*ops: tuple) -> Graph:
-    """A step of (name, type, names read, region or FORWARD, result or F32); the last is fetched."""
+    """Return a step of (name, type, names read, region or FORWARD, result or F32); the last is
+    fetched.
+    """
     number = {name: i for i, (name, *_) in enumerate(ops)}
     made = []
     for name, kind, reads, *rest in ops:
@@ -81,7 +83,9 @@ def test_what_is_computed_of_small_tensors_alone_is_a_view_of_the_largest():
 
 
 def rows(reader: str = "Cast") -> Graph:
-    """A softmax of scores that are cast and scaled, as mixed precision has it, and its gradient."""
+    """Return a softmax of scores that are cast and scaled, as mixed precision has it, and its
+    gradient.
+    """
     half = Tensor("bfloat16", (64, 4), 512)
     return graph(("in", "Placeholder", (), half, OTHER), ("x", "MatMul", ("in", "in"), half),
                  ("wide", "Cast", ("x",)), ("p", "Softmax", ("wide",)),

@@ -12,7 +12,7 @@ from tfckpt.largest import ENDLESS, largest_batch
 
 
 def tried(bytes_of, limit, start):
-    """What is found, and which batches were asked about."""
+    """Return what is found, and which batches were asked about."""
     asked = []
 
     def counted(batch):

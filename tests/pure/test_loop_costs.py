@@ -20,7 +20,7 @@ def body(kind: str) -> Graph:
 
 
 def step(loop: Loop | None) -> Graph:
-    """A loop that is given a list and fills two, and a backward that reads both."""
+    """Return a loop that is given a list and fills two, and a backward that reads both."""
     graph = Graph("step", (
         Op("given", "Sub", (), (), (LIST,), FORWARD, False),
         Op("loop", "While", ((0, 0),), (), (LIST, LIST), FORWARD, True, loop=loop),

@@ -33,14 +33,14 @@ F32 = Tensor("float32", (64, 4), 1024)
 
 @pytest.fixture(autouse=True)
 def _restore(monkeypatch):
-    """What a test registers is gone after it."""
+    """Return what a test registers is gone after it."""
     for name in ("_records", "_families"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     monkeypatch.setattr(registry, "_found", {})
 
 
 def chain(kind: str) -> Graph:
-    """A step in which an op of this type stands between two products."""
+    """Return a step in which an op of this type stands between two products."""
     def op(name: str, op_type: str, inputs, region=FORWARD) -> Op:
         return Op(name, op_type, tuple((i, 0) for i in inputs), (), (F32,), region,
                   is_pure(op_type, False, ("float32",)))
@@ -88,7 +88,7 @@ def test_a_record_says_what_an_op_costs():
 
 
 def with_bend() -> Graph:
-    """The step of `tests.pure.test_fad` with another function in the place of tanh."""
+    """Return the step of `tests.pure.test_fad` with another function in the place of tanh."""
     new = {"Tanh": "Bend", "TanhGrad": "BendGrad"}
     ops = tuple(dataclasses.replace(op, type=new.get(op.type, op.type)) for op in HAND.ops)
     return dataclasses.replace(HAND, ops=ops)

@@ -21,7 +21,9 @@ _SDIST = "import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])"
 
 
 def shipped(root: pathlib.Path) -> set[str]:
-    """What of the source people need: all modules, the native pass and the markers for types."""
+    """Return what of the source people need: all modules, the native pass and the markers for
+    types.
+    """
     return {str(path.relative_to(root)) for name in PACKAGES for path in (root / name).rglob("*")
             if path.is_file() and path.suffix in (".py", ".cc", ".typed")}
 
@@ -35,7 +37,7 @@ def run(*command: object, cwd: pathlib.Path, **environment: str) -> str:
 
 
 def wheel_of(source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """The wheel that pip builds with what is installed here."""
+    """Return the wheel that pip builds with what is installed here."""
     pytest.importorskip("setuptools")
     run(sys.executable, "-m", "pip", "wheel", source, "--no-deps", "--no-build-isolation",
         "--quiet", "--wheel-dir", folder, cwd=folder)
@@ -45,7 +47,8 @@ def wheel_of(source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A copy of the source: a build leaves folders behind, and takes what older ones left."""
+    """Return a copy of the source: a build leaves folders behind, and takes what older ones left.
+    """
     folder = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -90,7 +93,7 @@ def test_the_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The interpreter of an environment that holds the wheel, and all else from this one."""
+    """Return the interpreter of an environment that holds the wheel, and all else from this one."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     packages = next(folder.glob("lib/python*/site-packages"))
@@ -121,7 +124,7 @@ _REVEALED = ("float", "dict[str, tfckpt.report.report.Report]", "dict[str, int]"
 
 
 def checked(program: str, installed: pathlib.Path, folder: pathlib.Path) -> tuple[list, list]:
-    """What mypy reveals and what it finds wrong in a user's program."""
+    """Return what mypy reveals and what it finds wrong in a user's program."""
     (folder / "user.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-color-output",

@@ -187,7 +187,7 @@ LIST = dataclasses.replace(MATRIX, dtype="variant")
 
 
 def loop_step(*, device: str = "", follows: bool = False, writes=("write",)) -> Graph:
-    """A loop whose gradient follows, and a write that only sometimes follows from that."""
+    """Return a loop whose gradient follows, and a write that only sometimes follows from that."""
     loop = Loop(3, Graph("body", (), (), ()), later_writes=writes)
     return graph_of([
         ("x", "Placeholder", (), FORWARD), ("v", "VarHandleOp", (), FORWARD),
@@ -261,7 +261,7 @@ def test_new_readers_of_values_are_not_awaited():
 
 
 def product(scaled: str, by: str = "c", factor: str = "a", read: str = "h") -> Graph:
-    """The gradient of c * a * x, as it is traced."""
+    """Return the gradient of c * a * x, as it is traced."""
     return graph_of([
         ("x", "Placeholder", (), FORWARD), ("a", "Tanh", ("x",), FORWARD),
         ("c", "Const", (), FORWARD), ("d", "Exp", ("x",), FORWARD),

@@ -68,7 +68,7 @@ def test_malformed_patterns(given):
 
 
 def asked(seed: int, of: int = 3):
-    """A random joint graph of which every third recomputable vertex is to be recomputed."""
+    """Return a random joint graph of which every third recomputable vertex is to be recomputed."""
     made = random_joint_graph(seed, 18)
     chosen = [v for v, vertex in enumerate(made.vertices) if vertex.recomputable][seed % of::of]
     return dataclasses.replace(made, vertices=tuple(

@@ -69,7 +69,8 @@ def with_dropout(layers: int) -> Graph:
 
 
 def reordered(graph: Graph, choose) -> Graph:
-    """The graph in another topological order: of the ops that are ready `choose` takes one."""
+    """Return the graph in another topological order: of the ops that are ready `choose` takes one.
+    """
     left = list(range(len(graph.ops)))
     order: list[int] = []
     while left:
@@ -88,7 +89,7 @@ def reordered(graph: Graph, choose) -> Graph:
 
 
 def described(graph: Graph):
-    """All there is in a graph but its order."""
+    """Return all there is in a graph but its order."""
     def name(i):
         return graph.ops[i].name
 

@@ -17,7 +17,9 @@ F32 = Tensor("float32", (4,), 16)
 
 
 def graph_of(rows, **options) -> Graph:
-    """A graph from (name, type, inputs as "op:slot", ops waited for); every op has two outputs."""
+    """Return a graph from (name, type, inputs as "op:slot", ops waited for); every op has two
+    outputs.
+    """
     names = [row[0] for row in rows]
     ops = []
     for name, kind, inputs, controls in rows:
@@ -78,7 +80,9 @@ def expected(graph: Graph, edits: Edits):
 
 
 def exists(inputs, controls, added) -> bool:
-    """Whether all that is read and awaited is there, new ops in time, and nothing is a cycle."""
+    """Return whether all that is read and awaited is there, new ops in time, and nothing is a
+    cycle.
+    """
     for n, new in enumerate(added):
         needed = {*(t.partition(":")[0] for t in new.inputs), *new.controls}
         if needed & {other.name for other in added[n:]}:

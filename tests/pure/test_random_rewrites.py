@@ -37,7 +37,7 @@ REFUSED = ("a sum that writes into", "no incoming gradient")
 
 
 def drawn_op(rng, made: list[str], also: list[str]) -> tuple[str, tuple[str, ...]]:
-    """A type and what it reads: recent results most of all, at least one of `made`."""
+    """Return a type and what it reads: recent results most of all, at least one of `made`."""
     kind = rng.choice((rng.choice(UNARY), rng.choice(BINARY), rng.choice(BINARY), "AddN"))
     count = 1 if kind in UNARY else 2 if kind in BINARY else rng.randint(2, 4)
     recent = [rng.choice(made[-4:])]
@@ -45,7 +45,8 @@ def drawn_op(rng, made: list[str], also: list[str]) -> tuple[str, tuple[str, ...
 
 
 def random_step(rng) -> Graph:
-    """A step with sums of sums, equal ops, views and, most times, a join of its gradients."""
+    """Return a step with sums of sums, equal ops, views and, most times, a join of its gradients.
+    """
     rows = [(f"w{i}", "Placeholder", (), FORWARD, {"pure": False}) for i in range(3)]
     sources, forward, backward = [row[0] for row in rows], ["w0"], []
     for region, made, count in ((FORWARD, forward, rng.randint(3, 12)),
@@ -104,7 +105,7 @@ class Shuffled:
 
 
 def rewritten(graph: Graph, target: Target, rng, fad: bool) -> Edits | None:
-    """What the passes make of a random plan; None where they refuse it for a reason."""
+    """Return what the passes make of a random plan; None where they refuse it for a reason."""
     cost = build_cost_graph(graph, target.rates, target.fusion)
     decision = next(decisions_of(graph, cost, lambda cost: iter(
         [random_plan(cost, target, rng)]), fad=fad, target=target))

@@ -61,7 +61,7 @@ def runs_of(schedule: Schedule) -> int:
 
 
 def checkpoints_needed(count: int, runs: int) -> int:
-    """The fewest s with C(s + r, r) + 1 >= n (Griewank and Walther 2000).
+    """Return the fewest s with C(s + r, r) + 1 >= n (Griewank and Walther 2000).
 
     One more than their bound: the last value is at hand when the backward starts.
     """
@@ -173,7 +173,8 @@ def test_plans_pass_the_checker(objective):
 
 
 def with_labels(count: int) -> CostGraph:
-    """A unit chain whose loss also reads what follows from the labels alone, before all else.
+    """Return a unit chain whose loss also reads what follows from the labels alone, before all
+    else.
 
     A vertex of the backward that needs no gradient reads a vertex of the forward: it could run at
     the start, and asks for the first stage before the backward has asked for the last.
@@ -200,7 +201,8 @@ def test_what_the_backward_reads_early_does_not_call_for_early_stages():
 
 
 def with_masks(blocks: int) -> CostGraph:
-    """A chain in which a large value is multiplied by a mask made just before; as in attention.
+    """Return a chain in which a large value is multiplied by a mask made just before; as in
+    attention.
 
     A mask costs much to make and little to hold; the values cost little to make.
     """

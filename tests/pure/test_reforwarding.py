@@ -48,7 +48,7 @@ FIGURE_4 = graph_of([10, 3, 9, 4, 8, 5, 6, 11],
 
 
 def members(tree, index):
-    """All vertices inside a segment."""
+    """Return all vertices inside a segment."""
     found, below = [], [index]
     while below:
         segment = tree.segments[below.pop()]

@@ -20,7 +20,8 @@ NUMBER = Tensor("int32", (), 4)
 
 
 def _step(trips=12, entry=ENTRY, loops=1):
-    """A chain of loops, each with its gradient's; a loop has a counter, a bound, a state, a list.
+    """Return a chain of loops, each with its gradient's; a loop has a counter, a bound, a state, a
+    list.
 
     The gradient's loops stand in the reverse order, each fed by the one before it.
     """

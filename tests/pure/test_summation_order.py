@@ -42,7 +42,8 @@ def graph_of(words: str, fetches=("g",)) -> Graph:
 
 
 def held_in(graph: Graph, again: str, added=(), rewires=()) -> list[str]:
-    """What is held, as "tensor" or "tensor for copy 1", where a plan repeats some vertices."""
+    """Return what is held, as "tensor" or "tensor for copy 1", where a plan repeats some vertices.
+    """
     cost = build_cost_graph(graph)
     where = {vertex.name: v for v, vertex in enumerate(cost.vertices)}
     first = min(v for v, vertex in enumerate(cost.vertices) if vertex.region == BACKWARD)

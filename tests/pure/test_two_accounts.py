@@ -25,7 +25,7 @@ SIZE = 4096
 
 
 def of_one_size(graph):
-    """The graph with storages and workspaces of one size."""
+    """Return the graph with storages and workspaces of one size."""
     return dataclasses.replace(
         graph, storages=tuple(dataclasses.replace(s, bytes=SIZE) for s in graph.storages),
         vertices=tuple(dataclasses.replace(v, workspace=SIZE if v.workspace else 0)

@@ -20,13 +20,15 @@ FREE = 1 << 60
 
 
 def peaks(graph, schedule, found, waits=()):
-    """The peak of each simulated executor, by the reference executor and the second liveness."""
+    """Return the peak of each simulated executor, by the reference executor and the second
+    liveness.
+    """
     return {policy: max(liveness.live_bytes(graph, schedule, reference_executor.order(
         graph, schedule, policy, waits=waits, found=found))) for policy in POLICIES}
 
 
 def drawn(seed, count, equal=False):
-    """A graph with sizes that differ, a schedule and its fences."""
+    """Return a graph with sizes that differ, a schedule and its fences."""
     rng = random.Random(seed)
     graph, schedule = marked_case(seed, count, equal)
     graph = dataclasses.replace(graph, storages=tuple(
@@ -103,7 +105,7 @@ def test_waits_pay_on_random_graphs():
 
 
 def graph_of(rows: str, reuses: str = "", **marks) -> CostGraph:
-    """A graph from words; what is in `reuses` takes over the buffer of what it reads."""
+    """Return a graph from words; what is in `reuses` takes over the buffer of what it reads."""
     words = [word.partition(":") for word in rows.split()]
     names = [word.partition("=")[0] for word, _, _ in words]
     vertices, storages = [], []

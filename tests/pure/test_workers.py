@@ -112,7 +112,8 @@ def test_what_another_thread_makes_meanwhile_is_held():
 
 
 def _updated(reader_first: bool) -> CostGraph:
-    """A gradient by which a variable of 8 MiB is updated before, or after, its last reader."""
+    """Return a gradient by which a variable of 8 MiB is updated before, or after, its last reader.
+    """
     middle = [Vertex("dx", BACKWARD, 1e-3, reads=(0,), writes=(2,), holds=(0,)),
               Vertex("update", UPDATE, 1e-3, reads=(1,), updates=0)]
     after = (2,) if reader_first else ()

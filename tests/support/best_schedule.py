@@ -54,12 +54,12 @@ def front(graph, order=None, any_order: bool = False) -> Front:
 
 
 def least_time(pairs: Front, budget: int) -> float | None:
-    """The least time within a budget; None if nothing fits."""
+    """Return the least time within a budget; None if nothing fits."""
     return min((time for peak, time in pairs if peak <= budget), default=None)
 
 
 def _runs(graph, v: int, state, extra, originals, again) -> Iterator[tuple[tuple, int]]:
-    """Every way to run a vertex: (state and fetched extras after it), bytes while it runs.
+    """Yield every way to run a vertex: (state and fetched extras after it), bytes while it runs.
 
     `originals` are still to run, copies of `again` may be: what none of them reads is dropped at
     once, and what an original reads is kept if nothing can make it again.
@@ -98,7 +98,7 @@ def _runs(graph, v: int, state, extra, originals, again) -> Iterator[tuple[tuple
 
 
 def _taken(graph, vertex, state, dying) -> int:
-    """Bytes of dying inputs whose buffers outputs take over, first pair first."""
+    """Return bytes of dying inputs whose buffers outputs take over, first pair first."""
     sources, targets, total = set(dying), set(vertex.writes), 0
     for written, read in vertex.reuses:
         same = graph.storages[written].bytes == graph.storages[read].bytes

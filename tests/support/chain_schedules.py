@@ -16,7 +16,7 @@ State = tuple[int, tuple[int, ...], int]
 
 
 def least_peak(sizes: Sequence[int], runs: int) -> int:
-    """The least peak in bytes where no forward runs more than `runs` times."""
+    """Return the least peak in bytes where no forward runs more than `runs` times."""
     start = (0, (0,) * len(sizes), len(sizes))
     heap, best = [(0, start)], {start: 0}
     while heap:
@@ -34,7 +34,7 @@ def least_peak(sizes: Sequence[int], runs: int) -> int:
 
 
 def least_time(sizes: Sequence[int], times: Sequence[int], runs: int, budget: int) -> int | None:
-    """The least time of all forward runs within a budget; None where none fits."""
+    """Return the least time of all forward runs within a budget; None where none fits."""
     start = (0, (0,) * len(sizes), len(sizes))
     heap, best = [(0, start)], {start: 0}
     while heap:
@@ -52,7 +52,7 @@ def least_time(sizes: Sequence[int], times: Sequence[int], runs: int, budget: in
 
 def _moves(sizes: Sequence[int], times: Sequence[int], runs: int, state: State
            ) -> Iterator[tuple[State, int, int]]:
-    """Every next state, with the bytes live on the way there and the time that it takes."""
+    """Yield every next state, with the bytes live on the way there and the time that it takes."""
     held, ran, left = state
     gradient = sizes[left] if left < len(sizes) else 0
     live = sum(size for i, size in enumerate(sizes) if held >> i & 1) + gradient

@@ -15,7 +15,9 @@ BATCH = ["--batch_size", str(saved.BATCH)]
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A folder with a SavedModel `model` and one TF1 graph as `graph.pb`, `.pbtxt` and `.meta`."""
+    """Return a folder with a SavedModel `model` and one TF1 graph as `graph.pb`, `.pbtxt` and
+    `.meta`.
+    """
     folder = tmp_path_factory.mktemp("graphs")
     saved.save_trainer(folder / "model")
     graph = saved.tf1_graph()
@@ -52,6 +54,6 @@ def listing(folder) -> list[str]:
 
 
 def contents(folder) -> dict[str, bytes]:
-    """The bytes of every file below a folder."""
+    """Return the bytes of every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes()
             for p in sorted(pathlib.Path(folder).rglob("*")) if p.is_file()}

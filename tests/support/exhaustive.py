@@ -21,7 +21,7 @@ Triplet = tuple[int, int, int]
 
 
 def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -> tuple[int, ...]:
-    """The best increasing sequence of lower sets under equations (1) and (2).
+    """Return the best increasing sequence of lower sets under equations (1) and (2).
 
     Args:
       forward: the graph, at most 12 nodes.
@@ -59,7 +59,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
 
 
 def all_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
-    """Every lower set but the empty one, by size, then by value.
+    """Return every lower set but the empty one, by size, then by value.
 
     Raises:
       PlanError: more than 12 nodes.
@@ -73,7 +73,7 @@ def all_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
 
 
 def smallest_budget(forward: ForwardGraph) -> int:
-    """The least budget in bytes for which `lower_sets` has an answer."""
+    """Return the least budget in bytes for which `lower_sets` has an answer."""
     low, high = 0, paper_peak(forward, (forward.everything,)) if len(forward) else 0
     while low < high:
         middle = (low + high) // 2
@@ -85,7 +85,7 @@ def smallest_budget(forward: ForwardGraph) -> int:
 
 
 def _visit(forward: ForwardGraph, budget: int) -> dict[Triplet, Triplet]:
-    """Every triplet that fits, with the first one found to lead to it."""
+    """Return every triplet that fits, with the first one found to lead to it."""
     family = all_lower_sets(forward)
     start: Triplet = (0, 0, 0)
     came_from: dict[Triplet, Triplet] = {start: start}

@@ -13,7 +13,7 @@ from tfckpt.ir.costgraph import CostGraph
 
 
 def unet(levels: int, seed: int = 0) -> CostGraph:
-    """A convolution and a ReLU on each level down and up, halved, with skips across."""
+    """Return a convolution and a ReLU on each level down and up, halved, with skips across."""
     net, skips = Net(seed), []
     x = net.source(200)
     for level in range(levels):
@@ -29,7 +29,7 @@ def unet(levels: int, seed: int = 0) -> CostGraph:
 
 
 def densenet(layers: int, seed: int = 0) -> CostGraph:
-    """Each layer reads all earlier ones, concatenated."""
+    """Return each layer reads all earlier ones, concatenated."""
     net = Net(seed)
     features = [net.source(300)]
     for _ in range(layers):
@@ -81,7 +81,7 @@ def two_views(layers: int, seed: int = 0) -> CostGraph:
 
 
 def experts(count: int, seed: int = 0) -> CostGraph:
-    """A gate and experts of two dense layers each, weighted and added up, twice."""
+    """Return a gate and experts of two dense layers each, weighted and added up, twice."""
     net = Net(seed)
     x = net.source(150)
     for _ in range(2):
@@ -140,7 +140,9 @@ def siamese(layers: int, seed: int = 0) -> CostGraph:
 
 
 def adversarial(layers: int, seed: int = 0) -> CostGraph:
-    """A generator, and a discriminator on its image and on a real one; two tapes in one step."""
+    """Return a generator, and a discriminator on its image and on a real one; two tapes in one
+    step.
+    """
     net = Net(seed)
     weights = [net.weight(20) for _ in range(layers)]
 

@@ -35,7 +35,7 @@ class Seen:
 
 def with_forward_ad(body: Callable, *, choose: Callable[[Alternative], bool] = lambda a: True,
                     batch: int | None = None, jit_compile: bool = False, signature=None):
-    """A `tf.function` over `body` whose traces are rewritten, and what was seen."""
+    """Return a `tf.function` over `body` whose traces are rewritten, and what was seen."""
     seen = Seen()
     tf_adapter.install_trace_hook(_hook)
 

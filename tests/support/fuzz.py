@@ -41,7 +41,7 @@ class Small(saved.Trainer):
 
 
 def sources(folder: pathlib.Path) -> list[Document]:
-    """What is mutated."""
+    """Return what is mutated."""
     found = []
     for use_resource in (True, False):
         graph = saved.tf1_graph(width=64, depth=3, batch=512, use_resource=use_resource)
@@ -56,7 +56,7 @@ def sources(folder: pathlib.Path) -> list[Document]:
 
 
 def mutate(document: Document, made: random.Random) -> bytes:
-    """The bytes of a document with one to three things changed."""
+    """Return the bytes of a document with one to three things changed."""
     changed = document.copy()
     for _ in range(made.randint(1, 3)):
         nodes = made.choice([body for definition in changed.graph_defs() for body in (

@@ -56,7 +56,8 @@ def random_joint_graph(seed: int, count: int = 12) -> CostGraph:
 
 
 def random_schedule(graph: CostGraph, seed: int, repeats: int = 6):
-    """A random topological order of every vertex with repeats of recomputable ones mixed in."""
+    """Return a random topological order of every vertex with repeats of recomputable ones mixed in.
+    """
     rng = random.Random(seed)
     ran = [0] * len(graph.vertices)
     schedule = []

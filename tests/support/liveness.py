@@ -32,7 +32,7 @@ def bindings(graph, schedule) -> dict[int, list[Instance]]:
 
 
 def live_sets(graph, schedule, order: Sequence[int] | None = None) -> list[set[Instance]]:
-    """The instances that hold memory of their own while each step of the execution runs."""
+    """Return the instances that hold memory of their own while each step of the execution runs."""
     order = list(range(len(schedule)) if order is None else order)
     when = {position: turn for turn, position in enumerate(order)}
     reads = bindings(graph, schedule)

@@ -33,7 +33,7 @@ class Trial:
 
 
 def trial(model, optimizer, loss, batches, *, gradients: bool = True) -> Trial:
-    """A compiled model's step on the given batches."""
+    """Return a compiled model's step on the given batches."""
     model.compile(optimizer=optimizer, loss=loss, jit_compile=False)
     optimizer.build(model.trainable_variables)
 
@@ -95,7 +95,7 @@ def residual(**options) -> Trial:
 
 
 def transformer(**options) -> Trial:
-    """The benchmark's encoder with dropout, small, Adam."""
+    """Return the benchmark's encoder with dropout, small, Adam."""
     job = jobs.transformer(layers=2, d=64, heads=4, mlp=128, seq=64, batch=16)
     made = np.random.default_rng(1)
     batches = [(tf.constant(made.integers(0, 1000, job.x.shape, dtype=np.int32)),
@@ -104,7 +104,7 @@ def transformer(**options) -> Trial:
 
 
 def unet(**options) -> Trial:
-    """The benchmark's U-Net, small, Adam."""
+    """Return the benchmark's U-Net, small, Adam."""
     job = jobs.unet(levels=2, filters=8, size=32, batch=8)
     batches = numbers(tuple(job.x.shape), 4, tuple(job.y.shape))
     return trial(job.model, _adam(), _crossentropy(), batches, **options)
@@ -133,7 +133,7 @@ def conv_relu(**options) -> Trial:
 
 
 def shared(**options) -> Trial:
-    """The same layers several times: their gradients are sums over the uses."""
+    """Return the same layers several times: their gradients are sums over the uses."""
     features = keras.Input((40,))
     first, second = layers.Dense(40, activation="tanh"), layers.Dense(40, activation="gelu")
     h = features
@@ -193,7 +193,7 @@ MODELS: dict[str, Callable[..., Trial]] = {
 
 
 def stack(width=64, depth=3, **options) -> keras.Model:
-    """A Keras model for `fit`: Dense + ReLU and BatchNorm on 32 features, five classes."""
+    """Return a Keras model for `fit`: Dense + ReLU and BatchNorm on 32 features, five classes."""
     inside = [layer for _ in range(depth) for layer in (layers.Dense(width, activation="relu"),
                                                         layers.BatchNormalization())]
     return keras.Sequential([keras.Input((32,), **options), *inside, layers.Dense(5)])

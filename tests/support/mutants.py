@@ -50,7 +50,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What names the mutant whatever line it is on."""
+        """Return what names the mutant whatever line it is on."""
         return f"{self.function}: {self.before} -> {self.after}"
 
 
@@ -72,7 +72,9 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def _with(tree, parent, field, index, new, shown) -> tuple[str, str]:
-    """The source of the tree and of a part of it with one node replaced; both stay as they are."""
+    """Return the source of the tree and of a part of it with one node replaced; both stay as they
+    are.
+    """
     old = getattr(parent, field)
     setattr(parent, field, new if index is None else [*old[:index], new, *old[index + 1:]])
     try:
@@ -98,13 +100,13 @@ def _places(node, function="") -> Iterator[tuple[str, ast.AST, ast.AST, str, int
 
 
 def _stays(node) -> bool:
-    """Whether a node is a docstring, an assertion, an import, or a string of its own."""
+    """Return whether a node is a docstring, an assertion, an import, or a string of its own."""
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return text or isinstance(node, ast.Assert | ast.Import | ast.ImportFrom | ast.JoinedStr)
 
 
 def _changes(node) -> Iterator[ast.AST]:
-    """What a node may become."""
+    """Yield what a node may become."""
     if isinstance(node, ast.Compare):
         for i, op in enumerate(node.ops):
             for new in _COMPARISONS[type(op)]:

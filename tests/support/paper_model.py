@@ -31,7 +31,7 @@ def boundary(graph: PaperGraph, chosen: set[int]) -> set[int]:
 
 
 def all_lower_sets(graph: PaperGraph) -> list[frozenset[int]]:
-    """Every lower set, the empty one included."""
+    """Return every lower set, the empty one included."""
     bytes_, _, edges = graph
     vertices = range(len(bytes_))
     return [frozenset(chosen) for size in range(len(bytes_) + 1)
@@ -50,7 +50,7 @@ def ancestors_and_self(edges, vertex: int) -> frozenset[int]:
 
 def sequences(family: Iterable[frozenset[int]], everything: frozenset[int]
               ) -> Iterator[list[frozenset[int]]]:
-    """Every strictly increasing sequence drawn from the family and ending in `everything`."""
+    """Yield every strictly increasing sequence drawn from the family and ending in `everything`."""
     inner = sorted({s for s in family if s and s != everything}, key=lambda s: (len(s), sorted(s)))
 
     def extend(sequence):
@@ -70,7 +70,7 @@ def overhead(graph: PaperGraph, sequence: Sequence[frozenset[int]]) -> int:
 
 
 def peak(graph: PaperGraph, sequence: Sequence[frozenset[int]]) -> int:
-    """The maximum over i of equation (2), term by term."""
+    """Return the maximum over i of equation (2), term by term."""
     bytes_, _, edges = graph
 
     def held(chosen):

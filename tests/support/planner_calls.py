@@ -23,7 +23,7 @@ WORKSPACE_IS_ALLOCATED = True
 
 
 def allocator() -> BestFit:
-    """An empty allocator with `allocate`, `release`, `in_use` and `peak`."""
+    """Return an empty allocator with `allocate`, `release`, `in_use` and `peak`."""
     return BestFit()
 
 
@@ -33,7 +33,7 @@ def heap_peaks(graph, schedule, order: Sequence[int] | None, *smallest: int) -> 
 
 
 def timeline_of(graph, schedule, order: Sequence[int] | None = None) -> Timeline:
-    """What the steps hold when they run in an order; None: as scheduled."""
+    """Return what the steps hold when they run in an order; None: as scheduled."""
     if order is None:
         return simulate(graph, schedule)
     return simulate_order(graph, resolve(graph, schedule), order)
@@ -45,12 +45,13 @@ def order_of(graph, schedule, policy: str, *, released=(), waits=(), found=()) -
 
 
 def fences_of(graph, schedule, **await_updates: bool) -> tuple[Fence, ...]:
-    """The fences of a schedule."""
+    """Return the fences of a schedule."""
     return fences(graph, resolve(graph, schedule), **await_updates)
 
 
 def waits_of(graph, schedule, target: int, *, released=(), found=(), **await_updates: bool
              ) -> tuple[tuple[Wait, ...], Timeline, tuple[int, ...]]:
-    """The single waits that bring executors down to a target, the worst timeline, its order."""
+    """Return the single waits that bring executors down to a target, the worst timeline, its order.
+    """
     return place_waits(graph, resolve(graph, schedule), released, found, target,
                        **await_updates)

@@ -16,7 +16,9 @@ from tfckpt.ir.costgraph import OTHER, CostGraph
 
 
 def ordering(graph, schedule, waits=(), found=(), released=()) -> networkx.DiGraph:
-    """A graph of all edges: data, other edges, fences (each waits for the one before), waits."""
+    """Return a graph of all edges: data, other edges, fences (each waits for the one before),
+    waits.
+    """
     steps = len(schedule)
 
     def label(node):
@@ -38,12 +40,13 @@ def runs_of_copies(schedule) -> list[tuple[int, int]]:
 
 
 def may_be_awaited(vertex) -> bool:
-    """Whether something besides its readers may wait for a vertex."""
+    """Return whether something besides its readers may wait for a vertex."""
     return not (vertex.fusible or vertex.join or vertex.conditional)
 
 
 def marked_graph(seed: int, count: int, equal: bool = False) -> CostGraph:
-    """A random joint graph in which some vertices are fusible, joins, conditional or of no region.
+    """Return a random joint graph in which some vertices are fusible, joins, conditional or of no
+    region.
 
     Fusible is only what is awaited by nothing and has one reader, or, if `equal`, several: equal
     ones are one to TensorFlow.
@@ -67,6 +70,6 @@ def marked_graph(seed: int, count: int, equal: bool = False) -> CostGraph:
 
 
 def marked_case(seed: int, count: int, equal: bool = False):
-    """A marked graph and a schedule of it with repeats."""
+    """Return a marked graph and a schedule of it with repeats."""
     graph = marked_graph(seed, count, equal)
     return graph, random_schedule(graph, seed + 1)

@@ -50,19 +50,19 @@ class ReferenceAllocator:
 
     @property
     def in_use(self) -> int:
-        """Bytes of the chunks in use, counted anew."""
+        """Return bytes of the chunks in use, counted anew."""
         return sum(chunk.size for chunk in self._chunks() if chunk.used)
 
     @property
     def reserved(self) -> int:
-        """Bytes of all regions."""
+        """Return bytes of all regions."""
         return sum(chunk.size for chunk in self._chunks())
 
     def _chunks(self):
         return [chunk for region in self.regions for chunk in region]
 
     def size_at(self, address: int) -> int:
-        """Bytes of the chunk in use at an address."""
+        """Return bytes of the chunk in use at an address."""
         (size,) = [c.size for c in self._chunks() if c.used and c.address == address]
         return size
 
@@ -97,7 +97,7 @@ class ReferenceAllocator:
         raise AssertionError(f"there is no chunk at {address}")
 
     def equal_holes(self, requested: int) -> list[Chunk]:
-        """The free chunks of the least size that is large enough; the address decides."""
+        """Return the free chunks of the least size that is large enough; the address decides."""
         fitting = self._fitting(requested + (-requested) % UNIT)
         return [c for c in fitting if c.size == min(f.size for f in fitting)]
 
@@ -115,7 +115,7 @@ class ReferenceAllocator:
 
 
 def _merged(region: Sequence[Chunk]) -> list[Chunk]:
-    """The chunks of a region with each run of free ones made one."""
+    """Return the chunks of a region with each run of free ones made one."""
     result: list[Chunk] = []
     for chunk in region:
         if result and not chunk.used and not result[-1].used:
@@ -174,7 +174,7 @@ def _second_peak(graph, events, smallest, block) -> int:
 
 
 def _events(graph, schedule, order, workspace):
-    """What a step asks of the allocator: (make, take, free or donate; instance; bytes)."""
+    """Return what a step asks of the allocator: (make, take, free or donate; instance; bytes)."""
     order = list(range(len(schedule)) if order is None else order)
     live = liveness.live_sets(graph, schedule, order)
     reads = liveness.bindings(graph, schedule)

@@ -38,7 +38,7 @@ class Graph:
         return sum(size for v, size in enumerate(self.bytes) if mask >> v & 1)
 
     def subsets(self) -> Iterator[int]:
-        """Every set of inner vertices."""
+        """Yield every set of inner vertices."""
         for choice in range(1 << len(self.inner)):
             yield sum(1 << v for i, v in enumerate(self.inner) if choice >> i & 1)
 
@@ -78,7 +78,7 @@ def cost(graph: Graph, stored: int) -> int | None:
 
 def least_cost(bytes_: Sequence[int], edges: Sequence[tuple[int, int]],
                must_store: Sequence[int] = ()) -> int:
-    """The least of equation (1) over all sets of checkpoints."""
+    """Return the least of equation (1) over all sets of checkpoints."""
     graph = Graph(bytes_, edges)
     forced = sum(1 << v + 1 for v in set(must_store))
     costs = (cost(graph, stored | graph.ends) for stored in graph.subsets()

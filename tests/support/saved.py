@@ -89,7 +89,7 @@ def save_trainer(path, signatures=True) -> None:
 
 def tf1_graph(width=WIDTH, depth=DEPTH, batch=BATCH, use_resource=True,
               activation=tf.tanh) -> tf.Graph:
-    """A TF1 training graph with momentum, an initialiser `init` and a train op `train`."""
+    """Return a TF1 training graph with momentum, an initialiser `init` and a train op `train`."""
     graph = tf.Graph()
     v1 = tf.compat.v1
     with graph.as_default():

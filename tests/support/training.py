@@ -87,5 +87,6 @@ COPY = re.compile(r"-tfckpt\d+$")
 
 
 def copies_in(graph) -> list:
-    """The recomputations in a traced FuncGraph, by name (attributes may be lost in fusions)."""
+    """Return the recomputations in a traced FuncGraph, by name (attributes may be lost in fusions).
+    """
     return [op for op in graph.get_operations() if COPY.search(op.name)]

@@ -16,7 +16,7 @@ from tfckpt.capture.grappler import question as grappler
 
 
 def traced(body, *specs):
-    """The FuncGraph of a traced function."""
+    """Return the FuncGraph of a traced function."""
     return tf.function(body).get_concrete_function(*specs).graph
 
 

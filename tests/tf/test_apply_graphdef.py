@@ -22,7 +22,7 @@ from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def, edit_function_d
 
 
 def rewritten(document, budget="min", batch_size=None):
-    """The rewritten document and the results, all of which must be applied."""
+    """Return the rewritten document and the results, all of which must be applied."""
     steps = training_steps(document, batch_size=batch_size)
     results = [plan_file_step(step, make_options(budget=budget)) for step in steps]
     assert results and all(r.report.applied and r.edits.clones for r in results)
@@ -199,7 +199,7 @@ def test_reference_variables_are_not_written_before_the_copies_have_read_them():
     nodes = {node.name: node for node in edited.proto.node}
 
     def weight_of(copy):
-        """The variable that a copied product reads, through whatever passes it on."""
+        """Return the variable that a copied product reads, through whatever passes it on."""
         name = copy.input[1]
         while nodes[name].op == "Identity":
             name = nodes[name].input[0]
@@ -232,7 +232,7 @@ def two_part_function():
 
 
 def call(function):
-    """What the function makes of 0..5."""
+    """Return what the function makes of 0..5."""
     definition = tf.compat.v1.GraphDef()
     definition.library.function.add().CopyFrom(function)
     node = definition.node.add(name="x", op="Placeholder")

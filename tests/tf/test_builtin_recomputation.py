@@ -16,7 +16,7 @@ LAYERS = 4
 
 
 def training_step(hinted=()):
-    """A stack of products and sigmoids; those of the layers in `hinted` carry the hint."""
+    """Return a stack of products and sigmoids; those of the layers in `hinted` carry the hint."""
     made = np.random.default_rng(0)
     weights = [tf.Variable(made.standard_normal((8, 8)), dtype=tf.float32) for _ in range(LAYERS)]
 

@@ -225,7 +225,7 @@ def test_two_meta_graphs_and_signature_only(tool, tmp_path):
 
 
 def planned(tool, *arguments) -> dict:
-    """The only step of `plan --json`."""
+    """Return the only step of `plan --json`."""
     code, out, err = tool("plan", *arguments, "--json")
     assert code == 0 and err == "", err
     step, = json.loads(out)["steps"]

@@ -67,7 +67,7 @@ def model(tmp_path_factory):
 
 
 def planned(tool, *arguments) -> dict:
-    """The only step of `plan --json`."""
+    """Return the only step of `plan --json`."""
     code, out, err = tool("plan", *arguments, "--json")
     assert code == 0 and err == "", err
     step, = json.loads(out)["steps"]
@@ -75,7 +75,7 @@ def planned(tool, *arguments) -> dict:
 
 
 def needed(path: str, batch: int) -> tuple[int, int]:
-    """Bytes of the whole device, plain and rewritten, by planning for that batch alone."""
+    """Return bytes of the whole device, plain and rewritten, by planning for that batch alone."""
     step, = training_steps(read_path(path), batch_size=batch)
     report = plan_file_step(step, make_options(
         "min", "chen", target=Target(Rates(2e12, 3e11), GPU))).report

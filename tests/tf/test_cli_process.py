@@ -175,7 +175,7 @@ def test_an_interrupt_while_it_plans(files, tmp_path):
 
 
 def completed(words: list[str], cursor: int | None = None) -> list[str]:
-    """What bash offers for the last word."""
+    """Return what bash offers for the last word."""
     number = len(words) - 1 if cursor is None else cursor
     program = 'source "$1"; shift; COMP_WORDS=("${@:2}"); COMP_CWORD=$1; ' \
               '_tfckpt tfckpt "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"; ' \

@@ -28,7 +28,8 @@ def _ops(function, *args):
 
 
 def _measured(function, *args):
-    """What a call asks TensorFlow's allocator for, by its own profile, without the result."""
+    """Return what a call asks TensorFlow's allocator for, by its own profile, without the result.
+    """
     function(*args)
     requests, _ = requests_of(function, args)
     asked, _ = peak_of(requests, lambda request: request.bytes)

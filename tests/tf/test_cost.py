@@ -25,7 +25,7 @@ def traced(body, *specs):
 
 
 def root_of(graph, name):
-    """The op that allocates an op's first output; None where it is resident."""
+    """Return the op that allocates an op's first output; None where it is resident."""
     index = next(i for i, op in enumerate(graph.ops) if op.name == name)
     found = roots(graph)[index][0]
     return None if found == RESIDENT else graph.ops[found[0]].name
@@ -136,7 +136,7 @@ def test_peak_of_the_network():
 
 
 def vertices_of(body):
-    """Names of the forward's vertices, in order, with what each writes."""
+    """Return names of the forward's vertices, in order, with what each writes."""
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)

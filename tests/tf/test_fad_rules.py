@@ -51,7 +51,7 @@ ATTRS = {"LeakyRelu": {"alpha": 0.25}}
 
 
 def raw(kind: str, inputs, **attrs):
-    """A primitive by its TensorFlow name, run eagerly."""
+    """Return a primitive by its TensorFlow name, run eagerly."""
     function = getattr(tf.raw_ops, kind)
     names = [n for n in inspect.signature(function).parameters if n != "name"]
     if kind == "AddN":
@@ -78,7 +78,9 @@ def run(builder: Builder, index: int, tensors: dict):
 
 
 def apply_rule(kind: str, position: int, inputs, y, tangent):
-    """What the rule says, computed by TensorFlow; a tangent of None stands for the number one."""
+    """Return what the rule says, computed by TensorFlow; a tangent of None stands for the number
+    one.
+    """
     builder = Builder()
     dtype = y.dtype.name
     terms = [builder.tensor((0, n), t.dtype.name) for n, t in enumerate(inputs)]
@@ -125,7 +127,7 @@ def test_a_rule_agrees_with_the_forward_accumulator(kind, dtype):
 
 
 def differentiate(kind: str, inputs, x, tangent):
-    """The op and its tangent by TensorFlow.
+    """Return the op and its tangent by TensorFlow.
 
     The forward accumulator differentiates the gradient, and TensorFlow has no gradient of
     SoftsignGrad: there the tape does, since an element-wise op's Jacobian is its own transpose.

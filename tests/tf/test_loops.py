@@ -22,7 +22,7 @@ RATES = Rates(overhead_seconds=0.0)
 
 
 def _graph(forward, *, batch=ROWS):
-    """The FuncGraph of a step with a loop; its only argument has ROWS rows."""
+    """Return the FuncGraph of a step with a loop; its only argument has ROWS rows."""
     process.fresh()
 
     @tf.function

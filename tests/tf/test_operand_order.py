@@ -22,7 +22,7 @@ def node(name: str, kind: str, *inputs: str) -> Node:
 
 
 def passed_on(edits) -> dict[str, str]:
-    """What each new pass-through reads."""
+    """Return what each new pass-through reads."""
     return {op.name: op.inputs[0] for op in edits.added if isinstance(op, Create)}
 
 
@@ -38,7 +38,8 @@ def summed(x, number=tf.add_n):
 
 
 def ordered(edits, made, body=summed, spec=VECTOR):
-    """The edits after the sums' order was looked at, given the node that became of "total"."""
+    """Return the edits after the sums' order was looked at, given the node that became of "total".
+    """
     live = traced(body, spec)
     asked = []
 

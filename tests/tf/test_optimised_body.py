@@ -220,7 +220,7 @@ def _fivefold(x):
 
 
 def _meta_step():
-    """A step whose results have gradients that Grappler's ops do not know of."""
+    """Return a step whose results have gradients that Grappler's ops do not know of."""
     w = tf.Variable(tf.random.stateless_normal((64, 64), (1, 2)) * .1)
 
     def step(x):

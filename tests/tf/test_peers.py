@@ -58,7 +58,7 @@ def test_failures_in_a_line():
 
 
 def table(*arguments: str) -> list[list[str]]:
-    """The rows that a benchmark prints, as lists of cells."""
+    """Return the rows that a benchmark prints, as lists of cells."""
     done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True,
                           cwd=pathlib.Path(peers.__file__).parents[1], timeout=800)
     assert not done.returncode, done.stderr[-2000:]

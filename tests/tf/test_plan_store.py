@@ -45,7 +45,7 @@ def traced() -> tf.Graph:
 
 
 def trace(scope: str, rows: int = ROWS, activation=tf.nn.gelu) -> tf.Graph:
-    """A step of dense layers under a name."""
+    """Return a step of dense layers under a name."""
     weights = [tf.Variable(tf.ones([WIDTH, WIDTH]), name=f"{scope}_{i}") for i in range(LAYERS)]
 
     def step(x):
@@ -68,7 +68,7 @@ def graph(traced) -> Graph:
 
 
 def renamed(graph: Graph) -> Graph:
-    """The same graph with names that sort otherwise."""
+    """Return the same graph with names that sort otherwise."""
     new = {op.name: f"n{len(graph.ops) - i}" for i, op in enumerate(graph.ops)}
     ops = tuple(dataclasses.replace(
         op, name=new[op.name], loop=op.loop and dataclasses.replace(
@@ -82,7 +82,7 @@ def planned(graph: Graph, **options) -> Outcome:
 
 
 def searched(monkeypatch) -> list:
-    """What notes each search of plans."""
+    """Return what notes each search of plans."""
     found, search = [], driver.searches
 
     def noted(*arguments):
@@ -198,7 +198,7 @@ def test_our_own_source_is_part_of_the_key(monkeypatch, tmp_path):
 
 def definition(scope: str = "layer", activation=tf.nn.gelu, factor: float = 2.0, branch: float = 3.0
                ) -> tf.compat.v1.GraphDef:
-    """A graph with a constant, an attribute and functions, traced under a name."""
+    """Return a graph with a constant, an attribute and functions, traced under a name."""
     @tf.function
     def nested(x):
         with tf.name_scope(scope):
@@ -264,7 +264,7 @@ def test_texts_are_said_with_the_names_of_here(graph):
 
 
 def plans_in(where: pathlib.Path) -> list[files.Kept]:
-    """The plans of a store; what searches have found lies beside them."""
+    """Return the plans of a store; what searches have found lies beside them."""
     return [file for file in files.kept(where) if "kind" not in file.head]
 
 
@@ -477,14 +477,14 @@ def test_a_dump_is_planned_again_without_the_store(graph, where, monkeypatch, tr
 
 
 def ordered(x, one: str = "z/Sin", other: str = "a/Sin"):
-    """A sum and a cube whose operands have an order that only Grappler knows."""
+    """Return a sum and a cube whose operands have an order that only Grappler knows."""
     early, twin = tf.sin(x, name=one), tf.sin(x, name=other)
     cube = tf.pow(x, 3.0, name="cube/Pow") * 0.5 + tf.square(x, name="square/Square")
     return tf.add_n([tf.cos(x), early, tf.exp(x)], name="total"), twin, cube
 
 
 def answered(monkeypatch, stored: bool = True, **names):
-    """The edits that keep the order of operands, and how often Grappler was asked."""
+    """Return the edits that keep the order of operands, and how often Grappler was asked."""
     live = tf.function(lambda x: ordered(x, **names), autograph=False).get_concrete_function(
         tf.TensorSpec((8,), name="x")).graph
     asked, question = [], grappler.question

@@ -65,7 +65,9 @@ STEPS = (chain, branches, residual, attention, gelu)
 
 @functools.cache
 def traced(body):
-    """The concrete function of a training step with three weights, which it takes and returns."""
+    """Return the concrete function of a training step with three weights, which it takes and
+    returns.
+    """
     def step(x, *weights):
         with tf.GradientTape() as tape:
             tape.watch(weights)
@@ -78,7 +80,9 @@ def traced(body):
 
 @functools.cache
 def executed(body, pool: int) -> list[str]:
-    """The ops of a step in the order in which they began; placeholders under their own names."""
+    """Return the ops of a step in the order in which they began; placeholders under their own
+    names.
+    """
     step = traced(body)
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -98,7 +102,7 @@ def executed(body, pool: int) -> list[str]:
 
 
 def simulated(body, policy: str) -> list[str]:
-    """The ops that stand for vertices, in the order of a simulated executor."""
+    """Return the ops that stand for vertices, in the order of a simulated executor."""
     cost = build_cost_graph(capture(traced(body).graph))
     cost = dataclasses.replace(cost, vertices=tuple(
         dataclasses.replace(v, time=1.0) for v in cost.vertices))
@@ -108,14 +112,15 @@ def simulated(body, policy: str) -> list[str]:
 
 
 def disagreement(body, pool: int, policy: str) -> float:
-    """The fraction of pairs of vertices that ran in the other order."""
+    """Return the fraction of pairs of vertices that ran in the other order."""
     place = {name: i for i, name in enumerate(executed(body, pool))}
     pairs = list(itertools.combinations(simulated(body, policy), 2))
     return sum(place[a] > place[b] for a, b in pairs) / len(pairs)
 
 
 def ties_as_they_ran(ran, needed, is_late, cheap):
-    """The ops in an order in which those that became ready together stand as they were queued.
+    """Return the ops in an order in which those that became ready together stand as they were
+    queued.
 
     A queue runs them in the order in which they came. So does a pool that takes the newest, if
     they came last first (`is_late`); cheap ones are queued all the same.

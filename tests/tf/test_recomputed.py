@@ -10,7 +10,7 @@ from tfckpt.verify.recomputed import COMPUTED, FOLDED, MERGED, fates
 
 
 def traced(*lines):
-    """A graph of ops as `name reads...`, x among them; what ends in `out` is returned."""
+    """Return a graph of ops as `name reads...`, x among them; what ends in `out` is returned."""
     graph = tf.__internal__.FuncGraph("step")
     with graph.as_default():
         made = {"x": tf.compat.v1.placeholder(tf.float32, (4,), "x")}
@@ -23,7 +23,8 @@ def traced(*lines):
 
 
 def module(*lines, inside=()):
-    """A module of instructions as `name opcode reads...`, which come from the op of their name.
+    """Return a module of instructions as `name opcode reads...`, which come from the op of their
+    name.
 
     What is after a colon in a name is no part of it: `a:2` comes from `a`, too, `:p` from none.
     `inside` is the computation that the instruction `fusion` calls.

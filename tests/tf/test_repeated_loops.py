@@ -21,7 +21,9 @@ ROWS, WIDTH, TRIPS = 8, 4, 6
 
 
 def _captured(body, *arguments, after=None, compiled=False):
-    """The graph of a step whose forward is a loop over `body`; `after` comes behind the loop."""
+    """Return the graph of a step whose forward is a loop over `body`; `after` comes behind the
+    loop.
+    """
     process.fresh()
 
     @tf.function(autograph=False)
@@ -37,7 +39,7 @@ def _captured(body, *arguments, after=None, compiled=False):
 
 
 def _loops(graph):
-    """The loops of the forward."""
+    """Return the loops of the forward."""
     return [op for op in graph.ops if record(op.type).is_loop and op.region == FORWARD]
 
 

@@ -73,7 +73,7 @@ def test_a_clone_computes_what_its_source_does():
 
 
 def snapshot(graph):
-    """All that could be changed in the ops of a graph, by name."""
+    """Return all that could be changed in the ops of a graph, by name."""
     return {op.name: ([t.name for t in op.inputs], sorted(c.name for c in op.control_inputs),
                       {key: value.SerializeToString(deterministic=True)
                        for key, value in op.node_def.attr.items()})
@@ -173,7 +173,7 @@ PAYLOADS = {"float32": np.uint32(0x7FADBEEF), "float64": np.uint64(0x7FF4DEADBEE
 
 
 def guarded(trigger: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """The value behind a guard on this trigger, through the edits and their applier."""
+    """Return the value behind a guard on this trigger, through the edits and their applier."""
     graph = tf.Graph()
     with graph.as_default():
         fed = tf.compat.v1.placeholder(trigger.dtype, trigger.shape, "trigger")

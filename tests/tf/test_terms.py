@@ -204,7 +204,7 @@ def test_constants_count_by_value_and_type():
 
 
 def variable(reads_after: bool, writes: int = 1):
-    """A step that writes a variable, and returns what it read before, or behind it."""
+    """Return a step that writes a variable, and returns what it read before, or behind it."""
     wrote = [op(f"w{i}", "AssignSubVariableOp", "variable", "x", *([f"^w{i - 1}"] if i else []))
              for i in range(writes)]
     read = op("r", "ReadVariableOp", "variable", *(["^w0"] if reads_after else []))
@@ -280,7 +280,8 @@ def test_an_assertion_whose_condition_is_known_in_one_graph_does_not_count():
 
 
 def loop(body, bound="y"):
-    """A loop that applies an op to x while it is less than a bound, as TensorFlow lowers it."""
+    """Return a loop that applies an op to x while it is less than a bound, as TensorFlow lowers it.
+    """
     return [*given("x", "y"), op("enter", "Enter", "x", frame=1), op("m", "Merge", "enter", "next"),
             op("more", "Less", "m", bound), op("c", "LoopCond", "more"),
             op("s", "Switch", "m", "c"), op("b", body, "s:1"), op("next", "NextIteration", "b"),
@@ -334,7 +335,7 @@ def test_functions_are_told_apart_by_their_bodies_also_where_they_call_themselve
 
 
 def added(*others, terms=("a", "b", "c")):
-    """A sum of three ops' results, and other ops."""
+    """Return a sum of three ops' results, and other ops."""
     made = [op(name, kind, "x") for name, kind in (("a", "Tanh"), ("b", "Exp"), ("c", "Sin"))]
     return [*given("x"), *made, op("s", "AddN", *terms, N=len(terms)), result("s"), *others]
 

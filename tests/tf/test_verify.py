@@ -31,7 +31,7 @@ def square():
 
 @pytest.fixture(params=[0, HOLES])
 def holes(request):
-    """A heap as other tests left it, and with some more holes in it."""
+    """Yield a heap as other tests left it, and with some more holes in it."""
     sizes = np.random.default_rng(1).integers(SIDE * SIDE, 2 * SIDE * SIDE, 2 * request.param)
     held = [tf.zeros((size,)) for size in sizes]
     del held[::2]

@@ -31,7 +31,8 @@ executable(stablehlo(pathlib.Path(folder, name + ".hlo").read_bytes()), describe
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """The folder of the cases' modules, and how many operands their barriers have on a CPU."""
+    """Return the folder of the cases' modules, and how many operands their barriers have on a CPU.
+    """
     folder = tmp_path_factory.mktemp("barriers")
     done = subprocess.run([sys.executable, "-m", "tests.support.barriers", str(folder)], text=True,
                           capture_output=True, env={**os.environ, "XLA_FLAGS": CSE_FLAG})

@@ -21,7 +21,7 @@ ROWS, WIDTH, SEGMENTS = 1 << 14, 64, 300
 
 
 def model_step():
-    """A step with dropout, a scatter into zeros, and layers that are worth recomputing."""
+    """Return a step with dropout, a scatter into zeros, and layers that are worth recomputing."""
     process.fresh()
     layers = [keras.layers.Dense(WIDTH, activation="gelu") for _ in range(6)]
     table = tf.Variable(np.random.default_rng(0).normal(size=(SEGMENTS, WIDTH)).astype("float32"))
@@ -57,7 +57,9 @@ def batch(dtype):
 
 
 def edits_of(monkeypatch, dtype="int32"):
-    """The edits of a step that is planned for a GPU, what it returns, and its variables then."""
+    """Return the edits of a step that is planned for a GPU, what it returns, and its variables
+    then.
+    """
     found = []
 
     def noted(*arguments, **options):

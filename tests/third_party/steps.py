@@ -89,7 +89,7 @@ SMALL = dict(vocabulary_size=500, num_layers=4, num_heads=4, hidden_dim=64, inte
 
 @entry("keras_hub")
 def bert_in_fit(wrap, hub):
-    """A text classifier, trained by `fit`."""
+    """Return a text classifier, trained by `fit`."""
     backbone = hub.models.BertBackbone(**SMALL)
     model = hub.models.BertTextClassifier(backbone=backbone, num_classes=3)
     (tokens, labels), *_ = texts(80, 64)
@@ -132,7 +132,7 @@ def llama_language_model(wrap, hub):
 
 @entry("keras_hub")
 def resnet_in_fit(wrap, hub):
-    """A picture classifier, trained by `fit`."""
+    """Return a picture classifier, trained by `fit`."""
     backbone = hub.models.ResNetBackbone(
         input_conv_filters=[64], input_conv_kernel_sizes=[3], stackwise_num_filters=[64, 64, 128],
         stackwise_num_blocks=[2, 2, 2], stackwise_num_strides=[1, 2, 2],
@@ -166,7 +166,7 @@ def gpt2(wrap, transformers):
 
 @entry("transformers")
 def t5(wrap, transformers):
-    """An encoder and a decoder."""
+    """Return an encoder and a decoder."""
     model = transformers.TFT5ForConditionalGeneration(transformers.T5Config(
         vocab_size=500, d_model=64, d_kv=16, d_ff=128, num_layers=3, num_heads=4,
         decoder_start_token_id=0))
@@ -211,7 +211,7 @@ def rows(count: int, features: int = 32) -> list[tuple]:
 
 @entry("tensorflow_probability")
 def autoregressive_flow(wrap, tfp):
-    """A masked autoregressive flow of four bijectors, its likelihood maximised."""
+    """Return a masked autoregressive flow of four bijectors, its likelihood maximised."""
     nets = [tfp.bijectors.AutoregressiveNetwork(
         params=2, event_shape=[16], hidden_units=[64, 64], activation="tanh") for _ in range(4)]
     chain = tfp.bijectors.Chain([part for net in nets for part in (
@@ -225,7 +225,7 @@ def autoregressive_flow(wrap, tfp):
 
 @entry("tensorflow_probability")
 def gaussian_process(wrap, tfp):
-    """The marginal likelihood of a Gaussian process: Cholesky factors."""
+    """Return the marginal likelihood of a Gaussian process: Cholesky factors."""
     scales = [tf.Variable(1.0), tf.Variable(1.0), tf.Variable(0.5)]
 
     def loss(x, y):
@@ -257,7 +257,7 @@ def residual_backbone(wrap, cv):
 
 @entry("keras_cv")
 def csp_darknet(wrap, cv):
-    """The backbone of a detector: depthwise convolutions, concatenations, swish."""
+    """Return the backbone of a detector: depthwise convolutions, concatenations, swish."""
     return seen(wrap, cv.models.CSPDarkNetBackbone(
         stackwise_channels=[32, 64, 128], stackwise_depth=[1, 2, 1], use_depthwise=True,
         include_rescaling=False, input_shape=(64, 64, 3)))
@@ -302,7 +302,7 @@ def compressed_interaction_network(wrap, deepctr):
 
 @entry("gpflow")
 def sparse_gaussian_process(wrap, gpflow):
-    """A variational Gaussian process in double precision."""
+    """Return a variational Gaussian process in double precision."""
     rng = made()
     x, y = rng.random((2000, 3)), rng.random((2000, 1))
     model = gpflow.models.SVGP(gpflow.kernels.Matern52(), gpflow.likelihoods.Gaussian(),

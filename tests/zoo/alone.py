@@ -31,14 +31,15 @@ def prepare() -> None:
 
 
 def compare(entry: zoo.Entry) -> tuple[list[str], list[dict]]:
-    """What differs between the plain and the rewritten training, and what the reports say."""
+    """Return what differs between the plain and the rewritten training, and what the reports say.
+    """
     with zoo.conditions(entry):
         return outcome(entry, zoo.train(entry, rewrite=False), zoo.train(entry, rewrite=True))
 
 
 def outcome(entry: zoo.Entry, wanted: zoo.Trained, found: zoo.Trained
             ) -> tuple[list[str], list[dict]]:
-    """What `compare` returns, of two trainings."""
+    """Return what `compare` returns, of two trainings."""
     tfckpt.verify.wait_for_certificates()
     return zoo.differences(found, wanted, entry.xla), [
         {"applied": r.applied, "reason": r.reason, "recomputed": r.recomputed_ops,

@@ -149,7 +149,7 @@ def traced_compiled_then_called_plain(wrap):
 
 @GROUP.entry(xla=True)
 def compiled_function_inside_the_step(wrap):
-    """A layer compiled by itself, in a step that is not."""
+    """Return a layer compiled by itself, in a step that is not."""
     @tf.function(jit_compile=True)
     def layer(h, w):
         return tf.tanh(h @ w) * 0.9
@@ -161,7 +161,7 @@ def compiled_function_inside_the_step(wrap):
 
 @GROUP.entry()
 def called_by_another_function(wrap):
-    """The step is one call in a function of the user, which is not ours."""
+    """Return the step is one call in a function of the user, which is not ours."""
     ws = weights()
 
     def step(x, y):

@@ -309,7 +309,7 @@ def nested_functions(wrap):
 
 @GROUP.entry(refused="nested function")
 def nested_function_and_layers(wrap):
-    """A function that must stay one between layers: those are recomputed, it is not."""
+    """Return a function that must stay one between layers: those are recomputed, it is not."""
     @tf.function(experimental_attributes={"_noinline": True})
     def middle(h, w):
         return tf.nn.softplus(h @ w)
@@ -321,7 +321,7 @@ def nested_function_and_layers(wrap):
 
 @GROUP.entry()
 def step_called_by_a_loop_in_a_function(wrap):
-    """The whole training loop in one `tf.function`; ours is the step that it calls."""
+    """Return the whole training loop in one `tf.function`; ours is the step that it calls."""
     ws = weights()
 
     def step(x):

@@ -18,7 +18,7 @@ GROUP = Group("distribution")
 
 
 def available() -> bool:
-    """Whether the process has the logical CPUs that the entries need."""
+    """Return whether the process has the logical CPUs that the entries need."""
     return len(tf.config.list_logical_devices("CPU")) >= DEVICES
 
 

@@ -45,7 +45,7 @@ class Wrap:
         return self.step(tf.function(fn, **options))
 
     def step(self, fn: Callable) -> Callable:
-        """A `tf.function`, or a Python function that one calls."""
+        """Return a `tf.function`, or a Python function that one calls."""
         if not self.rewrite:
             return fn
         step = tfckpt.checkpoint(fn, budget="min", solver=self.solver)
@@ -53,7 +53,7 @@ class Wrap:
         return step
 
     def model(self, model):
-        """A built Keras model."""
+        """Return a built Keras model."""
         if self.rewrite:
             tfckpt.keras.checkpoint(model, budget="min", solver=self.solver)
             self._reports.append(lambda: [r for r in [tfckpt.keras.report(model)] if r])
@@ -175,7 +175,7 @@ def arrays(nest: Any) -> list[np.ndarray]:
 
 
 def differences(found: Trained, wanted: Trained, xla: bool) -> list[str]:
-    """What differs, in words; nothing where the trainings agree."""
+    """Return what differs, in words; nothing where the trainings agree."""
     texts = []
     for kind in ("results", "states"):
         pairs = zip(getattr(found, kind), getattr(wanted, kind), strict=True)

@@ -44,7 +44,7 @@ def weights(count: int = 8) -> list[tf.Variable]:
 
 
 def descend(forward, ws, x) -> tf.Tensor:
-    """A step of gradient descent."""
+    """Return a step of gradient descent."""
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.square(forward(x)))
     for w, g in zip(ws, tape.gradient(loss, ws), strict=True):
@@ -120,7 +120,7 @@ def constant(mib: int, how: str, grappler: str = "") -> dict:
 
 
 def write(size: int, path: str) -> dict:
-    """A GraphDef of `size` bytes, or at most 100 less, that trains and reads a constant."""
+    """Return a GraphDef of `size` bytes, or at most 100 less, that trains and reads a constant."""
     graph = tf.Graph()
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float32, (ROWS, WIDTH), name="x")

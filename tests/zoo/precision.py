@@ -73,7 +73,7 @@ def float16_scale_grows(wrap):
 
 @GROUP.entry(smoke=True)
 def float16_step_with_infinite_gradients_is_skipped(wrap):
-    """The second batch overflows: weights stay, the scale is halved."""
+    """Return the second batch overflows: weights stay, the scale is halved."""
     data = batches()
     data[1] = (data[1][0] * 1e6, data[1][1])
     return _scaled(wrap, data, initial_scale=2.0 ** 14)
@@ -154,7 +154,7 @@ def complex_spectrum(wrap):
 
 @GROUP.entry()
 def quantisation_aware(wrap):
-    """A straight-through estimator: rounded forward, identity backward."""
+    """Return a straight-through estimator: rounded forward, identity backward."""
     ws = weights()
 
     def forward(x):

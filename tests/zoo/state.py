@@ -43,7 +43,7 @@ def batch_normalization_fit(wrap):
 
 @GROUP.entry()
 def renormalization_frozen(wrap):
-    """Every other BatchNorm is frozen: it reads its statistics instead of writing them."""
+    """Return every other BatchNorm is frozen: it reads its statistics instead of writing them."""
     model = stack(layers.BatchNormalization)
     for layer in model.layers[1::4]:
         layer.trainable = False
@@ -157,7 +157,7 @@ def static_lookup_of_strings(wrap):
 
 @GROUP.entry(smoke=True)
 def prints(wrap):
-    """What is printed is part of the state."""
+    """Return what is printed is part of the state."""
     ws, out = weights(), pathlib.Path(tempfile.mkstemp(suffix=".txt")[1])
 
     def forward(x):
@@ -246,7 +246,7 @@ def queue_between_steps(wrap):
 
 @GROUP.entry()
 def variable_written_and_read_in_the_forward(wrap):
-    """A memory bank: the forward reads what it has just written."""
+    """Return a memory bank: the forward reads what it has just written."""
     ws, bank = weights(), tf.Variable(tf.zeros((2 * BATCH, FEATURES)))
 
     def forward(x):

@@ -16,7 +16,7 @@ FEATURES, CLASSES, WIDTH, BATCH, STEPS = 16, 5, 32, 256, 3
 
 
 def made(seed: int = 0) -> np.random.Generator:
-    """A generator of numbers."""
+    """Return a generator of numbers."""
     return np.random.default_rng(seed)
 
 
@@ -75,7 +75,7 @@ def convolutions(*inside: Callable[[], Any], depth: int = 4, size: int = 16,
 
 def supervised(wrap: Wrap, model: keras.Model, data: list[tuple], optimizer=None, loss=None,
                extra: Sequence = (), **function) -> Training:
-    """A loop of one's own: tape, gradient, `optimizer.apply`; returns loss and gradients."""
+    """Return a loop of one's own: tape, gradient, `optimizer.apply`; returns loss and gradients."""
     optimizer = sgd() if optimizer is None else optimizer
     loss = crossentropy() if loss is None else loss
     if wrap.partial:
@@ -125,7 +125,7 @@ def weights(count: int = 8, width: int = FEATURES, dtype: str = "float32") -> li
 
 def by_hand(wrap: Wrap, forward: Callable, variables: list, data: list[tuple] | None = None,
             extra: Sequence = (), **function) -> Training:
-    """A step without Keras: `forward(x)` gives the loss; plain gradient descent."""
+    """Return a step without Keras: `forward(x)` gives the loss; plain gradient descent."""
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = forward(x)
@@ -147,5 +147,5 @@ def chain(h, variables, activation: Callable = tf.tanh):
 
 
 def mean_square(h):
-    """A loss."""
+    """Return a loss."""
     return tf.reduce_mean(tf.square(h))

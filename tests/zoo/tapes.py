@@ -60,7 +60,7 @@ def generator_and_critic(wrap):
 
 @GROUP.entry(smoke=True)
 def generator_after_the_critic(wrap):
-    """The critic is updated first; the generator's loss reads the new critic."""
+    """Return the critic is updated first; the generator's loss reads the new critic."""
     generator, critic = weights(4), weights(4)
 
     def step(x, y):
@@ -366,7 +366,7 @@ def gradients_of_the_input(wrap):
 
 @GROUP.entry()
 def output_gradients(wrap):
-    """The backward starts from given gradients."""
+    """Return the backward starts from given gradients."""
     ws = weights()
 
     def step(x, y):

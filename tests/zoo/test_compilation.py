@@ -31,7 +31,7 @@ EVERY_DAY = OFF[:2]
 
 
 def _step(**function):
-    """The plain and the rewritten step, and a batch."""
+    """Return the plain and the rewritten step, and a batch."""
     made = []
     for wrap in (Kept(False), Kept(True)):
         ws = weights()

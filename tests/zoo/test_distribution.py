@@ -78,7 +78,7 @@ def _ancestors(op) -> list:
 
 
 def _trained(rewrite, **options):
-    """The wrapped step, and losses and variables after each of its steps."""
+    """Return the wrapped step, and losses and variables after each of its steps."""
     process.fresh()
     wrap = Kept(rewrite, **options)
     training = distribution.custom_loop(wrap, 2)

@@ -100,7 +100,7 @@ def models(largest: int) -> st.SearchStrategy[Model]:
 
 
 def keras_model(spec: Model) -> keras.Model:
-    """The model that a value stands for."""
+    """Return the model that a value stands for."""
     features = keras.Input((steps.FEATURES,))
     seen = [layers.Dense(WIDTH)(features)]
     dense: list = []
@@ -127,12 +127,12 @@ def keras_model(spec: Model) -> keras.Model:
 
 
 def build(wrap: zoo.Wrap, spec: Model) -> zoo.Training:
-    """A training step of a model."""
+    """Return a training step of a model."""
     return steps.supervised(wrap, keras_model(spec), steps.batches(), OPTIMIZERS[spec.optimizer]())
 
 
 def failing(spec: Model) -> str:
-    """What differs from plain TensorFlow; "" where nothing does."""
+    """Return what differs from plain TensorFlow; "" where nothing does."""
     entry = zoo.Entry("random", "random", functools.partial(build, spec=spec))
     with zoo.conditions(entry):
         wanted, found = zoo.train(entry, False), zoo.train(entry, True, spec.solver)

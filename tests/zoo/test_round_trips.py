@@ -53,7 +53,7 @@ def test_a_rewritten_training_function_in_a_saved_model(tmp_path):
 
 
 def concrete_signature(concrete):
-    """The step as a signature: names for its loss."""
+    """Return the step as a signature: names for its loss."""
     @tf.function(input_signature=[tf.TensorSpec((512, steps.FEATURES), name="x"),
                                   tf.TensorSpec((512,), tf.int32, name="y")])
     def train(x, y):

@@ -122,7 +122,7 @@ def test_a_file_that_would_be_too_large_when_rewritten(tmp_path):
 
 
 def _large(*arguments) -> dict:
-    """What `tests.zoo.large` prints, and its standard error."""
+    """Return what `tests.zoo.large` prints, and its standard error."""
     done = subprocess.run([sys.executable, "-m", "tests.zoo.large", *map(str, arguments)],
                           capture_output=True, text=True, timeout=1200, check=False,
                           env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})

@@ -47,7 +47,7 @@ def _run(*arguments: str) -> list[tuple[int, str, str]]:
 
 
 def _train(*arguments: str) -> list[dict]:
-    """What each worker prints, in order."""
+    """Return what each worker prints, in order."""
     found = _run(*arguments)
     for status, _, errors in found:
         assert status == 0, errors[-3000:]

@@ -54,7 +54,7 @@ class Worker:
             self.step = tfckpt.checkpoint(self.step)
 
     def batches(self):
-        """What this worker gets of each batch."""
+        """Return what this worker gets of each batch."""
         rng = np.random.default_rng(0)
         data = tf.data.Dataset.from_tensor_slices((
             rng.standard_normal((CALLS * steps.BATCH, steps.FEATURES), dtype=np.float32),
@@ -73,7 +73,7 @@ class Worker:
         return manager
 
     def state(self) -> str:
-        """A digest of all variables."""
+        """Return a digest of all variables."""
         return hashlib.sha256(b"".join(v.numpy().tobytes() for v in [
             *self.model.variables, *self.optimizer.variables])).hexdigest()
 

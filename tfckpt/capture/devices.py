@@ -18,7 +18,7 @@ from tfckpt.ops.names import ELSEWHERE
 
 
 def device_key(device: str) -> str:
-    """A device's name, the same for the spellings of it that one graph may hold."""
+    """Return a device's name, the same for the spellings of it that one graph may hold."""
     said = {"job": "localhost", "task": "0", "type": "CPU", "index": "0"}
     for field in device.split("/"):
         name, *values = field.split(":")
@@ -33,7 +33,8 @@ def device_key(device: str) -> str:
 
 
 def device_parts(graph: Graph, target: Target = HERE) -> dict[str, Graph]:
-    """The part of each device that computes gradients, by its name as ops spell it, if they do.
+    """Return the part of each device that computes gradients, by its name as ops spell it, if they
+    do.
 
     A single entry, the graph itself, where all ops run on one device.
     """
@@ -49,13 +50,14 @@ def device_parts(graph: Graph, target: Target = HERE) -> dict[str, Graph]:
 
 
 def has_inner_collective(graph: Graph) -> bool:
-    """Whether replicas exchange something before the update (synchronised statistics)."""
+    """Return whether replicas exchange something before the update (synchronised statistics)."""
     return any(record(op.type).collective and op.region in (FORWARD, BACKWARD)
                for op in graph.ops)
 
 
 def _placed(graph: Graph) -> list[str]:
-    """The device of each op; an op without one is where its only readers are, or its inputs."""
+    """Return the device of each op; an op without one is where its only readers are, or its inputs.
+    """
     keys: dict[str, str] = {"": ""}
     for op in graph.ops:
         if op.device not in keys:

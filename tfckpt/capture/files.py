@@ -39,25 +39,26 @@ class Document:
     proto: Any
 
     def graph_defs(self) -> list[Any]:
-        """The GraphDefs inside, in order: one, or one for each meta graph."""
+        """Return the GraphDefs inside, in order: one, or one for each meta graph."""
         if self.kind == SAVED_MODEL:
             return [meta.graph_def for meta in self.proto.meta_graphs]
         return [self.proto.graph_def if self.kind == META_GRAPH else self.proto]
 
     def meta_graphs(self) -> list[Any]:
-        """The MetaGraphDefs inside, in the order of `graph_defs`; None for a bare GraphDef."""
+        """Return the MetaGraphDefs inside, in the order of `graph_defs`; None for a bare GraphDef.
+        """
         if self.kind == SAVED_MODEL:
             return list(self.proto.meta_graphs)
         return [self.proto if self.kind == META_GRAPH else None]
 
     def copy(self) -> Document:
-        """A document whose message can be changed."""
+        """Return a document whose message can be changed."""
         proto = type(self.proto)()
         proto.CopyFrom(self.proto)
         return dataclasses.replace(self, proto=proto)
 
     def serialized(self) -> bytes:
-        """The message as it is written to a file of this kind.
+        """Return the message as it is written to a file of this kind.
 
         Raises:
           CaptureError: it is too large for one.
@@ -74,14 +75,14 @@ _KERAS = (b"PK\x03\x04", b"\x89HDF\r\n\x1a\n")
 
 
 def too_large(what: str, size: int) -> CaptureError:
-    """The refusal of a graph that no protobuf message can hold."""
+    """Return the refusal of a graph that no protobuf message can hold."""
     return CaptureError(
         f"capture: {what} has {size / 2**30:.2f} GiB of graph, and a protobuf message ends at "
         "2 GiB; hold large constants in variables, which are saved beside the graph")
 
 
 def saved_model_file(directory: pathlib.Path) -> pathlib.Path | None:
-    """The file of a SavedModel directory that holds its graphs; None where there is none."""
+    """Return the file of a SavedModel directory that holds its graphs; None where there is none."""
     return next((directory / name for name in _FILES if (directory / name).is_file()), None)
 
 
@@ -106,7 +107,7 @@ def read_path(path: str) -> Document:
 
 
 def _contents(file: pathlib.Path) -> bytes:
-    """What a file holds; one that cannot be a graph is not read."""
+    """Return what a file holds; one that cannot be a graph is not read."""
     size = file.stat().st_size
     if size > LARGEST:
         raise too_large(repr(str(file)), size)
@@ -160,7 +161,7 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
 
 
 def _as_text(data: bytes) -> str | None:
-    """The bytes as text, where they are printable text."""
+    """Return the bytes as text, where they are printable text."""
     if _CONTROL.search(data):  # found at once in all but text, and without a copy of the data
         return None
     try:
@@ -171,7 +172,7 @@ def _as_text(data: bytes) -> str | None:
 
 
 def _plausible(document: Document) -> bool:
-    """Whether a message holds ops: other messages may parse as one by accident."""
+    """Return whether a message holds ops: other messages may parse as one by accident."""
     nodes = [node for definition in document.graph_defs()
              for node in tf_adapter.nodes_with_bodies(definition)]
     return bool(nodes) and all(node.name and _OP_TYPE.match(node.op) for node in nodes)

@@ -23,7 +23,9 @@ _LARGEST_READ = 1 << 20
 
 
 def attrs_of(op: tf.Operation) -> dict[str, object]:
-    """What later stages read of an op; of a constant the value, if all its elements share it."""
+    """Return what later stages read of an op; of a constant the value, if all its elements share
+    it.
+    """
     known = record(op.type)
     if known.is_constant:
         made = op.outputs[0]
@@ -51,7 +53,7 @@ def _common_value(proto) -> float | None:
 
 def results_of(op: tf.Operation, lists: Mapping[int, int],
                shapes: Sequence[tf.TensorShape] | None = None) -> tuple[Tensor, ...]:
-    """What an op makes.
+    """Return what an op makes.
 
     Args:
       lists: bytes of its results that are lists, by slot.

@@ -14,7 +14,7 @@ from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, depth_first_order
 
 
 def in_program_order(graph: Graph) -> Graph:
-    """The same graph with its ops in the order in which a program would create them.
+    """Return the same graph with its ops in the order in which a program would create them.
 
     Gradients, and what follows from them, come in the order of their depth (the longest path
     that leads there). All else comes when it is first asked for, of several inputs the deepest
@@ -37,7 +37,7 @@ def in_program_order(graph: Graph) -> Graph:
 
 def _follows_gradient(graph: Graph, sources: Sequence[Sequence[int]], depth: Sequence[int]
                       ) -> list[bool]:
-    """Which ops are gradients or follow from them.
+    """Return which ops are gradients or follow from them.
 
     A backward op that reads the forward alone and could wait (the square in GELU's derivative)
     is no gradient yet; the gradient of the loss, which waits for nothing, is.

@@ -12,7 +12,7 @@ from tfckpt.ops import record
 
 
 def is_pure(op_type: str, stateful: bool, dtypes: tuple[str, ...]) -> bool:
-    """Whether a copy of the op computes the same and disturbs nothing.
+    """Return whether a copy of the op computes the same and disturbs nothing.
 
     Args:
       op_type: TensorFlow op type.
@@ -25,6 +25,6 @@ def is_pure(op_type: str, stateful: bool, dtypes: tuple[str, ...]) -> bool:
 
 
 def is_write(op_type: str, reads_resource: bool, stateful: bool) -> bool:
-    """Whether the op writes a resource or takes part in a collective."""
+    """Return whether the op writes a resource or takes part in a collective."""
     known = record(op_type)
     return known.collective or reads_resource and stateful and known.writes

@@ -31,7 +31,7 @@ _GRADIENT_SCOPE = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?)/")
 
 
 def is_gradient_scope(name: str) -> bool:
-    """Whether an op's name says that it computes a gradient (rule 1)."""
+    """Return whether an op's name says that it computes a gradient (rule 1)."""
     return bool(_GRADIENT_SCOPE.search(name))
 
 
@@ -44,7 +44,7 @@ def regions(
     forward: Collection[int] = (),
     later: Collection[int] = (),
 ) -> list[str]:
-    """The region of every op.
+    """Return the region of every op.
 
     Args:
       names: op names, topologically ordered.
@@ -110,7 +110,8 @@ def around_gradients(
 def _followers(scoped: Sequence[bool], inputs: Sequence[Sequence[int]],
                controls: Sequence[Sequence[int]], empty_lists: Collection[int],
                later: Collection[int] = ()) -> list[bool]:
-    """Which ops are gradients that were computed, or lie downstream of one (rule 2), or later.
+    """Return which ops are gradients that were computed, or lie downstream of one (rule 2), or
+    later.
 
     A constant leads nowhere: Grappler merges the backward's with equal ones of the forward.
     """
@@ -131,7 +132,7 @@ def _followers(scoped: Sequence[bool], inputs: Sequence[Sequence[int]],
 
 
 def _ancestors(marked: Sequence[bool], inputs: Sequence[Sequence[int]]) -> list[bool]:
-    """Which ops are marked or are read, directly or not, by a marked one."""
+    """Return which ops are marked or are read, directly or not, by a marked one."""
     reached = list(marked)
     for op in range(len(reached) - 1, -1, -1):
         if reached[op]:

@@ -85,25 +85,29 @@ def _size(tensor) -> tuple[int, ...] | None:
 
 
 def has_unknown_shapes(graph: tf.Graph) -> bool:
-    """Whether any tensor that takes memory has an unknown dimension."""
+    """Return whether any tensor that takes memory has an unknown dimension."""
     return any(not t.shape.is_fully_defined() for op in graph.get_operations()
                for t in op.outputs if t.dtype not in _NO_SHAPES)
 
 
 def call_tensors(arguments: object) -> list:
-    """The tensors and arrays in a nest of a call's arguments, those of composites included."""
+    """Return the tensors and arrays in a nest of a call's arguments, those of composites included.
+    """
     return [t for t in tf.nest.flatten(arguments, expand_composites=True)
             if hasattr(t, "shape") and hasattr(t, "dtype") and not isinstance(t, tf.Variable)]
 
 
 def uncaptured_inputs(func_graph) -> list[tf.Tensor]:
-    """The placeholders that stand for a call's arguments, not for what the function captures."""
+    """Return the placeholders that stand for a call's arguments, not for what the function
+    captures.
+    """
     captured = {t.name for t in func_graph.internal_captures}
     return [t for t in func_graph.inputs if t.name not in captured]
 
 
 def composite_parts(func_graph, inputs: Sequence[tf.Tensor]) -> frozenset[str]:
-    """The placeholders among the inputs that are parts of ragged and sparse tensors, by op name.
+    """Return the placeholders among the inputs that are parts of ragged and sparse tensors, by op
+    name.
 
     Their leading dimensions are no batch: they have as many rows as there are values.
     """
@@ -118,7 +122,7 @@ def composite_parts(func_graph, inputs: Sequence[tf.Tensor]) -> frozenset[str]:
 
 def leaves_batch_open(graph: tf.Graph, inputs: Mapping[str, Sequence[int]], sizes: CallSizes,
                       parts: Collection[str] = ()) -> bool:
-    """Whether a leading dimension of what the graph is given stays unknown.
+    """Return whether a leading dimension of what the graph is given stays unknown.
 
     Args:
       inputs: shapes of placeholders that are known.
@@ -142,7 +146,8 @@ def leaves_batch_open(graph: tf.Graph, inputs: Mapping[str, Sequence[int]], size
 def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
                    sizes: CallSizes | None = None, placeholders: Sequence[tf.Tensor] = (),
                    library=None) -> tuple[tf.Graph | None, str]:
-    """A scratch graph with the shapes to plan for, and in words what open ones are taken to be.
+    """Return a scratch graph with the shapes to plan for, and in words what open ones are taken to
+    be.
 
     It need not hold ops whose shapes the graph knows.
 
@@ -181,7 +186,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None,
                     inputs: Mapping[str, Sequence[int]], library=None,
                     sizes: CallSizes | None = None, parts: Collection[str] = (),
                     part: tf.compat.v1.GraphDef | None = None) -> tf.Graph:
-    """A scratch graph with the same op names and as many shapes known as can be.
+    """Return a scratch graph with the same op names and as many shapes known as can be.
 
     Args:
       graph: FuncGraph or imported graph.
@@ -232,7 +237,9 @@ def _fix_element(shapes, batch_size: int | None, sizes: CallSizes) -> None:
 
 
 def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
-    """The graph's definition; large constants, of which it would hold copies, by shape alone."""
+    """Return the graph's definition; large constants, of which it would hold copies, by shape
+    alone.
+    """
     operations = graph.get_operations()
     large = {op.name for op in operations if record(op.type).is_constant and _LARGE < (
         op.outputs[0].shape.num_elements() or 0) * op.outputs[0].dtype.size}

@@ -57,7 +57,7 @@ class Step:
 
 def training_steps(document: Document, *, batch_size: int | None = None,
                    fetches: Sequence[str] = (), rewritten: bool = False) -> list[Step]:
-    """The training steps of a document, in the order in which they stand in it.
+    """Return the training steps of a document, in the order in which they stand in it.
 
     Args:
       document: what was read.
@@ -94,7 +94,7 @@ def training_steps(document: Document, *, batch_size: int | None = None,
 
 def step_definition(document: Document, step: Step,
                     batch_size: int | None = None) -> tf.compat.v1.GraphDef:
-    """The graph of a step by itself, as TensorFlow can import it.
+    """Return the graph of a step by itself, as TensorFlow can import it.
 
     Ops have the names that they have in `step.graph`; as many shapes are known as can be, and
     variables are handles with shapes.
@@ -112,7 +112,7 @@ def step_definition(document: Document, step: Step,
 
 
 def imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
-    """A definition as a live graph of its own, ops named as they are."""
+    """Return a definition as a live graph of its own, ops named as they are."""
     live = tf.Graph()
     with live.as_default():
         tf.graph_util.import_graph_def(definition, name="")
@@ -165,7 +165,7 @@ def _main_step(document: Document, meta: int, definition, batch_size, fetches) -
 
 
 def known_shapes(live: tf.Graph, batch_size: int | None, library) -> tf.Graph | None:
-    """The graph with its unknown dimensions filled in; None where none is unknown."""
+    """Return the graph with its unknown dimensions filled in; None where none is unknown."""
     return planned_shapes(live, batch_size, may_assume=False, library=library)[0]
 
 
@@ -176,7 +176,7 @@ def _unread(live: tf.Graph) -> list[tf.Tensor]:
 
 
 def trains(graph: Graph) -> bool:
-    """Whether the backward reads what the forward computed."""
+    """Return whether the backward reads what the forward computed."""
     ops = graph.ops
     return any(op.region == BACKWARD and any(
         ops[source].region == FORWARD and ops[source].pure for source, _ in op.inputs)
@@ -184,7 +184,7 @@ def trains(graph: Graph) -> bool:
 
 
 def training_part(graph: Graph) -> Graph:
-    """The graph without what is no part of the step: initialisers, savers and the like.
+    """Return the graph without what is no part of the step: initialisers, savers and the like.
 
     Kept are the gradients, what follows from them (the updates) or from the forward's results,
     and whatever those need, in the order of the graph. State alone leads nowhere: initialisers
@@ -207,6 +207,6 @@ def _is_state(op: Op) -> bool:
 
 
 def _needed(graph: Graph, wanted: Sequence[bool]) -> Graph:
-    """The graph with only the wanted ops and what they need, by data or by control."""
+    """Return the graph with only the wanted ops and what they need, by data or by control."""
     chosen = {i for i, is_wanted in enumerate(wanted) if is_wanted}
     return graph.part(sorted(chosen | ancestors(graph.ops, chosen)))

@@ -51,7 +51,7 @@ TESTED = ((2, 18), (2, 21))
 
 
 def hook_problem() -> str:
-    """Why the trace hook cannot be relied on in this TensorFlow; "" where it can."""
+    """Return why the trace hook cannot be relied on in this TensorFlow; "" where it can."""
     if FUNC_GRAPH_TRANSFORMS is None:
         return f"TensorFlow {tf.__version__} has no trace hook where tfckpt knows it"
     if not TESTED[0] <= tuple(map(int, tf.__version__.split(".")[:2])) <= TESTED[1]:
@@ -106,12 +106,12 @@ _BEFORE_GRADIENTS = "_tfckpt_before_gradients"
 
 
 def is_tf_function(fn: object) -> bool:
-    """Whether `fn` is what `tf.function` returns."""
+    """Return whether `fn` is what `tf.function` returns."""
     return isinstance(fn, polymorphic_function.Function)
 
 
 def clone_function(fn, python_function: Callable, jit_compile: bool | None = None):
-    """The same `tf.function` (signature, autograph ...) over another body.
+    """Return the same `tf.function` (signature, autograph ...) over another body.
 
     Args:
       jit_compile: whether XLA compiles it; None where that is to be as it was.
@@ -144,7 +144,7 @@ def watch_calls(watcher: Callable[[Any, Callable[[], Any]], Any] | None) -> None
 
 
 def compiles_with_xla(fn) -> bool:
-    """Whether a `tf.function` was made with `jit_compile=True`.
+    """Return whether a `tf.function` was made with `jit_compile=True`.
 
     Its context is entered by calls only: `get_concrete_function` traces outside of it.
     """
@@ -152,7 +152,7 @@ def compiles_with_xla(fn) -> bool:
 
 
 def optimized_hlo(fn, args, kwargs) -> Any:
-    """What XLA made of a `tf.function` for these arguments, as an HloProto.
+    """Return what XLA made of a `tf.function` for these arguments, as an HloProto.
 
     It is compiled for this; nothing runs.
 
@@ -268,7 +268,7 @@ def _copy(graph: FuncGraph, definition: tf.compat.v1.GraphDef, order: Sequence[i
 
 
 def tracing_graph() -> FuncGraph | None:
-    """The FuncGraph into which ops are being traced now, or None when executing eagerly."""
+    """Return the FuncGraph into which ops are being traced now, or None when executing eagerly."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
@@ -276,22 +276,22 @@ def tracing_graph() -> FuncGraph | None:
 
 
 def in_xla(graph: tf.Graph) -> bool:
-    """Whether the graph is traced for compilation by XLA (`jit_compile=True`)."""
+    """Return whether the graph is traced for compilation by XLA (`jit_compile=True`)."""
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
 def autograph_converts() -> bool:
-    """Whether autograph would convert a function that is called here."""
+    """Return whether autograph would convert a function that is called here."""
     return ag_ctx.control_status_ctx().status == ag_ctx.Status.ENABLED
 
 
 def op_definition(op_type: str) -> Any:
-    """The registered OpDef of an op type; None where TensorFlow knows no such op."""
+    """Return the registered OpDef of an op type; None where TensorFlow knows no such op."""
     return op_def_registry.get(op_type)
 
 
 def function_graph(function: Any, graph_def: tf.compat.v1.GraphDef) -> FuncGraph:
-    """The body of a FunctionDef as a FuncGraph; op names are those of its nodes.
+    """Return the body of a FunctionDef as a FuncGraph; op names are those of its nodes.
 
     Its arguments are placeholders, its outputs and control outputs those of the function.
 
@@ -311,7 +311,7 @@ def function_graph(function: Any, graph_def: tf.compat.v1.GraphDef) -> FuncGraph
 
 
 def find_function(graph: tf.Graph, name: str) -> Any:
-    """The FunctionDef that a graph calls by a name; None where there is none."""
+    """Return the FunctionDef that a graph calls by a name; None where there is none."""
     function = _function(graph, name)
     if function is not None:
         return _definition(function)
@@ -320,7 +320,7 @@ def find_function(graph: tf.Graph, name: str) -> Any:
 
 
 def _definition(function: Any) -> Any:
-    """The FunctionDef of a function of a graph.
+    """Return the FunctionDef of a function of a graph.
 
     TensorFlow would also register one that was imported, and fail where the process knows another
     of its name, as one that has saved a model does of each function in the file.
@@ -333,7 +333,7 @@ def _definition(function: Any) -> Any:
 
 
 def _function(graph: Any, name: str) -> Any:
-    """What a graph, or one around it, knows by a name; None where none does."""
+    """Return what a graph, or one around it, knows by a name; None where none does."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
@@ -343,12 +343,14 @@ def _function(graph: Any, name: str) -> Any:
 
 
 def called_function(call: tf.Operation) -> str:
-    """The name of the function that a PartitionedCall or StatefulPartitionedCall calls."""
+    """Return the name of the function that a PartitionedCall or StatefulPartitionedCall calls."""
     return str(call.get_attr("f").name)
 
 
 def called_functions(op: tf.Operation) -> list[str]:
-    """The names of all functions that an op calls (branches, condition and body, a call's own)."""
+    """Return the names of all functions that an op calls (branches, condition and body, a call's
+    own).
+    """
     found: list[str] = []
     for attr in op.op_def.attr:
         if attr.type == "func":
@@ -361,7 +363,7 @@ def called_functions(op: tf.Operation) -> list[str]:
 def called_graph(call: tf.Operation, attr: str,
                  shapes: Sequence[tf.TensorShape] | None = None,
                  entries: Mapping[int, tf.TensorShape] | None = None) -> FuncGraph:
-    """The graph of a function that an op calls.
+    """Return the graph of a function that an op calls.
 
     Args:
       attr: of the op, which names the function ("body" of a loop).
@@ -375,7 +377,7 @@ def called_graph(call: tf.Operation, attr: str,
 def graph_called(call: tf.Operation, name: str,
                  shapes: Sequence[tf.TensorShape] | None = None,
                  entries: Mapping[int, tf.TensorShape] | None = None) -> FuncGraph:
-    """The same by the function's name, one of `called_functions(call)`."""
+    """Return the same by the function's name, one of `called_functions(call)`."""
     graph: Any = call.graph
     with graph.as_default():
         function = _function(graph, name)
@@ -434,7 +436,7 @@ def _keep_shapes_read(function: Any, traced: Any) -> None:
 
 
 def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
-    """A FunctionDef's nodes as a GraphDef, and what its tensors are called there.
+    """Return a FunctionDef's nodes as a GraphDef, and what its tensors are called there.
 
     The first nodes are placeholders for the arguments. `graph` knows the functions that it calls.
 
@@ -487,7 +489,8 @@ def add_functions(graph: tf.Graph, functions: Sequence[bytes]) -> None:
 
 
 def free_scope(graph: tf.Graph, scope: str) -> str:
-    """A name scope that no op is in yet, with a slash at its end; an op may have its name."""
+    """Return a name scope that no op is in yet, with a slash at its end; an op may have its name.
+    """
     names, wanted = graph._names_in_use, scope
     while any(name.startswith(f"{scope.lower()}/") for name in names):
         scope = graph.unique_name(wanted)
@@ -496,7 +499,7 @@ def free_scope(graph: tf.Graph, scope: str) -> str:
 
 
 def every_operation(graph: tf.Graph) -> list[tf.Operation]:
-    """All ops of a graph as they were made, hidden ones too (see `show_operations`)."""
+    """Return all ops of a graph as they were made, hidden ones too (see `show_operations`)."""
     return list(type(graph).get_operations(graph))
 
 
@@ -548,22 +551,25 @@ _SHOWN = "_tfckpt_shown"
 
 
 def how_shown(graph: tf.Graph) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The order in which ops of a graph are shown, and those that are not (`show_operations`)."""
+    """Return the order in which ops of a graph are shown, and those that are not
+    (`show_operations`).
+    """
     return getattr(graph, _SHOWN, ((), frozenset()))
 
 
 def waiting_for(op: tf.Operation) -> list[tf.Operation]:
-    """The ops that wait for an op by a control edge."""
+    """Return the ops that wait for an op by a control edge."""
     return list(op._control_outputs)
 
 
 def is_stateful(op: tf.Operation) -> bool:
-    """What the op's registration says about state."""
+    """Return what the op's registration says about state."""
     return bool(op._is_stateful)
 
 
 def is_stateful_type(op_type: str) -> bool:
-    """What the registration of an op type says about state; False of one that is not known."""
+    """Return what the registration of an op type says about state; False of one that is not known.
+    """
     known = op_def_registry.get(op_type)
     return known is not None and known.is_stateful
 
@@ -581,7 +587,7 @@ def handle_shape(resource: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:
 
 
 def makes_variables(graph: FuncGraph) -> bool:
-    """Whether a trace makes variables that do not have their first values yet.
+    """Return whether a trace makes variables that do not have their first values yet.
 
     TensorFlow gives them those after the trace, throws it away, and traces again.
     """
@@ -594,7 +600,9 @@ def makes_variables(graph: FuncGraph) -> bool:
 
 
 def _outermost(handle: Any) -> Any:
-    """What a captured tensor is where TensorFlow runs eagerly; None where it is made in a graph."""
+    """Return what a captured tensor is where TensorFlow runs eagerly; None where it is made in a
+    graph.
+    """
     while handle is not None and not hasattr(handle, "numpy"):
         around = getattr(handle.graph, "captures", ())
         handle = next((outer for outer, inner in around if inner is handle), None)
@@ -602,7 +610,9 @@ def _outermost(handle: Any) -> Any:
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:
-    """The batch size of the nearest batching step behind a dataset; None where there is none."""
+    """Return the batch size of the nearest batching step behind a dataset; None where there is
+    none.
+    """
     pending: list[Any] = [dataset]
     while pending:
         current = pending.pop(0)
@@ -615,17 +625,19 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
 
 
 def default_device() -> str:
-    """The device whose memory counts: the first GPU, or the CPU where there is none."""
+    """Return the device whose memory counts: the first GPU, or the CPU where there is none."""
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
 def uses_onednn() -> bool:
-    """Whether oneDNN's kernels run on the CPU, by the processor or by `TF_ENABLE_ONEDNN_OPTS`."""
+    """Return whether oneDNN's kernels run on the CPU, by the processor or by
+    `TF_ENABLE_ONEDNN_OPTS`.
+    """
     return bool(_pywrap_util_port.IsMklEnabled())
 
 
 def memory_limit(device: str) -> int:
-    """The bytes that TensorFlow's allocator may take of a device such as "GPU:0".
+    """Return the bytes that TensorFlow's allocator may take of a device such as "GPU:0".
 
     Raises:
       ValueError: there is no such device.
@@ -639,7 +651,7 @@ def memory_limit(device: str) -> int:
 
 
 def is_reference(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is a TF1 reference variable, which changes in place."""
+    """Return whether a tensor is a TF1 reference variable, which changes in place."""
     return bool(tensor.dtype._is_ref_dtype)
 
 
@@ -661,7 +673,7 @@ def create_op(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor],
 
 
 def node_attrs(op: tf.Operation) -> dict:
-    """The op's NodeDef attributes by name, as AttrValue protos."""
+    """Return the op's NodeDef attributes by name, as AttrValue protos."""
     return dict(op.node_def.attr)
 
 
@@ -854,7 +866,8 @@ def _shape_of(shape: Any) -> tf.TensorShape:
 
 @functools.cache
 def _own_cpu() -> Any:
-    """What Grappler knows of this machine's CPU: by its memory it decides how large sums are added.
+    """Return what Grappler knows of this machine's CPU: by its memory it decides how large sums are
+    added.
     """
     from tensorflow.python.grappler import cluster
 
@@ -876,7 +889,7 @@ HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def mark_ops(attribute: str) -> contextlib.AbstractContextManager[None]:
-    """A context in which ops that are traced get an attribute, 1."""
+    """Return a context in which ops that are traced get an attribute, 1."""
     graph = tf.compat.v1.get_default_graph()
     return graph._attr_scope({attribute: tf.compat.v1.AttrValue(i=1)})
 
@@ -885,7 +898,7 @@ def mark_ops(attribute: str) -> contextlib.AbstractContextManager[None]:
 
 
 def inlined(function) -> tf.compat.v1.GraphDef:
-    """A concrete function's graph with the functions that it calls in place of the calls.
+    """Return a concrete function's graph with the functions that it calls in place of the calls.
 
     Captures become placeholders without the shape of the variable behind them.
     """
@@ -977,22 +990,23 @@ def remove_op_callback(callback: Callable) -> None:
 
 
 def stop_recording():
-    """A context in which no tape of this thread records."""
+    """Return a context in which no tape of this thread records."""
     return record.stop_recording()
 
 
 def is_recording() -> bool:
-    """Whether ops that this thread runs or creates now are recorded by a tape."""
+    """Return whether ops that this thread runs or creates now are recorded by a tape."""
     return bool(record.could_possibly_record())
 
 
 def is_recording_stopped() -> bool:
-    """Whether the tapes of this thread are stopped."""
+    """Return whether the tapes of this thread are stopped."""
     return bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
 
 
 def gradient_order(tensors: Sequence[tf.Tensor]) -> int:
-    """Whether tapes follow these eager tensors: 0 none, 1 one tape, 2 several or a persistent one.
+    """Return whether tapes follow these eager tensors: 0 none, 1 one tape, 2 several or a
+    persistent one.
 
     With 2, gradients of gradients may be asked for.
     """

@@ -164,7 +164,7 @@ def _place_observers(operations: Sequence[tf.Operation],
 
 
 def gradient_inside(graph: tf.Graph) -> str:
-    """The first op that calls a function which computes a gradient; "" where none does."""
+    """Return the first op that calls a function which computes a gradient; "" where none does."""
     trains: dict[str, bool] = {}
     for op in graph.get_operations():
         for name in tf_adapter.called_functions(op):
@@ -178,7 +178,9 @@ def gradient_inside(graph: tf.Graph) -> str:
 
 
 def _writes(op: tf.Operation, stateful: bool) -> bool:
-    """Whether an op writes a variable. What writes a reference is not registered as stateful."""
+    """Return whether an op writes a variable. What writes a reference is not registered as
+    stateful.
+    """
     if any(map(tf_adapter.is_reference, op.inputs)):
         return is_write(op.type, True, True)
     return is_write(op.type, stateful and any(t.dtype == tf.resource for t in op.inputs), stateful)
@@ -194,7 +196,7 @@ def _large_constants(operations: Sequence[tf.Operation], outputs: Sequence[tuple
 def _shrinks_large_constant(large: Collection[tuple[int, int]],
                             outputs: Sequence[tuple[Tensor, ...]],
                             inputs: Sequence[tuple[int, int]], index: int) -> bool:
-    """Whether an op makes less of a large constant than it reads."""
+    """Return whether an op makes less of a large constant than it reads."""
     read = [outputs[source][slot].bytes or 0 for source, slot in inputs
             if (source, slot) in large] if large else []
     return bool(read) and max(read) > sum(t.bytes or 0 for t in outputs[index])

@@ -25,7 +25,7 @@ def only_reads(op: tf.Operation) -> bool:
 
 
 def behind(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor that ops which do nothing else pass on."""
+    """Return the tensor that ops which do nothing else pass on."""
     while record(tensor.op.type).passes_on:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
@@ -37,7 +37,7 @@ def argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:
 
 
 def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
-    """What a resource tensor refers to, by name; `ANY` where that is not known.
+    """Return what a resource tensor refers to, by name; `ANY` where that is not known.
 
     Args:
       unsure: placeholders for resources that may be the same as others.
@@ -53,7 +53,7 @@ def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
 
 
 def may_write(op: tf.Operation, unsure: Collection[str] = ()) -> tuple[str, ...]:
-    """The variables that an op may write, `ANY` among them if that cannot be told."""
+    """Return the variables that an op may write, `ANY` among them if that cannot be told."""
     known = record(op.type)
     if known.runs_python:
         return (ANY,)
@@ -71,7 +71,7 @@ def may_write(op: tf.Operation, unsure: Collection[str] = ()) -> tuple[str, ...]
 
 
 def _writes_unseen(op: tf.Operation, name: str, seen: set[str]) -> bool:
-    """Whether a function may write variables whose handles it is not given."""
+    """Return whether a function may write variables whose handles it is not given."""
     if name in seen:
         return False
     seen.add(name)

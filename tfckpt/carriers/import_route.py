@@ -33,7 +33,7 @@ def announce(problem: str) -> None:
 
 
 def refusal() -> str:
-    """Why what is called now cannot be imported; "" where it can."""
+    """Return why what is called now cannot be imported; "" where it can."""
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         return "no step can be imported in a replica of tf.distribute"
     if tf_adapter.is_recording():
@@ -67,7 +67,7 @@ def import_step(body: Callable, args: tuple, kwargs: dict, rewrite: Rewrite,
 
 
 def _unchanged(concrete: Any, graph: Any) -> Any:
-    """What the step computes as it was traced; where it cannot be imported it is called."""
+    """Return what the step computes as it was traced; where it cannot be imported it is called."""
     try:
         return import_edited(concrete, None, graph)
     except RewriteError as error:

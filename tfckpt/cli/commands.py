@@ -144,7 +144,7 @@ def _description(step: Step, top: int) -> dict:
 
 
 def _sizes(step: Step, top: int) -> dict:
-    """What a step needs; None for what is unknown since variables have no shape."""
+    """Return what a step needs; None for what is unknown since variables have no shape."""
     variables = unknown_variables(step.graph)
     try:
         with progress(f"pricing {step.name}"):
@@ -238,7 +238,7 @@ def _front_table(result: Result) -> str:
 
 
 def _not_counted(report: Report) -> list[str]:
-    """A line on variables whose sizes nobody knows."""
+    """Return a line on variables whose sizes nobody knows."""
     return [f"not counted: {_of_unknown_size(report.unknown_variables)}"] * bool(
         report.unknown_variables)
 

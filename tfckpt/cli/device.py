@@ -47,7 +47,7 @@ class Needs:
 
     @property
     def bytes(self) -> int:
-        """What the device must hold."""
+        """Return what the device must hold."""
         return self.resident_bytes + self.peak_bytes
 
 
@@ -87,7 +87,7 @@ def _count(batch: int | None) -> str:
 
 
 def known_device(text: str) -> Device:
-    """The device that a flag names.
+    """Return the device that a flag names.
 
     Raises:
       flags.Error: there is none; lists the presets.
@@ -144,7 +144,7 @@ class _Search:
     device: Device
 
     def largest(self, rewritten: bool) -> int | None:
-        """The largest batch that fits; None where the graph fixes it."""
+        """Return the largest batch that fits; None where the graph fixes it."""
         if self.options.batch_size is None or not self._is_open():
             return None
         return largest_batch(lambda batch: self._bytes(batch, rewritten),

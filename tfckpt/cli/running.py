@@ -59,7 +59,8 @@ gradient of a bias before a normalisation is zero in exact arithmetic)."""
 
 
 def largest_difference(first: Measured, second: Measured) -> tuple[float, str] | None:
-    """The largest difference, and the name of its tensor; None where nothing can be compared.
+    """Return the largest difference, and the name of its tensor; None where nothing can be
+    compared.
 
     Differences are relative to the tensor's largest entry; where that is noise, to the noise
     floor of results or variables, whichever the tensor is.
@@ -153,12 +154,12 @@ def _run_saved_model(document: Document, step: Step, batch_size, repeats) -> Mea
 
 
 def loaded_call(loaded, names: tuple[str, ...], function):
-    """What to call: the object's own function, which fills in what is no tensor."""
+    """Return what to call: the object's own function, which fills in what is no tensor."""
     return functools.reduce(getattr, names, loaded) if names else function
 
 
 def _callable(meta, loaded, wanted: str) -> tuple[Any, tuple[str, ...]]:
-    """The concrete function that runs a FunctionDef, and the attributes that lead to it."""
+    """Return the concrete function that runs a FunctionDef, and the attributes that lead to it."""
     nodes = meta.object_graph_def.nodes
     pending: deque[tuple[int, tuple[str, ...]]] = deque([(0, ())])
     seen = {0}
@@ -181,7 +182,7 @@ def _callable(meta, loaded, wanted: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def _wrapper_calls(meta, key: str, wanted: str) -> bool:
-    """Whether the function behind a signature is, or calls, a FunctionDef."""
+    """Return whether the function behind a signature is, or calls, a FunctionDef."""
     prefix = f"__inference_signature_wrapper_{key}"
     return any("f" in node.attr and node.attr["f"].func.name == wanted
                for function in meta.graph_def.library.function

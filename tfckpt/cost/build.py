@@ -89,7 +89,7 @@ def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:
 
 
 def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
-    """The storages that matter."""
+    """Return the storages that matter."""
     total = sum(size for (i, _), size in sizes.items() if graph.ops[i].region == FORWARD)
     least = max(SMALL_BYTES, total * SMALL_FRACTION)
     return {tensor: size for tensor, size in sizes.items() if size >= least}

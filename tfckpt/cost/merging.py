@@ -8,7 +8,9 @@ from tfckpt.ops import BIAS, REARRANGED, SUM, record
 
 
 def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bool:
-    """Whether TensorFlow may merge an op into its only reader; `readers` as `Graph.consumers`."""
+    """Return whether TensorFlow may merge an op into its only reader; `readers` as
+    `Graph.consumers`.
+    """
     merges = record(graph.ops[i].type).merges_into
     wanted = REARRANGED if multiplies_by_one(graph, i) else merges
     reader = only_reader(graph, i, readers, equal=True) if wanted else None
@@ -18,13 +20,13 @@ def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bo
 
 
 def multiplies_by_one(graph: Graph, i: int) -> bool:
-    """Whether Grappler takes an op out: 1 * x, as `silu` has before its sigmoid."""
+    """Return whether Grappler takes an op out: 1 * x, as `silu` has before its sigmoid."""
     return record(graph.ops[i].type).multiplies and any(
         graph.ops[source].attrs.get("value") == 1.0 for source, _ in graph.ops[i].inputs)
 
 
 def _sums_alike(graph: Graph, op: int) -> bool:
-    """Whether an op adds tensors of one shape, none of which can be a bias."""
+    """Return whether an op adds tensors of one shape, none of which can be a bias."""
     shapes = {graph.ops[source].outputs[slot].shape for source, slot in graph.ops[op].inputs}
     shape = next(iter(shapes)) or ()
     return (SUM in record(graph.ops[op].type).kinds and len(shapes) == 1
@@ -33,7 +35,8 @@ def _sums_alike(graph: Graph, op: int) -> bool:
 
 def only_reader(graph: Graph, op: int, readers: list[list[int]],
                 equal: bool = False) -> int | None:
-    """The only op that reads an op's results, behind pass-throughs, which TensorFlow removes.
+    """Return the only op that reads an op's results, behind pass-throughs, which TensorFlow
+    removes.
 
     It removes as well what undoes a broadcast that did not happen.
 

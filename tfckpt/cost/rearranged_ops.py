@@ -54,7 +54,7 @@ class _Merger:
             self.work.append(self.work[-1] + (i in self.anchors and is_expensive(op)))
 
     def joining(self, op: int, final: int) -> list[int]:
-        """The ops whose results `op` reads and with which it is rearranged.
+        """Return the ops whose results `op` reads and with which it is rearranged.
 
         Sums are moved to the last of them, and fused ops to the activation. Where anything else
         is rearranged, only cheap ops run between the two, so nothing is held much longer for
@@ -71,7 +71,7 @@ class _Merger:
         return found
 
     def _sources(self, op: int) -> list[int]:
-        """The anchors whose results an op reads, behind pass-throughs."""
+        """Return the anchors whose results an op reads, behind pass-throughs."""
         found: dict[int, None] = {}
         for source, slot in self.graph.ops[op].inputs:
             while self._known(source).passes_on and source not in self.anchors:
@@ -91,7 +91,8 @@ class _Merger:
                 and only_reader(self.graph, source, self.readers) == op)
 
     def _fused(self, source: int, op: int) -> bool:
-        """A bias before an activation, or a contraction before the bias, that round as one."""
+        """Return a bias before an activation, or a contraction before the bias, that round as one.
+        """
         ops = self.graph.ops
         bias, activation = (source, op) if not self._known(source).rounds_with else (
             op, only_reader(self.graph, op, self.readers))
@@ -124,7 +125,8 @@ class _Merger:
 
 def workspace(graph: Graph, root: Sequence[Sequence[TensorId]], inner: Mapping[TensorId, int],
               members: Sequence[int]) -> int:
-    """Bytes that a group holds besides its result while it runs, written in place where it can.
+    """Return bytes that a group holds besides its result while it runs, written in place where it
+    can.
 
     Args:
       root: the tensor whose storage each tensor is (`tfckpt.cost.storage.roots`).

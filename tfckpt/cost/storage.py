@@ -22,7 +22,7 @@ _FOLDED_BYTES = 100 * 1024
 
 
 def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[TensorId, int]:
-    """Bytes of every tensor that allocates memory during the step.
+    """Return bytes of every tensor that allocates memory during the step.
 
     A size that depends on the data (Where, Unique) is bounded by what the op reads (`_Bounds`).
     That is only done where every source of the graph has a known shape; it is never counted as 1.

@@ -15,7 +15,7 @@ from tfckpt.ops import Shape, record
 
 
 def is_expensive(op: Op) -> bool:
-    """Whether the op computes rather than moves bytes."""
+    """Return whether the op computes rather than moves bytes."""
     if op.loop is not None:
         return any(map(is_expensive, op.loop.body.ops))
     return record(op.type).flops is not None

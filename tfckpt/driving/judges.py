@@ -32,7 +32,7 @@ class Candidate:
 
     @functools.cached_property
     def realised(self) -> Realised | None:
-        """The checked edits of the whole step, and what each pass did; None without changes.
+        """Return the checked edits of the whole step, and what each pass did; None without changes.
 
         Raises:
           RewriteError, PlanError: they cannot be realised.

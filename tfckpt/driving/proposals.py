@@ -182,7 +182,7 @@ class Search:
             yield part, Limits(False, False)
 
     def _graphs(self) -> Iterator[Part]:
-        """The part, then the part with its loops as they are."""
+        """Yield the part, then the part with its loops as they are."""
         yield self.part
         try:
             kept = without_loops(self.part.graph, self._reason)
@@ -200,7 +200,7 @@ class Search:
         return Proposal(part, decision, "" if gains else NOTHING_TO_GAIN)
 
     def _next(self, source: Iterator[Decision]) -> Decision | None:
-        """The next decision of a source; None at its end, or where planning failed."""
+        """Return the next decision of a source; None at its end, or where planning failed."""
         try:
             return next(source, None)
         except InfeasibleBudgetError:

@@ -46,7 +46,7 @@ class Kept:
 
     @property
     def two_valued(self) -> bool:
-        """Whether a mask is kept."""
+        """Return whether a mask is kept."""
         return self.on is not None
 
 
@@ -77,7 +77,7 @@ class Alternative:
 
     @property
     def saves(self) -> int:
-        """Bytes that the backward no longer holds; negative where it would hold more."""
+        """Return bytes that the backward no longer holds; negative where it would hold more."""
         return self.bytes_before - self.bytes_after
 
 
@@ -99,7 +99,7 @@ class Offers:
 
 def find_alternatives(graph: Graph, root: Sequence[tuple[TensorId, ...]],
                       least_bytes: int = 0) -> Offers:
-    """Every region of a step with what forward AD could do there.
+    """Return every region of a step with what forward AD could do there.
 
     Args:
       graph: the captured step; shapes known.
@@ -176,7 +176,7 @@ def _offer(graph, region, samples, walk, match: Match, live, root):
 
 
 def _kept(graph: Graph, v: TensorId, gradients, program: Program, index: int) -> Kept:
-    """What to keep of a derivative: a mask if it takes two values, never a widened copy."""
+    """Return what to keep of a derivative: a mask if it takes two values, never a widened copy."""
     node = program[index]
     if node.type == TWO:
         return Kept(v, gradients, node.args[0], node.attr("on"), node.attr("off"))
@@ -186,7 +186,7 @@ def _kept(graph: Graph, v: TensorId, gradients, program: Program, index: int) ->
 
 
 def _pruned(program: Program, kept: list[Kept]) -> tuple[Program, list[Kept]]:
-    """The program without what no kept node needs."""
+    """Return the program without what no kept node needs."""
     needed = [False] * len(program)
     for entry in kept:
         needed[entry.node] = True
@@ -202,7 +202,7 @@ def _pruned(program: Program, kept: list[Kept]) -> tuple[Program, list[Kept]]:
 
 def _priced(graph: Graph, region: Region, held: Held, program: Program, kept: list[Kept],
             removed: tuple[int, ...]) -> tuple[list[Kept], int]:
-    """The kept derivatives with their bytes, and what the backward holds altogether."""
+    """Return the kept derivatives with their bytes, and what the backward holds altogether."""
     read: list[TensorId] = []
     made: dict[int, int] = {}
     result = []

@@ -117,7 +117,7 @@ class Walk:
         return entry is not None
 
     def _input(self, tensor: TensorId) -> Form | Array | None:
-        """A linear form, plain values, or None for what ends the walk."""
+        """Return a linear form, plain values, or None for what ends the walk."""
         if tensor in self.forms:
             return self.forms[tensor]
         if tensor in self.plain:
@@ -134,7 +134,8 @@ class Walk:
         return None
 
     def _changes_no_shape(self, op: Op) -> bool:
-        """Whether the op undoes a broadcast that did not happen (shapes unknown when traced).
+        """Return whether the op undoes a broadcast that did not happen (shapes unknown when
+        traced).
 
         TensorFlow then sums a gradient over the axes that `BroadcastGradientArgs` finds at run
         time, and reshapes it. Between tensors of one shape there are none.
@@ -162,7 +163,8 @@ class Walk:
             record(op.type).is_constant and length) else None
 
     def _broadcasts(self, shape: tuple[int | None, ...] | None) -> bool:
-        """Whether a shape cannot make x's grow, whatever x's first dimension is at run time."""
+        """Return whether a shape cannot make x's grow, whatever x's first dimension is at run time.
+        """
         if shape is None or self.shape is None:
             return False
         return shape == self.shape or len(shape) < len(self.shape) or shape[:1] == (1,)
@@ -170,7 +172,7 @@ class Walk:
     # Matching.
 
     def match(self) -> Match | None:
-        """The sink that frees most with the fewest derivatives; None where none is a sum."""
+        """Return the sink that frees most with the fewest derivatives; None where none is a sum."""
         best: tuple[tuple[int, int, int], Match] | None = None
         x = self.graph.ops[self.region.source[0]].outputs[self.region.source[1]]
         for sink in sorted(self.forms):
@@ -190,7 +192,8 @@ class Walk:
         return best[1] if best else None
 
     def _rewritten(self, form: Form) -> list[Form]:
-        """The form, and the form in which constant multiples of one gradient are put together.
+        """Return the form, and the form in which constant multiples of one gradient are put
+        together.
 
         Branches of a region often end in constant factors (celu), and their incoming gradients
         are then multiples of the one gradient that reaches their sum.
@@ -208,7 +211,7 @@ class Walk:
         return [form] if len(result) == len(form) else [form, result]
 
     def _multiple_of(self, g: TensorId) -> list[tuple[TensorId, float]]:
-        """The gradient and those that it is a constant multiple of, with the factors."""
+        """Return the gradient and those that it is a constant multiple of, with the factors."""
         chain = [(g, 1.0)]
         for _ in range(LONGEST_CHAIN):
             tensor, factor = chain[-1]
@@ -246,7 +249,7 @@ class Walk:
         return tuple((v, tuple(sorted(groups[v]))) for v in sorted(groups))
 
     def _whose(self, coefficient: Array, dtype: str) -> TensorId | None:
-        """The first tensor of the region with this derivative and this dtype."""
+        """Return the first tensor of the region with this derivative and this dtype."""
         for v, slope in self.samples.slopes.items():
             if (self.graph.ops[v[0]].outputs[v[1]].dtype == dtype
                     and agree(coefficient, slope, dtype)):
@@ -255,7 +258,7 @@ class Walk:
 
 
 def _linear(op: Op, inputs: list, moving: list[int]) -> Form | None:
-    """The linear form of an op's result, or None where it is not linear in the gradients."""
+    """Return the linear form of an op's result, or None where it is not linear in the gradients."""
     known = record(op.type)
     if SUM in known.kinds:
         if len(moving) != len(inputs):
@@ -285,7 +288,8 @@ def _selected(inputs: list, moving: list[int]) -> Form | None:
 
 
 def agree(a: Array, b: Array, dtype: str) -> bool:
-    """Whether two arrays are equal wherever both are finite, up to constants rounded in `dtype`.
+    """Return whether two arrays are equal wherever both are finite, up to constants rounded in
+    `dtype`.
 
     At least a third of the samples must be finite on both sides (a logarithm has half).
     """

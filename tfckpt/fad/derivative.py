@@ -33,7 +33,7 @@ class Derivatives:
         self._done: dict[TensorId, Term | None] = {}
 
     def term(self, tensor: TensorId) -> Term:
-        """A tensor that the region may read; a constant of known value is a number."""
+        """Return a tensor that the region may read; a constant of known value is a number."""
         op, slot = tensor
         dtype = self.graph.ops[op].outputs[slot].dtype
         value = self.known.get(op)
@@ -101,7 +101,7 @@ class Samples:
                 self._forward(i)
 
     def value(self, tensor: TensorId) -> Array | None:
-        """A tensor of the region or a constant; None for any other."""
+        """Return a tensor of the region or a constant; None for any other."""
         if tensor in self.values:
             return self.values[tensor]
         if tensor[0] not in self.known:
@@ -148,7 +148,7 @@ class Samples:
 
 
 def on_samples(samples: Samples, builder: Builder) -> list[Array]:
-    """Every node of a program on the samples."""
+    """Return every node of a program on the samples."""
     nodes = builder.program()
     wanted: Mapping = {node.attr("tensor"): samples.value(node.attr("tensor"))
                        for node in nodes if node.type == TENSOR}

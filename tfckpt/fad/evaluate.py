@@ -17,19 +17,19 @@ from tfckpt.ops.terms import NUMBER, TENSOR, TWO, Program
 
 
 def can_evaluate(op_type: str) -> bool:
-    """Whether `evaluate` knows the op."""
+    """Return whether `evaluate` knows the op."""
     return record(op_type).evaluate is not None
 
 
 def evaluate(op_type: str, args: Sequence[Array], attrs: Mapping[str, object]) -> Array:
-    """The op on samples; args are arrays of one length or scalars."""
+    """Return the op on samples; args are arrays of one length or scalars."""
     known = record(op_type)
     assert known.evaluate is not None, f"nothing computes {op_type}"
     return known.evaluate(*args, **{name: attrs[name] for name in known.attrs if name in attrs})
 
 
 def run(program: Program, tensors: Mapping[object, Array]) -> list[Array]:
-    """The value of every node, given those of the tensors it reads."""
+    """Return the value of every node, given those of the tensors it reads."""
     values: list[Array] = []
     for node in program:
         args = [values[i] for i in node.args]

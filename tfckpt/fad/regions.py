@@ -48,7 +48,7 @@ class Constants:
         return op in self.values
 
     def get(self, op: int) -> float | None:
-        """The common value of all elements, or None where unknown."""
+        """Return the common value of all elements, or None where unknown."""
         return self.values.get(op)
 
 
@@ -85,7 +85,7 @@ def _fold(op: Op, inputs: list[float | None]) -> float | None:
 
 
 def find_regions(graph: Graph, known: Constants) -> tuple[Region, ...]:
-    """All regions, by the position of their source. O(edges).
+    """Return all regions, by the position of their source. O(edges).
 
     Args:
       graph: a captured step whose shapes are known.
@@ -103,7 +103,7 @@ def find_regions(graph: Graph, known: Constants) -> tuple[Region, ...]:
 
 def _source(graph: Graph, i: int, op: Op, source: dict[TensorId, TensorId],
             known: Constants) -> TensorId | None:
-    """The x of the region that an op belongs to, or None."""
+    """Return the x of the region that an op belongs to, or None."""
     if op.region in (BACKWARD, UPDATE) or not op.pure or i in known or (
             not record(op.type).tangents):
         return None

@@ -40,7 +40,7 @@ class Held:
         self.readers = {t: tuple(self._readers(t)) for t in self.storage if t[0] >= 0}
 
     def _unchanged(self, i: int, known: Constants) -> TensorId | None:
-        """The storage that an op copies unchanged, if it does: TensorFlow leaves it out."""
+        """Return the storage that an op copies unchanged, if it does: TensorFlow leaves it out."""
         op = self.graph.ops[i]
         made = record(op.type)
         if made.neutral is None:
@@ -52,7 +52,8 @@ class Held:
         return None
 
     def bytes(self, removed: Sequence[int] = (), read: Sequence[TensorId] = ()) -> int:
-        """Bytes held once these ops are removed and these tensors are read by the backward."""
+        """Return bytes held once these ops are removed and these tensors are read by the backward.
+        """
         gone = frozenset(removed)
         held = {self.storage[t] for t, readers in self.readers.items()
                 if any(r not in gone for r in readers)}

@@ -52,7 +52,7 @@ class _Entry:
 
     @property
     def is_new(self) -> bool:
-        """Whether forward AD adds the op."""
+        """Return whether forward AD adds the op."""
         return self.key[1] > 0
 
     def create(self) -> Create:
@@ -182,7 +182,7 @@ class _Writer:
             "SrcT": f"dtype:{old}", "DstT": f"dtype:{new}", "Truncate": False})
 
     def _node(self, index: int) -> tuple[Name, int]:
-        """The tensor of a program node, and the op behind which it can stand.
+        """Return the tensor of a program node, and the op behind which it can stand.
 
         All earlier nodes are written first, in order.
         """

@@ -20,12 +20,12 @@ NOTHING: frozenset[Taken] = frozenset()
 
 
 def has_branches(types: Iterable[str]) -> bool:
-    """Whether a graph of ops of these types has branches; most have none."""
+    """Return whether a graph of ops of these types has branches; most have none."""
     return any(record(kind).branch is Branch.SWITCH for kind in types)
 
 
 def conditions(ops: Iterable[tuple[str, str, Sequence[str], Sequence[str]]]) -> Conditions:
-    """The branches that each op needs taken in order to run; none for most.
+    """Return the branches that each op needs taken in order to run; none for most.
 
     Args:
       ops: (name, type, inputs as `op:slot`, names of ops it waits for), in topological order.

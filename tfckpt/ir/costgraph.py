@@ -138,7 +138,7 @@ class CostGraph:
 
     @functools.cached_property
     def bytes(self) -> tuple[int, ...]:
-        """The size of each storage."""
+        """Return the size of each storage."""
         return tuple(storage.bytes for storage in self.storages)
 
     @functools.cached_property
@@ -156,7 +156,7 @@ class CostGraph:
 
     @functools.cached_property
     def halves(self) -> tuple[tuple[Vertex, ...], tuple[Vertex, ...]]:
-        """Where steps overlap: each vertex as it starts, and as it ends.
+        """Return where steps overlap: each vertex as it starts, and as it ends.
 
         Its workspace is told otherwise; it takes over buffers and updates when it starts, and holds
         and donates until it ends.

@@ -119,12 +119,12 @@ class Edits:
 
     @property
     def clones(self) -> tuple[Clone, ...]:
-        """The copies among the added ops."""
+        """Return the copies among the added ops."""
         return tuple(op for op in self.added if isinstance(op, Clone))
 
     @property
     def renamed(self) -> dict[str, str]:
-        """The ops that have the places of others, by the names of these."""
+        """Return the ops that have the places of others, by the names of these."""
         return {entry.old: entry.new for entry in self.replaced}
 
     def then(self, second: Edits) -> Edits:
@@ -167,7 +167,7 @@ def together(several: Iterable[Edits]) -> Edits:
 
 
 def op_of(tensor: str) -> str:
-    """The op that a tensor name refers to."""
+    """Return the op that a tensor name refers to."""
     return tensor.rpartition(":")[0]
 
 
@@ -191,7 +191,8 @@ def check_edits(graph: Graph, edits: Edits) -> None:
 
 def edited(graph: Graph, edits: Edits) -> tuple[dict[str, list[str]], dict[str, list[str]],
                                                 dict[str, str]]:
-    """The edited graph: by op what it reads (`op:slot`), the ops that it waits for, and its type.
+    """Return the edited graph: by op what it reads (`op:slot`), the ops that it waits for, and its
+    type.
 
     Raises:
       RewriteError: an edit names what does not exist, or a name that is taken.
@@ -251,7 +252,7 @@ def _check_creation(added: Sequence[Create | Clone]) -> None:
 
 
 def _order(before: dict[str, set[str]]) -> list[str]:
-    """The names in a topological order."""
+    """Return the names in a topological order."""
     for name, entries in before.items():
         missing = sorted(entry for entry in entries if entry not in before)
         if missing:

@@ -159,12 +159,12 @@ class Graph:
             sinks=tuple(number[i] for i in self.sinks if i in number))
 
     def has_gradient(self) -> bool:
-        """Whether any op lies in the backward region."""
+        """Return whether any op lies in the backward region."""
         return any(op.region == BACKWARD for op in self.ops)
 
 
 def ancestors(ops: Sequence[Op], targets: Iterable[int]) -> set[int]:
-    """The ops that must run before one of the targets."""
+    """Return the ops that must run before one of the targets."""
     found: set[int] = set()
     pending = list(targets)
     while pending:

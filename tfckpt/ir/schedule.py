@@ -88,7 +88,7 @@ class Plan:
 
     @property
     def recomputed(self) -> tuple[Step, ...]:
-        """The steps that run a vertex again."""
+        """Return the steps that run a vertex again."""
         return tuple(step for step in self.schedule if step[1] > 0)
 
 

@@ -52,7 +52,7 @@ def look_at_batches(owner: Any, records: Records | None = None) -> None:
 
 
 def _bound(model: Any, method: Callable) -> Callable:
-    """A method of one object, which it does not keep alive."""
+    """Return a method of one object, which it does not keep alive."""
     this = weakref.ref(model)
 
     @functools.wraps(method)
@@ -124,7 +124,7 @@ class BatchesSeen:
             return self._function(instead, *args, **kwargs)
 
     def _looked_at(self, iterator) -> tuple[Any, CallSizes]:
-        """What to iterate in place of an iterator, and the sizes of its first batch.
+        """Return what to iterate in place of an iterator, and the sizes of its first batch.
 
         What a single batch is traced for TensorFlow decides, as it would without us: by shape at
         first, then with an open batch, in which it may round otherwise.
@@ -140,7 +140,7 @@ class BatchesSeen:
         return instead, sizes
 
     def _is_new(self, iterator) -> bool:
-        """Whether an epoch or a single batch begins whose sizes no specification tells."""
+        """Return whether an epoch or a single batch begins whose sizes no specification tells."""
         if self._iterator() is iterator:
             return False
         if isinstance(iterator, tf.data.Iterator):
@@ -206,7 +206,8 @@ def first_batch(iterator: Any, steps: int = 1) -> tuple[Any, Any]:
 
 
 def _next(iterator: tf.data.Iterator, count: int) -> tf.data.Dataset:
-    """The next batches of an iterator, taken when they are asked for; never more than those."""
+    """Return the next batches of an iterator, taken when they are asked for; never more than those.
+    """
     return tf.data.Dataset.from_generator(lambda: itertools.islice(iterator, count),
                                           output_signature=iterator.element_spec)
 
@@ -216,7 +217,7 @@ def _without_optional(leaf):
 
 
 def _replica_batch(fit: Callable, model: Any, args, kwargs) -> int | None:
-    """What one replica gets of a batch at most; None where that cannot be told."""
+    """Return what one replica gets of a batch at most; None where that cannot be told."""
     try:
         bound = inspect.signature(fit).bind(model, *args, **kwargs).arguments
     except TypeError:
@@ -228,7 +229,7 @@ def _replica_batch(fit: Callable, model: Any, args, kwargs) -> int | None:
 
 
 def _batch(data: Any, size: int | None) -> int | None:
-    """The batch size that `fit` trains with."""
+    """Return the batch size that `fit` trains with."""
     if isinstance(data, tf.data.Dataset):
         return tf_adapter.batch_size(data)
     if hasattr(data, "__getitem__") and hasattr(data, "num_batches"):  # a keras PyDataset

@@ -163,7 +163,7 @@ def _show(board: Board, records: Records, epoch: int) -> None:
 
 
 def _devices_of(model) -> tuple[str, ...]:
-    """The local devices that a model trains on, such as "GPU:0"."""
+    """Return the local devices that a model trains on, such as "GPU:0"."""
     strategy = getattr(model, "distribute_strategy", None)
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return (default_device(),)

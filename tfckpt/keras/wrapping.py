@@ -66,7 +66,7 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
 
 
 def report(model) -> Report | None:
-    """The report of the model's latest trace; None before the first.
+    """Return the report of the model's latest trace; None before the first.
 
     Raises:
       PlanError: neither was the model wrapped, nor its `train_step` decorated.
@@ -78,7 +78,9 @@ def report(model) -> Report | None:
 
 
 def records_of(model) -> Records | None:
-    """Where the reports of a model are: wrapped, or of a class with a decorated `train_step`."""
+    """Return where the reports of a model are: wrapped, or of a class with a decorated
+    `train_step`.
+    """
     decorated = _decorated(model)
     return _records.get(model) if decorated is None else decorated.records_of(model)
 

@@ -114,7 +114,7 @@ class ListUse:
 
     @property
     def begins(self) -> bool:
-        """Whether it makes a list that an op or a loop is to fill."""
+        """Return whether it makes a list that an op or a loop is to fill."""
         return self.empty or self.reserves
 
 
@@ -205,37 +205,37 @@ class OpRecord:
 
     @property
     def fed(self) -> bool:
-        """Whether its shape is the caller's, not what the graph makes of it."""
+        """Return whether its shape is the caller's, not what the graph makes of it."""
         return self.source in _FED
 
     @property
     def rearranged(self) -> bool:
-        """Whether Grappler's arithmetic optimizer rearranges it with others."""
+        """Return whether Grappler's arithmetic optimizer rearranges it with others."""
         return not self.kinds.isdisjoint(REARRANGED)
 
     @property
     def adds(self) -> bool:
-        """Whether it is the sum of its inputs."""
+        """Return whether it is the sum of its inputs."""
         return self.commutative and SUM in self.kinds
 
     @property
     def multiplies(self) -> bool:
-        """Whether it is the product of its two inputs."""
+        """Return whether it is the product of its two inputs."""
         return self.commutative and PRODUCT in self.kinds
 
     @property
     def joins(self) -> bool:
-        """Whether it passes on any number of tensors, none before all are there."""
+        """Return whether it passes on any number of tensors, none before all are there."""
         return self.passes_on and self.variadic
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a loop."""
+        """Return whether it is a loop."""
         return self.calls is Calls.LOOP
 
     @property
     def is_constant(self) -> bool:
-        """Whether it is a constant of the graph."""
+        """Return whether it is a constant of the graph."""
         return self.source is Source.CONSTANT
 
     def tangent(self, position: int) -> TangentRule:

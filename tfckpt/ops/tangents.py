@@ -46,18 +46,18 @@ TangentRule = Callable[[At], Term]
 
 
 def zero(o: At) -> Term:
-    """The output does not move with this input."""
+    """Return the output does not move with this input."""
     return o.t * 0.0
 
 
 def same(o: At) -> Term:
-    """The output moves as this input does."""
+    """Return the output moves as this input does."""
     return o.t
 
 
 def fused(kernel: str, saved: str, one: TangentRule, gradient_first: bool = False
           ) -> tuple[TangentRule]:
-    """The gradient kernel on (saved, t), or on (t, saved); a formula for a number."""
+    """Return the gradient kernel on (saved, t), or on (t, saved); a formula for a number."""
     def rule(o: At) -> Term:
         if o.t.number is not None or o.t.two:
             return o.t * one(o)
@@ -68,7 +68,7 @@ def fused(kernel: str, saved: str, one: TangentRule, gradient_first: bool = Fals
 
 
 def branch(chosen: Callable[[At], Term], when_true: bool) -> TangentRule:
-    """The tangent where the mask chooses this operand."""
+    """Return the tangent where the mask chooses this operand."""
     def rule(o: At) -> Term:
         mask, none = chosen(o), o.t * 0.0
         return select(mask, o.t, none) if when_true else select(mask, none, o.t)

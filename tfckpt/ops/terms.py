@@ -39,7 +39,7 @@ class Node:
     attrs: tuple[tuple[str, object], ...] = ()
 
     def attr(self, name: str):
-        """The value of an attribute that is there."""
+        """Return the value of an attribute that is there."""
         return dict(self.attrs)[name]
 
 
@@ -54,12 +54,12 @@ class Builder:
         self._known: dict[Node, int] = {}
 
     def program(self) -> Program:
-        """What was built so far."""
+        """Return what was built so far."""
         return tuple(self.nodes)
 
     def node(self, kind: str, args: tuple[Term, ...] = (), dtype: str = "",
              attrs: Mapping[str, object] | None = None) -> Term:
-        """A node as it is, without simplification."""
+        """Return a node as it is, without simplification."""
         entry = Node(kind, tuple(a.index for a in args), dtype or args[-1].dtype,
                      tuple(sorted((attrs or {}).items())))
         if entry not in self._known:
@@ -68,11 +68,11 @@ class Builder:
         return Term(self, self._known[entry])
 
     def tensor(self, tensor: tuple[int, int], dtype: str) -> Term:
-        """A tensor of the graph."""
+        """Return a tensor of the graph."""
         return self.node(TENSOR, (), dtype, {"tensor": tensor})
 
     def number(self, value: float, dtype: str) -> Term:
-        """A scalar constant."""
+        """Return a scalar constant."""
         return self.node(NUMBER, (), dtype, {"value": float(value)})
 
     def two(self, mask: Term, on: float, off: float, dtype: str) -> Term:
@@ -93,7 +93,7 @@ class Term:
 
     @property
     def node(self) -> Node:
-        """The instruction itself."""
+        """Return the instruction itself."""
         return self.builder.nodes[self.index]
 
     @property
@@ -103,7 +103,7 @@ class Term:
 
     @property
     def number(self) -> float | None:
-        """The value, where the term is a number."""
+        """Return the value, where the term is a number."""
         return self.node.attr("value") if self.node.type == NUMBER else None
 
     @property
@@ -115,12 +115,12 @@ class Term:
         return Term(self.builder, node.args[0]), node.attr("on"), node.attr("off")
 
     def op(self, kind: str, *others: Term | float, dtype: str = "", **attrs) -> Term:
-        """An op applied to this term and others, without simplification."""
+        """Return an op applied to this term and others, without simplification."""
         terms = tuple(self._term(o) for o in others)
         return self.builder.node(kind, (self, *terms), dtype or self.dtype, attrs)
 
     def test(self, kind: str, *others: Term | float) -> Term:
-        """A comparison or a logical op: a mask."""
+        """Return a comparison or a logical op: a mask."""
         return self.op(kind, *others, dtype="bool")
 
     def _term(self, other: Term | float) -> Term:
@@ -220,7 +220,7 @@ def select(mask: Term, on: Term, off: Term) -> Term:
 
 
 def cast(t: Term, dtype: str) -> Term:
-    """The term in another floating dtype; numbers change dtype for nothing."""
+    """Return the term in another floating dtype; numbers change dtype for nothing."""
     if t.dtype == dtype:
         return t
     if t.number is not None:
@@ -232,7 +232,7 @@ def cast(t: Term, dtype: str) -> Term:
 
 
 def both(a: Term, b: Term) -> Term:
-    """Where both masks hold."""
+    """Return where both masks hold."""
     return a if a.index == b.index else a.test("LogicalAnd", b)
 
 
@@ -253,13 +253,13 @@ def _either(first, second, term: Term) -> Term | None:
 
 
 def _disjoint(a: Term, b: Term) -> bool:
-    """Whether one mask demands what the other forbids, read off their conjunctions."""
+    """Return whether one mask demands what the other forbids, read off their conjunctions."""
     first, second = _literals(a), _literals(b)
     return any((index, not holds) in second for index, holds in first)
 
 
 def _literals(mask: Term) -> frozenset[tuple[int, bool]]:
-    """The conjuncts of a mask as (node, whether it must hold)."""
+    """Return the conjuncts of a mask as (node, whether it must hold)."""
     nodes, found, stack = mask.builder.nodes, [], [mask.index]
     while stack:
         index = stack.pop()

@@ -114,7 +114,7 @@ def acg(evaluator: Evaluator, objective: str) -> Proposals:
 
 
 def _with_boundary(graph: CostGraph, forward: ForwardGraph, keep: frozenset[int]) -> Proposals:
-    """A proposal, and what of it crosses to another node, where that is far less.
+    """Yield a proposal, and what of it crosses to another node, where that is far less.
 
     A node that stands for many vertices of a long chain hands all their results to the backward.
     A boundary needs the last one only; the others come with the segment that is recomputed.
@@ -133,7 +133,7 @@ def _bytes(graph: CostGraph, storages: frozenset[int]) -> int:
 
 
 def _storages(forward: ForwardGraph, found: Checkpoints) -> frozenset[int]:
-    """What keeping a set of checkpoints keeps in the joint graph."""
+    """Return what keeping a set of checkpoints keeps in the joint graph."""
     return frozenset(s for vertex in found.vertices for s in forward.storages[vertex])
 
 
@@ -143,7 +143,7 @@ def approx_dp(evaluator: Evaluator, objective: str) -> Proposals:
 
 
 def exact_dp(evaluator: Evaluator, objective: str) -> Proposals:
-    """All lower sets by dynamic programming (Kusumoto et al. 2019, section 4.2).
+    """Yield all lower sets by dynamic programming (Kusumoto et al. 2019, section 4.2).
 
     Raises:
       PlanError: too many lower sets, or too many states at some inner budget.

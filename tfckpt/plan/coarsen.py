@@ -25,7 +25,7 @@ class Coarse:
     storages: tuple[int, ...]
 
     def fine(self, coarse: frozenset[int]) -> frozenset[int]:
-        """A set of storages in terms of the fine graph."""
+        """Return a set of storages in terms of the fine graph."""
         return frozenset(self.storages[s] for s in coarse)
 
 
@@ -56,7 +56,7 @@ def coarsen(graph: CostGraph, order: Sequence[int], size: int) -> Coarse:
 
 
 def _leaves(graph, run_of, s):
-    """Whether a storage is read outside the run that makes it, or not at all."""
+    """Return whether a storage is read outside the run that makes it, or not at all."""
     storage = graph.storages[s]
     home = run_of.get(storage.producer)
     if home is None:
@@ -66,7 +66,7 @@ def _leaves(graph, run_of, s):
 
 
 def _runs(graph: CostGraph, order: Sequence[int], size: int) -> list[list[int]]:
-    """The order cut where region, device or purity changes, and where it is narrow."""
+    """Return the order cut where region, device or purity changes, and where it is narrow."""
     crossing = _crossing(graph, order)
     runs: list[list[int]] = []
     place = 0

@@ -110,13 +110,13 @@ class Evaluator:
         return self._ordered(order).schedule(dropped(self.graph, candidate.keep), candidate.again)
 
     def order(self, candidate: Candidate) -> tuple[int, ...]:
-        """The originals in the order in which a candidate runs them."""
+        """Return the originals in the order in which a candidate runs them."""
         if not candidate.thrifty:
             return self._base_order(candidate.moves)
         return self._thrifty(candidate.moves).order(dropped(self.graph, candidate.keep))
 
     def everything(self) -> frozenset[int]:
-        """The keep set that recomputes nothing."""
+        """Return the keep set that recomputes nothing."""
         return frozenset(i for i, s in enumerate(self.graph.storages)
                          if self.graph.vertices[s.producer].region == FORWARD)
 

@@ -149,7 +149,7 @@ def with_derivatives(graph: Graph, cost: CostGraph, taken: Sequence[bool], targe
 def _weighed(graph: Graph, cost: CostGraph, plans: Planner, target: Target, offers: Offers,
              useful: Sequence[Alternative], reasons: dict, budget: int | None,
              objective: str) -> Iterator[Decision]:
-    """The plans without, with all, and with part of the alternatives, best first."""
+    """Yield the plans without, with all, and with part of the alternatives, best first."""
     tried: dict[Taken, Decision | None] = {}  # the next decision for each
     others: dict[Taken, Iterator[Decision]] = {}
     refusals: list[InfeasibleBudgetError] = []
@@ -196,7 +196,7 @@ def _nothing_again(decision: Decision | None) -> bool:
 
 def _best(tried: dict[Taken, Decision | None], budget: int | None,
           objective: str) -> Taken | None:
-    """The regions of the best plan: the earliest among equals; None where no plan fits."""
+    """Return the regions of the best plan: the earliest among equals; None where no plan fits."""
     found = {taken: d.planned for taken, d in tried.items() if d is not None}
     if not found:
         return None
@@ -204,13 +204,13 @@ def _best(tried: dict[Taken, Decision | None], budget: int | None,
 
 
 def _changes(taken: Taken, count: int) -> list[Taken]:
-    """All choices that differ in one region, last regions first."""
+    """Return all choices that differ in one region, last regions first."""
     return [tuple(j for j in range(count) if (j in taken) != (j == i))
             for i in reversed(range(count))]
 
 
 def _suffixes(count: int, vertices: int) -> list[Taken]:
-    """The last regions of the graph: none, all, half, a quarter ..., as planning allows.
+    """Return the last regions of the graph: none, all, half, a quarter ..., as planning allows.
 
     What the last layers keep is freed first in the backward, so that their derivatives cost
     little; what the first keep is held longest and is worth recomputing.
@@ -222,7 +222,7 @@ def _suffixes(count: int, vertices: int) -> list[Taken]:
 
 def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
           plans: Planner, target: Target) -> Iterator[Decision]:
-    """The decisions for some of the alternatives, best first."""
+    """Yield the decisions for some of the alternatives, best first."""
     edits = Edits()
     if alternatives:
         graph, edits = take(graph, alternatives, target)
@@ -233,7 +233,7 @@ def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
 
 def _compatible(graph: Graph, alternatives: Sequence[Alternative]
                 ) -> tuple[list[Alternative], dict]:
-    """The alternatives that can be taken together, and why the others cannot.
+    """Return the alternatives that can be taken together, and why the others cannot.
 
     All of them but where one removes what another reads; then one after the other.
     """
@@ -261,7 +261,7 @@ def _too_little(alternative: Alternative, least: int) -> str:
 
 def _told(graph: Graph, offers: Offers, decision: Decision, chosen: Sequence[Alternative],
           reasons: dict, otherwise: str) -> Decision:
-    """The decision with a line for each region; its plan records which are taken."""
+    """Return the decision with a line for each region; its plan records which are taken."""
     taken = {a.region.source for a in chosen}
     names = tuple(graph.ops[op].name for op, _ in sorted(taken))
     planned = decision.planned

@@ -65,7 +65,7 @@ def _neighbours(evaluator: Evaluator, priced: Priced) -> Iterator[Candidate]:
 
 
 def _worth(evaluator: Evaluator, s: int) -> float:
-    """Bytes freed for each second spent on recomputing the storage from its inputs."""
+    """Return bytes freed for each second spent on recomputing the storage from its inputs."""
     storage = evaluator.graph.storages[s]
     return storage.bytes / (evaluator.graph.vertices[storage.producer].time + 1e-12)
 

@@ -23,7 +23,7 @@ begun, and recomputing would cost time and save nothing."""
 
 def keep_schedule(graph: CostGraph, keep: frozenset[int], order: Sequence[int],
                   again: frozenset[int] = frozenset()) -> Schedule:
-    """The schedule that keeps exactly `keep` of the storages that may be recomputed.
+    """Return the schedule that keeps exactly `keep` of the storages that may be recomputed.
 
     Args:
       graph: joint graph.
@@ -82,7 +82,7 @@ class _Builder:
         self.now = 0
 
     def build(self) -> Schedule:
-        """The whole schedule."""
+        """Return the whole schedule."""
         vertices, dropped = self.graph.vertices, self.dropped
         for now, v, restores in self.ordered.later:
             if restores:
@@ -97,7 +97,7 @@ class _Builder:
         return tuple(self.steps)
 
     def _fresh(self, storage: int) -> bool:
-        """Whether a copy exists that may be read now."""
+        """Return whether a copy exists that may be read now."""
         if self.touched[storage] < 0:
             return False
         age = self.now - self.touched[storage]

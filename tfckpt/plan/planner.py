@@ -92,12 +92,12 @@ class Planned:
 
     @property
     def baseline(self) -> Timeline:
-        """The plain step's timeline."""
+        """Return the plain step's timeline."""
         return self.plain.timeline
 
     @property
     def baseline_bytes(self) -> int:
-        """The plain step's peak as the allocator counts it."""
+        """Return the plain step's peak as the allocator counts it."""
         return self.plain.peak_bytes
 
 
@@ -120,16 +120,16 @@ class _Finished:
 
     @functools.cached_property
     def peak(self) -> int:
-        """The peak on the target's threads: known only once it is asked for."""
+        """Return the peak on the target's threads: known only once it is asked for."""
         return self.most(self.least)
 
     def fits(self, usable: int) -> bool:
-        """Whether the peak is at most so many bytes."""
+        """Return whether the peak is at most so many bytes."""
         return self.least <= usable and self.peak <= usable
 
 
 def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tuple]) -> _Finished:
-    """The entry whose peak has the least value, the first of equals.
+    """Return the entry whose peak has the least value, the first of equals.
 
     Asked for are the peaks of those alone that may be it by what their peaks are not below.
 
@@ -285,7 +285,7 @@ def executed_peaks(graph: CostGraph, target: Target, settled: bool = True,
 
 
 def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int:
-    """Which of several plans of one step to take: an index, the earliest among equals.
+    """Return which of several plans of one step to take: an index, the earliest among equals.
 
     The plans may be of different graphs of the step; all fit the budget and share one baseline.
     The rule is that by which a plan of one graph is chosen: time under a budget, and `ROOM` and
@@ -305,7 +305,7 @@ def _alone(priced: Sequence[Priced]) -> search.Pool:
 
 
 def _cost(peak: int, time: float, plain_peak: int, plain_time: float, objective: str) -> float:
-    """What the least plan is chosen by; bytes alone where the objective is memory."""
+    """Return what the least plan is chosen by; bytes alone where the objective is memory."""
     worth = 0.0 if objective == "memory" else WORTH
     return peak / max(plain_peak, 1) + worth * time / max(plain_time, 1e-12)
 
@@ -344,7 +344,7 @@ class StepPlanner:
                               self.plain, front, others, working_set(self.graph))
 
     def _made(self, budget: int | None) -> search.Pool:
-        """The pool of candidates; that of "optimal" alone depends on the budget."""
+        """Return the pool of candidates; that of "optimal" alone depends on the budget."""
         if self._pool:
             return self._pool
         patterns = search.templates(self.evaluator, self.free_moves, self.target)
@@ -358,7 +358,7 @@ class StepPlanner:
         return self._pool
 
     def _explored(self, patterns: list[Candidate]) -> search.Pool:
-        """The pool of `auto`: what is remembered, priced for these sizes, or searched."""
+        """Return the pool of `auto`: what is remembered, priced for these sizes, or searched."""
         plain, target = self.plain.timeline.peak_bytes, self.target
         searched = self.free_moves, target.orders_by_control, target.hold, self.effort
         known = self.memory.read(self.graph, searched, plain) if self.memory else []
@@ -373,7 +373,7 @@ class StepPlanner:
         return pool
 
     def _solvers(self) -> tuple[Callable, ...]:
-        """What `auto` draws on: on small graphs also what is dear, or refuses others."""
+        """Return what `auto` draws on: on small graphs also what is dear, or refuses others."""
         forward = sum(v.region == FORWARD for v in self.graph.vertices)
         return CHEAP if forward > EXACT_FORWARD else (*CHEAP, *DEAR)
 
@@ -443,7 +443,8 @@ class StepPlanner:
         return found
 
     def _least(self, pool: search.Pool) -> Iterator[_Finished]:
-        """The smallest peak, but for a little memory that buys much time; then so among the rest.
+        """Yield the smallest peak, but for a little memory that buys much time; then so among the
+        rest.
 
         Every choice that may win by that rule is finished, the likeliest first, up to a limit.
         """
@@ -483,7 +484,7 @@ class StepPlanner:
             yield self._finish(priced)
 
     def _fitting(self, pool: search.Pool, budget: int) -> Iterator[_Finished]:
-        """The fastest plans (with objective "memory" the smallest) whose allocated peaks fit.
+        """Yield the fastest plans (with objective "memory" the smallest) whose allocated peaks fit.
 
         A budget that the plain step meets as it is, is met by that.
         """
@@ -514,7 +515,9 @@ class StepPlanner:
             f"peak it can promise is {needed:,} bytes", needed)
 
     def _untouched(self) -> _Finished:
-        """The plain step as a plan of this graph, whose updates may wait for more than its own."""
+        """Return the plain step as a plan of this graph, whose updates may wait for more than its
+        own.
+        """
         plain = self.plain
         plan = plain_plan(self.graph) if self.target.orders_by_control else plain.plan
         priced = Priced(Candidate(self.evaluator.everything(), source="store_all"),
@@ -522,7 +525,7 @@ class StepPlanner:
         return _Finished(plan, plain.timeline, plain.peak_bytes, priced)
 
     def _finish(self, priced: Priced) -> _Finished:
-        """The plan with its waits, and what its worse order needs."""
+        """Return the plan with its waits, and what its worse order needs."""
         candidate = priced.candidate
         if candidate not in self.finished:
             graph, timeline = self.graph, priced.timeline

@@ -192,7 +192,7 @@ def recurse(evaluator: Evaluator, patterns: Sequence[Candidate], plain_bytes: in
 
 
 def few(graph: CostGraph, count: int) -> int:
-    """How many plans to look at where `count` suit a graph of 1,500 to 10,000 vertices.
+    """Return how many plans to look at where `count` suit a graph of 1,500 to 10,000 vertices.
 
     Up to three times as many in smaller graphs, ever fewer in larger ones.
     """
@@ -290,7 +290,8 @@ def _originals(priced: Priced) -> list[int]:
 
 
 def best_of_each(pool: Sequence[Priced]) -> list[Priced]:
-    """What is not dominated by another of the same solver, solvers in the order of the pool."""
+    """Return what is not dominated by another of the same solver, solvers in the order of the pool.
+    """
     solvers: dict[str, list[Priced]] = {}
     for priced in pool:
         solvers.setdefault(priced.candidate.source, []).append(priced)

@@ -179,7 +179,7 @@ class _Change:
                     self.segments)
 
     def _before(self) -> list[_New]:
-        """The lists of states, empty, and what they are made of."""
+        """Return the lists of states, empty, and what they are made of."""
         made = [self._constant("count", 0), self._constant("most", self.count)]
         for n, slot in enumerate(self.segments.states):
             shape = self.forward.outputs[slot].shape
@@ -219,7 +219,7 @@ class _Change:
                           f"{self.name}_count:0"), self._controls(op))
 
     def _held(self) -> int:
-        """The bytes of the lists of one segment."""
+        """Return the bytes of the lists of one segment."""
         return math.ceil(self.length * entry_bytes(self.forward))
 
     def _gradient(self) -> _New:
@@ -248,7 +248,7 @@ class _Change:
         return _New(new, named, tuple(dict.fromkeys((*self._controls(op), *waits))))
 
     def _new(self, tensor: str) -> str:
-        """What a tensor is called once the forward's loop has given way."""
+        """Return what a tensor is called once the forward's loop has given way."""
         return tensor if op_of(tensor) != self.forward.name else (
             f"{self.name}:{tensor.rpartition(':')[2]}")
 
@@ -263,7 +263,9 @@ class _Change:
 
     def _rebuilt(self, before: Sequence[_New], forward: _New, gradient: _New
                  ) -> tuple[Graph, tuple[Rewire, ...]]:
-        """The graph with the new loops in the places of the old, and what reads them rewired."""
+        """Return the graph with the new loops in the places of the old, and what reads them
+        rewired.
+        """
         place = {old: new + 1 for new, old in enumerate(
             kept_slots(self.segments, len(self.gradient.outputs)))}
 

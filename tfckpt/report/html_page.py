@@ -76,7 +76,7 @@ def write(report: Report, path: str) -> None:
 
 
 def render(report: Report) -> str:
-    """The page as text."""
+    """Return the page as text."""
     name = html.escape(report.name)
     parts = [
         "<!doctype html>", '<html lang="en">', '<meta charset="utf-8">',
@@ -101,7 +101,7 @@ def render(report: Report) -> str:
 
 
 def _compiled(report: Report) -> list[tuple[str, str]]:
-    """What XLA or Grappler said, as cards; none where nobody was asked."""
+    """Return what XLA or Grappler said, as cards; none where nobody was asked."""
     told = report.compiled
     if told is None:
         return []
@@ -127,7 +127,7 @@ def _cards(report: Report) -> str:
 
 
 def _picture(title: str, light, dark, *, kind: str = "scroll") -> str:
-    """A picture that follows the reader's colour scheme."""
+    """Return a picture that follows the reader's colour scheme."""
     return (f'<div class="{kind}"><picture><source media="(prefers-color-scheme: dark)" '
             f'srcset="{_data(dark)}"><img alt="{html.escape(title)}" src="{_data(light)}">'
             "</picture></div>")
@@ -161,7 +161,7 @@ def _table(fates: Sequence[Fate]) -> str:
 
 
 def _graph(steps: Sequence[Ran]) -> str:
-    """The executed steps as dots, a row for each region, coloured by segment."""
+    """Return the executed steps as dots, a row for each region, coloured by segment."""
     if not steps:
         return "<p>The order of the step's operations is not known.</p>"
     gap = (_WIDTH - _MARGIN - 10) / len(steps)
@@ -189,7 +189,7 @@ def _graph(steps: Sequence[Ran]) -> str:
 
 
 def _colour(step: Ran) -> str:
-    """A colour for each segment, neighbours far apart; readable on light and dark."""
+    """Return a colour for each segment, neighbours far apart; readable on light and dark."""
     if not step.segment:
         return "hsl(215 15% 55%)"
     return f"hsl({(step.segment * 137) % 360} 65% 50%)"

@@ -33,7 +33,7 @@ DARK = {"ink": "#e6e6e6", "faint": "#555555", "plain": "#a8a8a8", "ours": "#58b0
 
 
 def _matplotlib(module: str) -> Any:
-    """A module of matplotlib (never pyplot: the caller's backend is left alone)."""
+    """Return a module of matplotlib (never pyplot: the caller's backend is left alone)."""
     try:
         return importlib.import_module(f"matplotlib.{module}")
     except ImportError as error:
@@ -47,7 +47,7 @@ def _figure(width: float, height: float, colours: Mapping[str, str]) -> Any:
 
 
 def kind_of(path: str) -> str:
-    """The kind of picture that a path asks for by its ending, such as "png".
+    """Return the kind of picture that a path asks for by its ending, such as "png".
 
     Raises:
       TfckptError: matplotlib is not installed, or cannot write that kind.
@@ -61,7 +61,7 @@ def kind_of(path: str) -> str:
 
 
 def drawn(figure: Any, kind: str) -> bytes:
-    """A figure as the bytes of a file."""
+    """Return a figure as the bytes of a file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=130, facecolor=figure.get_facecolor())
     return buffer.getvalue()

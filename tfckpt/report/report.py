@@ -127,12 +127,12 @@ class Report:
 
     @functools.cached_property
     def steps_before(self) -> tuple[Ran, ...]:
-        """The steps of `timeline_before`, in its order."""
+        """Return the steps of `timeline_before`, in its order."""
         return () if self.traced is None else ran(*self.traced[0])
 
     @functools.cached_property
     def steps_after(self) -> tuple[Ran, ...]:
-        """The steps of `timeline_after`, in its order."""
+        """Return the steps of `timeline_after`, in its order."""
         if self.traced is None or not self.applied:
             return self.steps_before
         return ran(*self.traced[1])
@@ -205,12 +205,12 @@ class Report:
 
     @property
     def slack_bytes(self) -> int:
-        """What the planned peak is above the live peak of the planned order."""
+        """Return what the planned peak is above the live peak of the planned order."""
         return max(0, self.planned_peak_bytes - self.timeline_after.peak_bytes)
 
     @property
     def summary(self) -> str:
-        """What was done, in a line."""
+        """Return what was done, in a line."""
         if not self.applied:
             return f"{self.name} is left as it is: {self.reason}"
         before, after = self.expected_bytes
@@ -220,7 +220,9 @@ class Report:
 
     @property
     def expected_bytes(self) -> tuple[int, int]:
-        """What the plain and the applied step are expected to take: what runs them knows best."""
+        """Return what the plain and the applied step are expected to take: what runs them knows
+        best.
+        """
         told = self.compiled
         if told and told.before and told.after:
             return told.before.temp_bytes, told.after.temp_bytes
@@ -239,7 +241,7 @@ class Report:
                       self.steps_after))
 
     def explain(self, top: int = _SHOWN) -> str:
-        """What is live at the plain and the planned peak: bytes, layer, op, why it is kept.
+        """Return what is live at the plain and the planned peak: bytes, layer, op, why it is kept.
 
         Of a step that XLA was asked about: its buffers at the peak of its own schedule.
         """
@@ -383,7 +385,7 @@ def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
 
 
 def _fates(graph: Graph, cost: CostGraph, schedule) -> tuple[Fate, ...]:
-    """What the schedule does with each forward storage that the backward reads."""
+    """Return what the schedule does with each forward storage that the backward reads."""
     resolved = resolve(cost, schedule)
     kept: dict[int, bool] = {}
     for position, (v, copy) in enumerate(schedule):
@@ -417,7 +419,9 @@ def _fate(op: str, kept: bool) -> str:
 
 
 def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:
-    """What is live at a timeline's peak, largest first: tensors, and the workspace of what runs."""
+    """Return what is live at a timeline's peak, largest first: tensors, and the workspace of what
+    runs.
+    """
     found = [_why(cost, live) for live in timeline.live_at_peak]
     working = cost.vertices[timeline.working] if timeline.working >= 0 else None
     if working is not None and working.workspace:
@@ -444,6 +448,6 @@ def _why(cost: CostGraph, live) -> Held:
 
 
 def _layer(name: str) -> str:
-    """The layer an op belongs to: its scope without gradient scopes and op names."""
+    """Return the layer an op belongs to: its scope without gradient scopes and op names."""
     parts = _SCOPES.sub("", _GRAPPLER.sub("", traced(name))).split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]

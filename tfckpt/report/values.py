@@ -90,7 +90,7 @@ class Front(tuple):
     @classmethod
     def of(cls, points: Sequence[FrontPoint], chosen: FrontPoint | None, name: str,
            baseline_bytes: int, others: Sequence[FrontPoint] = ()) -> Front:
-        """A front of points, by falling peak."""
+        """Return a front of points, by falling peak."""
         front = cls((p.live_peak_bytes, p.overhead) for p in points)
         front.points, front.others, front.chosen = tuple(points), tuple(others), chosen
         front.name, front.baseline_bytes = name, baseline_bytes

@@ -49,7 +49,7 @@ class Budget:
         return self.device_bytes is not None or self.of_device
 
     def dynamic(self, baseline_bytes: int, resident_bytes: int) -> int | None:
-        """Bytes that the dynamic peak must not pass; None for the least peak."""
+        """Return bytes that the dynamic peak must not pass; None for the least peak."""
         if self.fraction is not None:
             return int(self.fraction * baseline_bytes)
         if self.device_bytes is not None:
@@ -139,7 +139,7 @@ def _parse_text(text: str) -> Budget:
 
 
 def format_bytes(size: float) -> str:
-    """Bytes as a person reads them, in decimal megabytes or gigabytes."""
+    """Return bytes as a person reads them, in decimal megabytes or gigabytes."""
     if abs(size) >= 1e9:
         return f"{size / 1e9:.2f} GB"
     if abs(size) >= 1e6:

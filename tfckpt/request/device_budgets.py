@@ -37,7 +37,7 @@ class Budgets:
         return any(budget.sized for _, budget in self.entries)
 
     def of(self, device: str) -> Budget:
-        """The budget of a device, as ops spell it; "" is where ops without a device run.
+        """Return the budget of a device, as ops spell it; "" is where ops without a device run.
 
         What a device has free is asked now.
 
@@ -106,7 +106,7 @@ def _spec(key: object) -> tf.DeviceSpec:
 
 
 def _full(device: str) -> tf.DeviceSpec:
-    """A device with what ops may leave out: this process, and its first device."""
+    """Return a device with what ops may leave out: this process, and its first device."""
     default = tf.DeviceSpec.from_string(f"/job:localhost/replica:0/task:0/{default_device()}")
     found = default.make_merged_spec(tf.DeviceSpec.from_string(device))
     return found if found.device_index is not None else found.replace(device_index=0)
@@ -123,7 +123,7 @@ def _said(key: str) -> int:
 
 
 def _short(device: tf.DeviceSpec) -> str:
-    """A device as people write it: without what names this process."""
+    """Return a device as people write it: without what names this process."""
     name = f"{device.device_type}:{device.device_index}"
     here = device.job == "localhost"
     return name if here else f"/job:{device.job}/task:{device.task}/device:{name}"

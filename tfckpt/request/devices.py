@@ -43,11 +43,11 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What variables, inputs and a step's tensors may take together."""
+        """Return what variables, inputs and a step's tensors may take together."""
         return self.memory_bytes - self.reserved_bytes
 
     def target(self, seconds: dict[str, float] | None = None) -> Target:
-        """The device as the planner sees it.
+        """Return the device as the planner sees it.
 
         Args:
           seconds: by op name, what is known of this step.
@@ -130,7 +130,7 @@ _CLOCK = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(MHz|GHz)$", re.IGNORECASE)
 
 
 def find_device(device: str | Device) -> Device:
-    """A device by name, or from figures.
+    """Return a device by name, or from figures.
 
     Args:
       device: a preset's name in any case; or "memory=24GB,bandwidth=600GB,clock=1.7GHz,cores=9216"

@@ -16,7 +16,7 @@ from tfckpt.rewrite.xla.delays import XlaHolds
 
 def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE, *,
                 device: str = "", label: str = "") -> Edits:
-    """The edits that realise a plan.
+    """Return the edits that realise a plan.
 
     Args:
       graph: the captured step.
@@ -90,7 +90,7 @@ def _copy(builder: EditBuilder, holds: Holds, fence: Fence, position: int, await
 
 
 def _made_since(builder: EditBuilder, start: int, position: int, tensor: TensorId) -> bool:
-    """Whether what step `position` reads for `tensor` was made at `start` or later."""
+    """Return whether what step `position` reads for `tensor` was made at `start` or later."""
     instance = builder.instance(position, tensor)
     return instance is not None and builder.resolved.maker[instance] >= start
 

@@ -22,14 +22,14 @@ _OWN = "ArithmeticOptimizer/"
 
 
 def cubes(graph: Graph) -> list[Op]:
-    """The ops that Grappler makes products of x and x^2."""
+    """Return the ops that Grappler makes products of x and x^2."""
     return [op for op in graph.ops
             if record(op.type).cube and graph.ops[op.inputs[1][0]].attrs.get("value") == 3.0]
 
 
 def multiply_in_plain_order(edits: Edits, graph: Graph,
                             plain: Mapping[str, Node]) -> Edits:
-    """The edits, with pass-throughs before the cubes whose order they might change.
+    """Return the edits, with pass-throughs before the cubes whose order they might change.
 
     Args:
       graph: the captured step.
@@ -53,7 +53,7 @@ def _base(first: bool, name: str) -> list[tuple[int, str]]:
 
 
 def _base_comes_first(cube: Op, plain: Mapping[str, Node]) -> bool | None:
-    """Whether x has a lesser name than x^2; None where there is no product of the two.
+    """Return whether x has a lesser name than x^2; None where there is no product of the two.
 
     Constants are multiplied in between: x^2 or x may be read by what reads the cube.
     """

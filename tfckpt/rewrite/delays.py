@@ -76,7 +76,7 @@ class ExecutorHolds:
                                        self.builder.device))
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
-        """The ops to wait for in order to wait for steps.
+        """Return the ops to wait for in order to wait for steps.
 
         Grappler leaves sums, products and chains of unary ops as they are when another op waits
         for one of them, and rearranges them otherwise, which changes their rounding: such an op
@@ -89,7 +89,7 @@ class ExecutorHolds:
         return tuple(found)
 
     def _tap(self, name: str, op: Op, slot: int = 0) -> str:
-        """A pass-through that reads a result of the op `name`, made once."""
+        """Return a pass-through that reads a result of the op `name`, made once."""
         tap = tap_name(name, slot)
         if tap not in self.taps:
             self.taps[tap] = None
@@ -134,7 +134,7 @@ class ExecutorHolds:
                    for i in builder.readers[builder.index[op.name]])
 
     def _guard(self, tensor: str, dtype: str, device: str) -> str:
-        """The tensor behind the region's fence, made once for each tensor."""
+        """Return the tensor behind the region's fence, made once for each tensor."""
         if tensor not in self.guarded:
             name = guard_name(tensor, self.regions, self.builder.label)
             self.builder.added.append(identity(name, tensor, self.barrier, dtype, device))
@@ -172,7 +172,7 @@ class ExecutorHolds:
                              for i, read in enumerate(op.inputs) if read == held)
 
     def _held_input(self, ops: Sequence[Op]) -> TensorId | None:
-        """The input at which ops are held back: the one they share, else the largest.
+        """Return the input at which ops are held back: the one they share, else the largest.
 
         A gradient is the last choice, since it is shared with ops that are not held; what an op
         of the group makes is none, since that would part the group.
@@ -251,7 +251,9 @@ class ExecutorHolds:
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
 
     def _holding(self, held: Sequence[Held]) -> list[list[Create | Clone]]:
-        """What holds the terms of sums, by the number of the first fence scheduled after each."""
+        """Return what holds the terms of sums, by the number of the first fence scheduled after
+        each.
+        """
         builder = self.builder
         where = {step: p for p, step in enumerate(builder.plan.schedule)}
         found: list[list[Create | Clone]] = [[] for _ in range(len(self.starts) + 1)]
@@ -289,7 +291,7 @@ class ExecutorHolds:
             self.builder.controls.extend(AddControl(last, tap) for tap in taps)
 
     def _last(self, wanted: Callable[[int, Op], bool]) -> str | None:
-        """The last op of a kind that is scheduled after the last copy."""
+        """Return the last op of a kind that is scheduled after the last copy."""
         for v, copy in reversed(self.builder.plan.schedule):
             if copy:
                 break
@@ -298,7 +300,7 @@ class ExecutorHolds:
         return None
 
     def _result(self) -> str | None:
-        """A pass-through that hands a result out of the step and that nothing else reads."""
+        """Return a pass-through that hands a result out of the step and that nothing else reads."""
         builder = self.builder
         for i, _ in reversed(builder.graph.fetches):
             op = builder.graph.ops[i]

@@ -56,13 +56,13 @@ class EditBuilder:
         self._views: dict[tuple[TensorId, int], str] = {}
 
     def edits(self) -> Edits:
-        """The edits as a value."""
+        """Return the edits as a value."""
         return Edits(tuple(self.added), tuple(self.rewires), tuple(self.controls))
 
     # What a step is and reads.
 
     def op(self, vertex: int) -> Op:
-        """The op that a vertex stands for."""
+        """Return the op that a vertex stands for."""
         return self.graph.ops[self.cost.vertices[vertex].ops[0]]
 
     def name_of(self, step: Step) -> str:
@@ -75,33 +75,33 @@ class EditBuilder:
         return self.graph.ops[tensor[0]].outputs[tensor[1]]
 
     def tensor_name(self, tensor: TensorId) -> str:
-        """A tensor of the graph as edits name it."""
+        """Return a tensor of the graph as edits name it."""
         if tensor in self.replaced:
             return self.replaced[tensor]
         return f"{self.graph.ops[tensor[0]].name}:{tensor[1]}"
 
     def is_resident(self, tensor: TensorId) -> bool:
-        """Whether a tensor shares the memory of a constant, a variable or a fed input."""
+        """Return whether a tensor shares the memory of a constant, a variable or a fed input."""
         return self.root[tensor[0]][tensor[1]] == RESIDENT
 
     def storage_of(self, tensor: TensorId) -> int | None:
-        """The storage of the cost graph that holds a tensor, if one does."""
+        """Return the storage of the cost graph that holds a tensor, if one does."""
         return self.storage.get(self.root[tensor[0]][tensor[1]])
 
     def lists_of(self, loop: int) -> list[int]:
-        """Which results of a loop are lists that are read."""
+        """Return which results of a loop are lists that are read."""
         read = dict.fromkeys(slot for r in self.readers[loop]
                              for source, slot in self.graph.ops[r].inputs if source == loop)
         return [slot for slot in read if self.tensor((loop, slot)).dtype == "variant"]
 
     def made_by(self, tensor: TensorId) -> TensorId:
-        """The tensor behind ops that hand on its memory."""
+        """Return the tensor behind ops that hand on its memory."""
         while record((op := self.graph.ops[tensor[0]]).type).aliases:
             tensor = op.inputs[tensor[1]]
         return tensor
 
     def read_by_several(self, index: int) -> bool:
-        """Whether an original has several readers, so that nothing merges it into one.
+        """Return whether an original has several readers, so that nothing merges it into one.
 
         Pass-throughs do not count, since TensorFlow removes them.
         """
@@ -109,7 +109,7 @@ class EditBuilder:
             self.graph, index, self.readers) is None
 
     def instance(self, position: int, tensor: TensorId) -> int | None:
-        """The instance of a storage that the step at a position reads for `tensor`."""
+        """Return the instance of a storage that the step at a position reads for `tensor`."""
         s = self.storage_of(tensor)
         if s is None:
             return None
@@ -117,7 +117,7 @@ class EditBuilder:
         return self.resolved.reads[position][reads.index(s)] if s in reads else None
 
     def read(self, position: int, tensor: TensorId) -> tuple[str, int]:
-        """What a step reads for `tensor`, and the number of the copy it comes from."""
+        """Return what a step reads for `tensor`, and the number of the copy it comes from."""
         instance = self.instance(position, tensor)
         copy = 0 if instance is None else self.resolved.copy[instance]
         return self.view(tensor, copy), copy
@@ -154,7 +154,7 @@ class EditBuilder:
     # Where an op can be held back.
 
     def fuses(self, tensor: TensorId) -> bool:
-        """Whether TensorFlow may merge what makes a tensor into its reader."""
+        """Return whether TensorFlow may merge what makes a tensor into its reader."""
         s = self.storage_of(tensor)
         return s is not None and self.cost.vertices[self.cost.storages[s].producer].fusible
 

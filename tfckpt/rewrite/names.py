@@ -65,7 +65,7 @@ def base_name(cube: str, first: bool) -> str:
 
 def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
               device: str) -> Create:
-    """A pass-through that Grappler may not replace by control edges on its readers."""
+    """Return a pass-through that Grappler may not replace by control edges on its readers."""
     return Create(name, IDENTITY, (tensor,), controls, (dtype,),
                   {"T": f"dtype:{dtype}", PROTECTED: True}, device)
 

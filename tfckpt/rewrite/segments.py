@@ -87,7 +87,7 @@ class _Loops:
         return made
 
     def _again(self) -> bytes:
-        """The forward's body under a name of its own.
+        """Return the forward's body under a name of its own.
 
         XLA reads a function once and changes what it has read: two loops must not share one.
         """
@@ -95,7 +95,7 @@ class _Loops:
         return _named(made, "gradient" if self.role.is_gradient else "forward")
 
     def _inner_cond(self) -> bytes:
-        """The forward's condition, and that the segment is not over."""
+        """Return the forward's condition, and that the segment is not over."""
         made = self._definition(self.f, "cond")
         what = "again" if self.role.is_gradient else "cond"
         if self.segments.bounded:
@@ -108,14 +108,14 @@ class _Loops:
         return _named(made, what)
 
     def _outer_cond(self, more: Sequence[int]) -> bytes:
-        """The forward's condition, of a loop with further variables."""
+        """Return the forward's condition, of a loop with further variables."""
         made = self._definition(self.f, "cond")
         for n, kind in enumerate(more):
             made.signature.input_arg.add(name=f"tfckpt_more_{n}", type=kind)
         return _named(made, "cond")
 
     def forward_loop(self) -> _Made:
-        """The forward's loop: before each segment it puts its states away."""
+        """Return the forward's loop: before each segment it puts its states away."""
         kinds = [*self.f[_TYPES].list.type, *[_VARIANT] * self.states, _INT]
         function, names_in = _function(self.forward, kinds)
         body = _Body(function)
@@ -140,7 +140,7 @@ class _Loops:
                           [*self.f[_SHAPES].list.shape, *_scalars(self.states + 1)])
 
     def _run(self, body: _Body, given: Sequence[str]) -> list[str]:
-        """The forward's loop over one segment, from what it is given; its results."""
+        """Return the forward's loop over one segment, from what it is given; its results."""
         kind = self.f[_TYPES].list.type[0]
         end = body.node("AddV2", (given[0], body.constant(self.role.length, kind)), "z", T=kind)
         if self.segments.bounded:
@@ -152,7 +152,7 @@ class _Loops:
                          _name_of(self.inner_cond), _name_of(self.again), self.role.length)
 
     def _empty(self, body: _Body, slot: int) -> str:
-        """A list for the entries of one segment; "" where the shape of these is not known.
+        """Return a list for the entries of one segment; "" where the shape of these is not known.
 
         XLA makes it as long as it may become.
         """
@@ -168,7 +168,7 @@ class _Loops:
                          element_dtype=list_op.get_attr("element_dtype").as_datatype_enum)
 
     def gradient_loop(self) -> _Made:
-        """The gradient's loop over segments, the last first."""
+        """Return the gradient's loop over segments, the last first."""
         own = list(self.g[_TYPES].list.type)
         kept = kept_slots(self.segments, len(own))
         given = extras(self.segments, self.count)
@@ -225,7 +225,9 @@ class _Loops:
                       for key in sorted(made)}, (self.inner_cond, self.again, cond, body))
 
     def _only_reads(self, attrs: dict) -> bool:
-        """Whether both loops, or the forward's, are known to write nothing that they are given."""
+        """Return whether both loops, or the forward's, are known to write nothing that they are
+        given.
+        """
         loops = [self.f] if attrs is self.f else [self.f, self.g]
         return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)
                    for loop in loops)

@@ -24,7 +24,7 @@ _ROUNDED = ("float32", "float64", "float16", "bfloat16", "complex64", "complex12
 
 
 def add_in_plain_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
-    """The edits, with pass-throughs before the sums whose order they might change.
+    """Return the edits, with pass-throughs before the sums whose order they might change.
 
     Args:
       graph: the captured step.
@@ -100,7 +100,8 @@ def equal_ops(graph: Graph, plain: PlainStep) -> list[int]:
 
 def _order(terms: Sequence[tuple[int, int]], node: Node,
            number: Mapping[str, int]) -> list[int] | None:
-    """The indices of a sum's terms in the order in which a node reads them; None where unclear.
+    """Return the indices of a sum's terms in the order in which a node reads them; None where
+    unclear.
 
     Args:
       terms: for each term the class of its op, and the slot.

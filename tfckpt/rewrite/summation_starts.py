@@ -39,7 +39,8 @@ class Held:
 
 
 def held_terms(builder: EditBuilder) -> list[Held]:
-    """What to hold in the forward's sums and their copies, where a plan repeats what they read.
+    """Return what to hold in the forward's sums and their copies, where a plan repeats what they
+    read.
 
     Raises:
       RewriteError: a plan keeps a term that the plain step writes into, to add twice.
@@ -56,7 +57,7 @@ def held_terms(builder: EditBuilder) -> list[Held]:
 
 def _trees(builder: EditBuilder, members: Sequence[int]
            ) -> Iterator[tuple[frozenset[int], list[tuple[int, int]]]]:
-    """The sums of three and more of one shape in a group.
+    """Yield the sums of three and more of one shape in a group.
 
     Of each the ops that add, and (op, input) of each term, sorted by its name. A term of another
     shape is added to the others' sum, and a constant may be moved to where it is added first: were
@@ -85,7 +86,7 @@ def _trees(builder: EditBuilder, members: Sequence[int]
 
 
 def _origin(builder: EditBuilder, tensor: TensorId) -> TensorId:
-    """What a tensor is without the pass-throughs that Grappler removes."""
+    """Return what a tensor is without the pass-throughs that Grappler removes."""
     while record(builder.graph.ops[tensor[0]].type).passes_on:
         tensor = builder.graph.ops[tensor[0]].inputs[tensor[1]]
     return tensor
@@ -100,7 +101,8 @@ class _Sum:
         self.terms = [builder.graph.ops[op].inputs[i] for op, i in tree]
 
     def held(self, copies: Mapping[int, Sequence[int]]) -> Iterator[Held]:
-        """What to hold: all terms but the first two, or those before the one to begin with."""
+        """Yield what to hold: all terms but the first two, or those before the one to begin with.
+        """
         builder = self.builder
         stored = [builder.storage_of(t) for t in self.terms]
         makers = [self.v if s is None else builder.cost.storages[s].producer for s in stored]
@@ -127,7 +129,8 @@ class _Sum:
                     yield Held((self.v, copy), read, builder.tensor(self.terms[k]).dtype)
 
     def _read_later(self, tensor: TensorId, before: Collection[int]) -> bool:
-        """Whether something holds a term's buffer while the plain step adds, or may do so."""
+        """Return whether something holds a term's buffer while the plain step adds, or may do so.
+        """
         builder = self.builder
         root = builder.root[tensor[0]][tensor[1]]
         if root == RESIDENT:

@@ -144,7 +144,7 @@ def _absorb(chunk: Chunk, gone: Chunk) -> None:
 
 def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None,
                     smallest: int = CPU_SMALLEST) -> tuple[int, ...]:
-    """The allocator's peak above the step's start, over heaps that began differently.
+    """Return the allocator's peak above the step's start, over heaps that began differently.
 
     Where a request falls depends on everything the process allocated before, and one large
     request that meets a chunk just below twice its size moves the peak by tens of percent. What
@@ -166,7 +166,7 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
 def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
                    storage: Sequence[int], smallest: int = CPU_SMALLEST,
                    before: Sequence[int] = BEFORE, settled: bool = False) -> tuple[int, ...]:
-    """The same for the moments of an execution, in whatever way it came about.
+    """Return the same for the moments of an execution, in whatever way it came about.
 
     Args:
       size: bytes of each instance.

@@ -74,7 +74,7 @@ def _leaves(graph, resolved, original, start, stop, regions) -> list[int]:
 
 
 def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
-    """The steps to wait for in place of one that nothing may wait for.
+    """Return the steps to wait for in place of one that nothing may wait for.
 
     TensorFlow may merge an op into its reader, and removes joins, unless another op waits; and an
     op that runs in one branch only may not run at all.

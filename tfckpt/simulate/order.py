@@ -69,7 +69,8 @@ def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, .
 
 
 def moves_of_xla(graph: CostGraph) -> Moves:
-    """What XLA does by itself: it has no joins, and fuses what only an update needs into it."""
+    """Return what XLA does by itself: it has no joins, and fuses what only an update needs into it.
+    """
     joins = releasable(graph)
     return Moves(deferrable(graph, joins), joins)
 
@@ -119,7 +120,7 @@ def _readers(graph: CostGraph) -> list[list[int]]:
 
 def _pays(graph: CostGraph, v: int, late: float, start: list[float],
           begin: list[float]) -> bool:
-    """Whether waiting until `late` holds no more than it saves.
+    """Return whether waiting until `late` holds no more than it saves.
 
     An input whose other readers have all run by then is there for this vertex alone: a slice of
     a gradient that waits holds the whole gradient.
@@ -298,7 +299,7 @@ class _Emitter:
                     stack.append(r)
 
     def ready(self, v: int) -> bool:
-        """Whether everything the vertex needs has run or can run at any time."""
+        """Return whether everything the vertex needs has run or can run at any time."""
         if not self.runnable[v]:  # remembered: late vertices share what they need
             done, late = self.done, self.late
             for p in self.needed[v]:

@@ -125,11 +125,11 @@ class _Placer:
                 return
 
     def _makers(self, position: int) -> list[int]:
-        """The steps that made what a step reads."""
+        """Return the steps that made what a step reads."""
         return [self.resolved.maker[i] for i in self.resolved.reads[position]]
 
     def _head(self, position: int, turn: int) -> int:
-        """The step that allocated the buffer which this one took over from its only input.
+        """Return the step that allocated the buffer which this one took over from its only input.
 
         Delaying the head leaves the chain after it whole, so that TensorFlow merges it (a
         convolution with its bias, a sum of sums) exactly as in the plain step.
@@ -153,7 +153,7 @@ class _Placer:
                 self.waits.setdefault((first, p), Wait(schedule[first], schedule[p]))
 
     def _merged_head(self, position: int) -> int:
-        """The first of the ops that TensorFlow may merge into the one at a position.
+        """Return the first of the ops that TensorFlow may merge into the one at a position.
 
         A wait between two of them would keep them apart; the first can wait for whatever stands
         before its turn.

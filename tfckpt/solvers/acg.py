@@ -47,7 +47,7 @@ WORK = 10_000_000
 
 def solve(graph: ForwardGraph, *, needs_inputs: Iterable[int] = (),
           tree: DivisionTree | None = None) -> Checkpoints:
-    """The checkpoints that cost least under equation (1).
+    """Return the checkpoints that cost least under equation (1).
 
     Args:
       graph: any graph; without vertices the answer is empty.
@@ -70,7 +70,7 @@ def solve(graph: ForwardGraph, *, needs_inputs: Iterable[int] = (),
 
 def solve_under(graph: ForwardGraph, max_term: int, *, needs_inputs: Iterable[int] = (),
                 tree: DivisionTree | None = None) -> Checkpoints:
-    """The fewest bytes of checkpoints for which no segment exceeds `max_term` bytes.
+    """Return the fewest bytes of checkpoints for which no segment exceeds `max_term` bytes.
 
     Raises:
       PlanError: as `solve`, or `max_term` is negative.
@@ -125,7 +125,7 @@ class _OnTree:
         return (stored[-2], largest[-2]) if self.tree.segments else (0, 0)
 
     def checkpoints(self, limit: int) -> list[int]:
-        """The checkpoints under a bound, the graph's real ends included."""
+        """Return the checkpoints under a bound, the graph's real ends included."""
         _, _, paths = self._solve(limit)
         found = {v for v in (self.tree.source, self.tree.target) if 0 <= v < len(self.graph)}
         below = [len(self.tree.segments) - 1]

@@ -60,7 +60,7 @@ class Steps:
 
 
 def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -> tuple[int, ...]:
-    """The best increasing sequence drawn from {L^v} and V.
+    """Return the best increasing sequence drawn from {L^v} and V.
 
     Args:
       forward: the graph.
@@ -81,7 +81,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
 
 
 def smallest_budget(forward: ForwardGraph) -> int:
-    """The least budget in bytes for which `lower_sets` has an answer.
+    """Return the least budget in bytes for which `lower_sets` has an answer.
 
     Complexity: O(n^2 log M(V)).
     """
@@ -90,7 +90,7 @@ def smallest_budget(forward: ForwardGraph) -> int:
 
 @functools.lru_cache(maxsize=8)
 def pruned_steps(forward: ForwardGraph) -> Steps:
-    """The steps between the sets L^v (section 4.3) and V."""
+    """Return the steps between the sets L^v (section 4.3) and V."""
     if len(forward) > LARGEST:
         raise PlanError(f"plan: approx_dp takes at most {LARGEST} nodes, not {len(forward)}; "
                         "use auto")
@@ -135,7 +135,7 @@ def steps_between(forward: ForwardGraph, masks: tuple[int, ...]) -> Steps:
 
 
 def _rows(family, count):
-    """The sets as a boolean matrix of one row each."""
+    """Return the sets as a boolean matrix of one row each."""
     width = (count + 7) // 8
     packed = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in family), np.uint8)
     packed = packed.reshape(len(family), width)
@@ -143,7 +143,7 @@ def _rows(family, count):
 
 
 def smallest(steps: Steps) -> int:
-    """The least budget in bytes for which `search` has an answer."""
+    """Return the least budget in bytes for which `search` has an answer."""
     if not steps.family:
         return 0
     high = int(steps.need[0, -1])  # one segment
@@ -158,7 +158,7 @@ def smallest(steps: Steps) -> int:
 
 
 def _fits(steps, budget):
-    """Whether some sequence fits; per set only the fewest kept bytes matter."""
+    """Return whether some sequence fits; per set only the fewest kept bytes matter."""
     size = len(steps.family)
     fewest = np.full(size + 1, UNREACHED)
     fewest[0] = 0
@@ -226,7 +226,7 @@ def _front(best, objective):
 
 
 def _trace_back(steps, budget, states):
-    """The sequence that leads to the best state of V; the smallest predecessor on a tie."""
+    """Return the sequence that leads to the best state of V; the smallest predecessor on a tie."""
     column = len(steps.family) - 1
     time, kept = int(states[-1][0][0]), int(states[-1][1][0])
     sequence = []

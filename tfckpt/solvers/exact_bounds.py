@@ -121,7 +121,7 @@ def _launch(sets, least, score, at):
 
 
 def _step(sets, walkers, budget, lowest):
-    """Every walker to every set with one node more from which some end fits the budget."""
+    """Return every walker to every set with one node more from which some end fits the budget."""
     row, step = sets.up.out_of(walkers.at)
     at = sets.up.to[step]
     fits = np.flatnonzero((walkers.bytes - 2 * walkers.start)[row] + lowest[at] <= budget)

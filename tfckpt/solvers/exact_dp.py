@@ -62,7 +62,7 @@ BEAM = 10_000
 
 
 def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -> tuple[int, ...]:
-    """The best increasing sequence of lower sets under equations (1) and (2).
+    """Return the best increasing sequence of lower sets under equations (1) and (2).
 
     Args:
       forward: the graph.
@@ -100,7 +100,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
 
 @functools.lru_cache(maxsize=16)
 def smallest_budget(forward: ForwardGraph) -> int:
-    """The least budget in bytes for which `lower_sets` has an answer.
+    """Return the least budget in bytes for which `lower_sets` has an answer.
 
     No binary search is needed: see the module's docstring.
     """
@@ -150,7 +150,9 @@ class _Problem:
 
 
 def _problem(forward, sets, budget, objective):
-    """The problem with its bounds, and a gain that some sequence has (-inf if none was found)."""
+    """Return the problem with its bounds, and a gain that some sequence has (-inf if none was
+    found).
+    """
     sign = 1 if objective == "time" else -1
     price = _price(forward, budget) if sign > 0 else 0.0
     problem = _Problem(forward, sets, budget, sign, no_bounds(sets, price))
@@ -216,7 +218,9 @@ def _launch(sets, begun, number):
 
 
 def _step(problem, walkers, size, time, least):
-    """Every walker to every set with one node less that may still begin a segment within budget."""
+    """Return every walker to every set with one node less that may still begin a segment within
+    budget.
+    """
     sets, budget = problem.sets, problem.budget
     row, step = sets.down.out_of(walkers.at)
     if len(row) > LARGEST_FRONT:
@@ -239,7 +243,8 @@ def _step(problem, walkers, size, time, least):
 
 
 def _promising(problem, at, edge, need, gain, least):
-    """Whether a walker may still lead to the gain `least`, which is a whole number or -inf."""
+    """Return whether a walker may still lead to the gain `least`, which is a whole number or -inf.
+    """
     if least == -np.inf:
         return np.ones(len(at), dtype=bool)
     arrived = problem.arrival
@@ -291,7 +296,7 @@ def _begin(problem, walkers, least):
 
 
 def _trace_back(sets, history):
-    """The sequence of lower sets from the best state of the empty set on."""
+    """Return the sequence of lower sets from the best state of the empty set on."""
     at = np.concatenate([states.at for states in history])
     origin = np.concatenate([states.origin for states in history])
     last = history[-1]

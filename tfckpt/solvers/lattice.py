@@ -40,7 +40,7 @@ class Steps:
     node: np.ndarray
 
     def out_of(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All steps out of the sets `at`: for each the position in `at`, and the step."""
+        """Return all steps out of the sets `at`: for each the position in `at`, and the step."""
         first = self.first[at]
         ways = self.first[at + 1] - first
         row = np.repeat(np.arange(len(at)), ways)
@@ -81,7 +81,9 @@ class Lattice:
     up: Steps
 
     def group(self, at: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Keys that are equal exactly where the set and the slots are. Sets of one level only."""
+        """Return keys that are equal exactly where the set and the slots are. Sets of one level
+        only.
+        """
         width = int(self.edge.max(initial=0)).bit_length()
         key = at - at.min(initial=len(self.masks))
         for word in slots.T:
@@ -110,7 +112,7 @@ class Rows:
         return type(self)(*(column[rows] for column in vars(self).values()))
 
     def join(self, other: Self) -> Self:
-        """The rows of both, those of the other last."""
+        """Return the rows of both, those of the other last."""
         return type(self)(*map(np.concatenate, zip(
             vars(self).values(), vars(other).values(), strict=True)))
 
@@ -161,7 +163,7 @@ def lattice(forward: ForwardGraph, largest: int = LARGEST_FAMILY) -> Lattice:
 
 
 def _steps(count, source, to, node):
-    """The steps ordered by the set they lead out of."""
+    """Return the steps ordered by the set they lead out of."""
     order = np.argsort(source, kind="stable")
     first = np.searchsorted(np.array(source, dtype=np.int64)[order], np.arange(count + 1))
     return Steps(first, np.array(to, dtype=np.int64)[order],
@@ -169,7 +171,9 @@ def _steps(count, source, to, node):
 
 
 def _enumerate(forward, largest):
-    """The sets, the start of each level, and the columns (from, to, node added) of the steps."""
+    """Return the sets, the start of each level, and the columns (from, to, node added) of the
+    steps.
+    """
     needs = [sum(1 << p for p in nodes) for nodes in forward.predecessors]
     feeds = [sum(1 << w for w in nodes) for nodes in forward.successors]
     frontier = [_LowerSet(0, 0, 0, tuple(v for v, mask in enumerate(needs) if not mask))]
@@ -202,7 +206,7 @@ def _enumerate(forward, largest):
 
 
 def _add(forward, needs, feeds, lower, node):
-    """The lower set with one node more."""
+    """Return the lower set with one node more."""
     mask = lower.mask | 1 << node
     edge = lower.edge
     for other in forward.predecessors[node]:
@@ -216,7 +220,8 @@ def _add(forward, needs, feeds, lower, node):
 
 
 def _slots(count, edges):
-    """A slot for each node, the lowest that no node beside it on any boundary has; else -1."""
+    """Return a slot for each node, the lowest that no node beside it on any boundary has; else -1.
+    """
     beside = [0] * count
     for edge in dict.fromkeys(edges):
         for node in nodes_of(edge):

@@ -31,7 +31,7 @@ WORK = 20_000_000
 
 
 def solve(graph: ForwardGraph) -> Checkpoints:
-    """The checkpoints of a chain that cost least under equation (1).
+    """Return the checkpoints of a chain that cost least under equation (1).
 
     Args:
       graph: a chain of n vertices; without vertices the answer is empty.
@@ -75,7 +75,8 @@ def spans(inside: Sequence[int], gaps: Sequence[int]) -> tuple[list[int], list[i
 
 def shortest_path(cost: Sequence[int], start: Sequence[int], end: Sequence[int],
                   opened: Sequence[int], limit: int) -> tuple[int, list[int]]:
-    """The cheapest way from the first to the last position of a chain, in steps within a limit.
+    """Return the cheapest way from the first to the last position of a chain, in steps within a
+    limit.
 
     Args:
       cost: bytes of each position if it is a checkpoint. The first and the last always are, and

@@ -23,7 +23,7 @@ from tfckpt.errors import PlanError
 
 
 def best_max_term(under: Callable[[int], tuple[int, int]], largest: int, most: int) -> int:
-    """The bound C for which g(C) + B(C) is least; among equals the least C.
+    """Return the bound C for which g(C) + B(C) is least; among equals the least C.
 
     Args:
       under: C in bytes -> (g(C), B(C)); must have an answer for every C >= 0.

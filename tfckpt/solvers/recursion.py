@@ -32,7 +32,9 @@ class Recursion:
 
     @property
     def original(self) -> frozenset[int]:
-        """What the original run keeps: its own, all of the last stage, and what has no stage."""
+        """Return what the original run keeps: its own, all of the last stage, and what has no
+        stage.
+        """
         return self.kept[-1] | {s for s, stage in enumerate(self.made)
                                 if stage in (-1, len(self.kept) - 1)}
 
@@ -83,7 +85,7 @@ class _Builder:
         self.steps: list[Step] = []
 
     def build(self, order: Sequence[int]) -> Schedule:
-        """The whole schedule."""
+        """Return the whole schedule."""
         vertices = self.graph.vertices
         turn = turning_point(self.graph, order)  # before it all originals are there
         for position, v in enumerate(order):

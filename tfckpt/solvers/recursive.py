@@ -88,7 +88,7 @@ class Tables:
                 self._solve(limit, length)
 
     def minimum(self, runs: int) -> int:
-        """The minimum peak of the whole, bytes."""
+        """Return the minimum peak of the whole, bytes."""
         return int(self.peak_from[runs, 0, len(self.stages)])
 
     def _solve(self, limit: int, length: int) -> None:
@@ -109,7 +109,7 @@ class Tables:
         self.time_to[limit, length:, length] = time
 
     def _run(self, running: Numbers, length: int) -> Numbers:
-        """Bytes of running the first stage of each interval of a length."""
+        """Return bytes of running the first stage of each interval of a length."""
         stages = self.stages
         rows = len(stages) - length + 1
         run = running[:rows] + stages.before[length:]
@@ -195,7 +195,7 @@ class Tables:
 
     def _behind_tape(self, i: int, j: int, limit: int, left: int, held: bool
                      ) -> Interval:
-        """The interval after a taped stage, and whether the cut before it is held."""
+        """Return the interval after a taped stage, and whether the cut before it is held."""
         stages, length = self.stages, j - i - 1
         found = []
         for holds, taken, peaks, times in (
@@ -210,7 +210,7 @@ class Tables:
         return i + 1, j, limit, room, holds
 
     def _choice(self, i: int, j: int, limit: int, room: int) -> int:
-        """The split of an interval, or its first stage if that is taped."""
+        """Return the split of an interval, or its first stage if that is taped."""
         length, row = j - i, -1 if j == len(self.stages) else i
         best, at = np.inf, i
         peak, time = self._tape(limit, length)
@@ -237,7 +237,7 @@ class Tables:
 
 
 def _advance(inside: Numbers, beside: Numbers) -> Numbers:
-    """Bytes of running the stages i .. i+o-1, at (i, o), where the cut before i is held."""
+    """Return bytes of running the stages i .. i+o-1, at (i, o), where the cut before i is held."""
     count = len(inside)
     found = np.zeros((count + 1, count + 1), dtype=np.int64)
     for i in range(count):

@@ -96,7 +96,9 @@ class Times:
         return np.concatenate((np.full(taken, np.inf), time[:SLOTS + 1 - taken]))
 
     def of(self, room: int) -> float:
-        """The time spent on running stages again within so many bytes; infinite where none fits."""
+        """Return the time spent on running stages again within so many bytes; infinite where none
+        fits.
+        """
         return float(self.time[1, 0, min(int(room / self.unit), SLOTS)])
 
     def rooms_for(self, slowest: float, count: int) -> list[int]:

@@ -75,7 +75,7 @@ def peak_of_call(fn: Callable, args: Sequence, kwargs: Mapping, device: str) -> 
 
 
 def memory_info(device: str, reset: bool = False) -> dict[str, int]:
-    """Bytes allocated on a device now (`current`) and at most since the last reset (`peak`).
+    """Return bytes allocated on a device now (`current`) and at most since the last reset (`peak`).
 
     Args:
       device: such as "GPU:0".
@@ -93,7 +93,8 @@ def memory_info(device: str, reset: bool = False) -> dict[str, int]:
 
 
 def free_bytes(device: str) -> int:
-    """Bytes that a device has left: what TensorFlow may take of it less what is allocated now.
+    """Return bytes that a device has left: what TensorFlow may take of it less what is allocated
+    now.
 
     Of a CPU it is what the machine has available, less where the process or its control group may
     not take as much.
@@ -110,7 +111,7 @@ def free_bytes(device: str) -> int:
 
 
 def _free_on_host() -> int:
-    """The least of what the machine, the control group and the process's own limit leave."""
+    """Return the least of what the machine, the control group and the process's own limit leave."""
     status = _kibibytes("/proc/self/status")
     left = [_kibibytes("/proc/meminfo").get("MemAvailable", 0)]
     for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
@@ -130,14 +131,14 @@ _CONTROL_GROUPS = (
 
 
 def _kibibytes(path: str) -> dict[str, int]:
-    """The lines of a table of the kernel that count kB, in bytes by name."""
+    """Return the lines of a table of the kernel that count kB, in bytes by name."""
     lines = (line.split() for line in pathlib.Path(path).read_text().splitlines())
     return {line[0].rstrip(":"): 1024 * int(line[1]) for line in lines
             if len(line) == 3 and line[2] == "kB"}
 
 
 def _number(path: pathlib.Path) -> int | None:
-    """What a file of one number says; None where there is none."""
+    """Return what a file of one number says; None where there is none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):  # no such group, or "max"

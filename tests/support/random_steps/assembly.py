@@ -54,7 +54,7 @@ class Spec:
 
     @property
     def needs(self) -> Needs:
-        """What its pieces must be able to do."""
+        """Return what its pieces must be able to do."""
         return Needs(self.compiled, self.style in TWICE, self.open != "all")
 
 

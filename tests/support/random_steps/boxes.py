@@ -40,7 +40,7 @@ def branch(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @box(xla=False, twice=False)
 def loop(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """The same piece several times in a `tf.while_loop`; how often may depend on data."""
+    """Return the same piece several times in a `tf.while_loop`; how often may depend on data."""
     part, times = draw.inner(shape), draw.integer(1, 4)
     kind = draw.choice(("times", "data", "autograph"))
 
@@ -63,7 +63,7 @@ def _repeat(part, h, times):
 
 @box(twice=False)
 def nested_function(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A `tf.function` that is called once or several times."""
+    """Return a `tf.function` that is called once or several times."""
     part, times = draw.inner(shape, draw.integer(1, 2)), draw.integer(1, 3)
     options: dict[str, Any] = {"reduce_retracing": True} if draw.chance(0.3) else {}
     aside = draw.chance(0.3)
@@ -149,7 +149,7 @@ def python_call(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @box(xla=False, twice=False, rare=True)
 def listed(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A `TensorArray` written and read by hand."""
+    """Return a `TensorArray` written and read by hand."""
     parts = [draw.inner(shape) for _ in range(2)]
 
     def apply(h):

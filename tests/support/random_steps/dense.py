@@ -8,7 +8,7 @@ from tests.support.random_steps.draw import Apply, Draw, Shape, piece, sizes
 
 
 def _product(draw: Draw, width: int, made: int) -> Apply:
-    """A product of the last dimension with a matrix, written in one of several ways."""
+    """Return a product of the last dimension with a matrix, written in one of several ways."""
     weight = draw.weight(width, made)
     turned = draw.weight(made, width) if draw.chance(0.2) else None
     kind = draw.integer(0, 4)
@@ -30,7 +30,7 @@ def _product(draw: Draw, width: int, made: int) -> Apply:
 
 @piece()
 def dense(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A dense layer."""
+    """Return a dense layer."""
     made = draw.width(shape)
     product, activation = _product(draw, shape[-1], made), draw.activation()
     bias = draw.weight(made) if draw.chance(0.7) else None
@@ -56,7 +56,7 @@ def residual_mlp(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece()
 def activations(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A few activations in a row, element-wise."""
+    """Return a few activations in a row, element-wise."""
     chosen = [draw.activation() for _ in range(draw.integer(1, 3))]
     scale = draw.constant_weight(0.9, shape[-1])
 
@@ -69,7 +69,7 @@ def activations(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece()
 def gated(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A gated linear unit."""
+    """Return a gated linear unit."""
     product, gate = _product(draw, shape[-1], 2 * shape[-1]), draw.activation()
     cut = draw.choice(("split", "slice", "strided"))
 
@@ -165,7 +165,7 @@ def generator(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece()
 def branches(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """The same tensor read several times, joined by a sum, a product or a maximum."""
+    """Return the same tensor read several times, joined by a sum, a product or a maximum."""
     parts = [draw.inner(shape) for _ in range(draw.integer(2, 3))]
     join = draw.choice(("add", "add_n", "mul", "max", "mean", "lerp"))
 
@@ -239,7 +239,7 @@ def chosen(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece()
 def other_precision(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A part in another floating type."""
+    """Return a part in another floating type."""
     dtype = draw.choice((tf.float16, tf.bfloat16, tf.float64))
     weight, activation = draw.weight(shape[-1]), draw.choice((tf.tanh, tf.nn.relu, tf.sigmoid))
     matrix = draw.weight(shape[-1], shape[-1]) if draw.chance(0.5) else None
@@ -308,7 +308,7 @@ def watched(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece()
 def counted(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A variable is written, and read before and after."""
+    """Return a variable is written, and read before and after."""
     part, count = draw.inner(shape), draw.variable(0.0)
     kind = draw.integer(0, 2)
 

@@ -9,7 +9,7 @@ from tests.support.random_steps.draw import Apply, Draw, Shape, piece, rows, siz
 
 @piece(4, twice=False)
 def convolution(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A convolution, with or without bias and activation."""
+    """Return a convolution, with or without bias and activation."""
     made, size = draw.width(shape), draw.choice((1, 3, 3, 5))
     weight = draw.weight(size, size, shape[-1], made)
     bias = draw.weight(made) if draw.chance(0.7) else None
@@ -23,7 +23,7 @@ def convolution(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(4, twice=False)
 def depthwise(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A depthwise convolution, and one of single pixels behind it."""
+    """Return a depthwise convolution, and one of single pixels behind it."""
     width = shape[-1]
     weight, mixed = draw.weight(3, 3, width, 1, scale=0.3), draw.weight(1, 1, width, width)
     separable, activation = draw.chance(0.4), draw.activation()
@@ -169,7 +169,7 @@ def cropped(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(5, twice=False)
 def convolution_3d(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A convolution over volumes, or up and down again."""
+    """Return a convolution over volumes, or up and down again."""
     width = shape[-1]
     made = draw.width(shape)
     weight, activation = draw.weight(3, 3, 3, width, made), draw.activation()
@@ -183,7 +183,7 @@ def convolution_3d(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(5, twice=False, fixed=True)
 def strided_3d(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A strided convolution over volumes and its transposed one."""
+    """Return a strided convolution over volumes and its transposed one."""
     width = shape[-1]
     down, up = draw.weight(2, 2, 2, width, width), draw.weight(2, 2, 2, width, width)
     if any(size % 2 for size in shape[1:4]):

@@ -160,7 +160,7 @@ def guarded(draw: Draw, variables: Sequence[tf.Variable]) -> Update:
 
 
 def by_keras(draw: Draw, variables: Sequence[tf.Variable]) -> Update:
-    """An optimizer of Keras."""
+    """Return an optimizer of Keras."""
     made = draw.choice((
         lambda: keras.optimizers.SGD(RATE, momentum=0.9),
         lambda: keras.optimizers.Adam(1e-3, epsilon=1e-2, global_clipnorm=1.0),

@@ -94,7 +94,7 @@ def gathered(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(2, 3)
 def embedded(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A table read by what is in the tensor: its gradient is sparse."""
+    """Return a table read by what is in the tensor: its gradient is sparse."""
     table = draw.weight(draw.choice((16, 64, 4096)), shape[-1])
     count = table.shape[0]
     kind = draw.integer(0, 2)
@@ -135,7 +135,7 @@ def segments(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(2)
 def experts(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A mixture of experts."""
+    """Return a mixture of experts."""
     count, width = draw.choice((2, 4)), shape[-1]
     gate, weight = draw.weight(width, count), draw.weight(count, width, width)
     kind, activation = draw.integer(0, 2), draw.activation()
@@ -275,7 +275,7 @@ def words(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(2, keeps=False, fixed=True)
 def to_sequence(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """Each row becomes a short sequence, or a small picture."""
+    """Return each row becomes a short sequence, or a small picture."""
     if shape[-1] % 16 or draw.chance(0.5):
         made = (shape[-1] // 4, 4) if shape[-1] % 4 == 0 else (shape[-1], 1)
     else:
@@ -286,7 +286,7 @@ def to_sequence(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(3, 4, 5, keeps=False, fixed=True)
 def to_rows(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """All but the last dimension become one."""
+    """Return all but the last dimension become one."""
     count = 1
     for size in shape[:-1]:
         count *= size
@@ -295,7 +295,7 @@ def to_rows(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(3, 4, fixed=True)
 def turned(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A layer over another dimension, by transposing there and back."""
+    """Return a layer over another dimension, by transposing there and back."""
     weight, activation = draw.weight(shape[1], shape[1]), draw.activation()
 
     def apply(h):

@@ -72,7 +72,7 @@ def einsum_attention(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(3, twice=False)
 def convolution_1d(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A convolution over time; causal, dilated, gated."""
+    """Return a convolution over time; causal, dilated, gated."""
     made, size = draw.width(shape), draw.choice((1, 2, 3))
     dilation, causal = draw.choice((1, 2)), draw.chance(0.4)
     weight, activation = draw.weight(size, shape[-1], made), draw.activation()
@@ -110,7 +110,7 @@ def along_time(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 
 def _cell(draw: Draw, width: int):
-    """A recurrent cell: `(x, h) -> h`."""
+    """Return a recurrent cell: `(x, h) -> h`."""
     w, u, b = draw.weight(width, width), draw.weight(width, width), draw.weight(width)
     gates = draw.weight(2 * width, width) if draw.chance(0.5) else None
 
@@ -125,7 +125,7 @@ def _cell(draw: Draw, width: int):
 
 @piece(3, xla=False, twice=False, fixed=True)
 def recurrence(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """A recurrent layer: unrolled, in a `tf.while_loop`, a scan, or under autograph."""
+    """Return a recurrent layer: unrolled, in a `tf.while_loop`, a scan, or under autograph."""
     _, length, width = shape
     cell, steps = _cell(draw, width), min(length, 12)
     kind = draw.choice(("unrolled", "while", "scan", "autograph", "keras"))

@@ -68,7 +68,7 @@ def volumes(draw: Draw) -> Source:
 
 
 def several(draw: Draw) -> Source:
-    """A dictionary of a tuple and a tensor."""
+    """Return a dictionary of a tuple and a tensor."""
     shape = draw.choice(((1024, 64), (64, 32, 32)))
     return _floats(draw, shape, lambda x: {"pair": (x, 0.5 * x), "scale": x[..., :1]},
                    lambda x: x["pair"][0] + tf.tanh(x["pair"][1]) * x["scale"])
@@ -111,7 +111,7 @@ def bags(draw: Draw) -> Source:
 
 
 def sparse(draw: Draw) -> Source:
-    """A sparse matrix times a dense one."""
+    """Return a sparse matrix times a dense one."""
     weight, count = draw.weight(100, 64), 1024
 
     def batch(made, n):

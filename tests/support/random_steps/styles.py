@@ -31,7 +31,7 @@ EXECUTOR = {"in_a_loop", "jacobian", "forward_mode", "halves"}
 
 
 def one_tape(draw: Draw, model: Model, update: Update) -> Step:
-    """A tape; sometimes gradients are returned."""
+    """Return a tape; sometimes gradients are returned."""
     shows, unconnected = draw.chance(0.3), draw.choice(("none", "zero"))
 
     def step(x, y):
@@ -102,7 +102,7 @@ def twice(draw: Draw, model: Model, update: Update) -> Step:
 
 
 def halves(draw: Draw, model: Model, update: Update) -> Step:
-    """The batch in two halves, gradients added."""
+    """Return the batch in two halves, gradients added."""
     def step(x, y):
         sums, total = None, 0.0
         count = tf.shape(y)[0] // 2
@@ -130,7 +130,7 @@ def in_a_loop(draw: Draw, model: Model, update: Update) -> Step:
 
 
 def penalty(draw: Draw, model: Model, update: Update) -> Step:
-    """A penalty on the gradient by the features."""
+    """Return a penalty on the gradient by the features."""
     def step(x, y):
         with tf.GradientTape() as outer:
             with tf.GradientTape() as inner:
@@ -143,7 +143,7 @@ def penalty(draw: Draw, model: Model, update: Update) -> Step:
 
 
 def curvature(draw: Draw, model: Model, update: Update) -> Step:
-    """A product of the Hessian with the gradient, taken in place of the gradient."""
+    """Return a product of the Hessian with the gradient, taken in place of the gradient."""
     def step(x, y):
         with tf.GradientTape() as outer:
             with tf.GradientTape() as inner:
@@ -158,7 +158,7 @@ def curvature(draw: Draw, model: Model, update: Update) -> Step:
 
 
 def jacobian(draw: Draw, model: Model, update: Update) -> Step:
-    """A Jacobian of three numbers by a small variable, beside the gradient."""
+    """Return a Jacobian of three numbers by a small variable, beside the gradient."""
     smallest = min(model.variables, key=lambda v: (v.shape.num_elements() or 10**9, v.name))
 
     def step(x, y):
@@ -173,7 +173,7 @@ def jacobian(draw: Draw, model: Model, update: Update) -> Step:
 
 
 def forward_mode(draw: Draw, model: Model, update: Update) -> Step:
-    """A derivative along the weights, by forward accumulation, beside the gradient."""
+    """Return a derivative along the weights, by forward accumulation, beside the gradient."""
     first = model.variables[0]
 
     def step(x, y):
@@ -186,7 +186,7 @@ def forward_mode(draw: Draw, model: Model, update: Update) -> Step:
 
 
 def scaled(draw: Draw, model: Model, update: Update) -> Step:
-    """The loss scaled up, the gradients down; and a penalty on the weights."""
+    """Return the loss scaled up, the gradients down; and a penalty on the weights."""
     def step(x, y):
         with tf.GradientTape() as tape:
             loss = model(x, y) + 1e-4 * tf.add_n(
@@ -199,7 +199,7 @@ def scaled(draw: Draw, model: Model, update: Update) -> Step:
 
 
 def intermediate(draw: Draw, model: Model, update: Update) -> Step:
-    """The gradient by features in the middle is an output, and so are they."""
+    """Return the gradient by features in the middle is an output, and so are they."""
     def step(x, y):
         with tf.GradientTape(persistent=True) as tape:
             h = model.features(x)

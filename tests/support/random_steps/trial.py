@@ -250,7 +250,7 @@ def _as_far_as_xla(spec: Spec, found: zoo.Trained, wanted: zoo.Trained) -> bool:
 
 
 def _distance(one: zoo.Trained, other: zoo.Trained) -> float:
-    """The largest difference of two trainings, relative to each array's largest number."""
+    """Return the largest difference of two trainings, relative to each array's largest number."""
     worst = 0.0
     for a, b in _arrays_of(one, other):
         if a.shape != b.shape:
@@ -268,7 +268,7 @@ def _arrays_of(one: zoo.Trained, other: zoo.Trained) -> Iterator[tuple[np.ndarra
 
 
 def _said(error: BaseException) -> str:
-    """The type of an error, what it says, and where it was raised."""
+    """Return the type of an error, what it says, and where it was raised."""
     trace, where = error.__traceback__, ""
     while trace is not None:
         code = trace.tb_frame.f_code

@@ -32,7 +32,7 @@ class Body:
 
 
 def read_body(graph: tf.Graph, function: Any) -> Body:
-    """The body of a FunctionDef that is called in `graph`.
+    """Return the body of a FunctionDef that is called in `graph`.
 
     Raises:
       CaptureError: a node waits for an argument, which has no node of its own in a caller.
@@ -85,17 +85,17 @@ class Placed:
                 tf_adapter.add_control_input(op, wait)
 
     def op(self, name: str) -> tf.Operation:
-        """The op that a node of the body has become."""
+        """Return the op that a node of the body has become."""
         return self._made[name]
 
     def tensor(self, name: str) -> tf.Tensor:
-        """What a tensor of the body, named `op:slot`, has become."""
+        """Return what a tensor of the body, named `op:slot`, has become."""
         op, _, slot = name.rpartition(":")
         return self._given[op] if op in self._given else self._made[op].outputs[int(slot)]
 
 
 def _starts(op: tf.Operation, own: frozenset[str]) -> bool:
-    """Whether nothing of the body but constants must run before an op of it."""
+    """Return whether nothing of the body but constants must run before an op of it."""
     before = [*(t.op for t in op.inputs), *op.control_inputs]
     return not record(op.type).is_constant and all(
         record(b.type).is_constant or b.name not in own for b in before)

@@ -46,12 +46,12 @@ def _is_call(op: tf.Operation) -> bool:
 
 
 def is_rewritten(name: str) -> bool:
-    """Whether an op's name says that tfckpt made it."""
+    """Return whether an op's name says that tfckpt made it."""
     return bool(_OURS.search(name))
 
 
 def readable(function: str) -> str:
-    """What a person called a function: `__inference_train_88` is `train`."""
+    """Return what a person called a function: `__inference_train_88` is `train`."""
     while match := _GENERATED.match(function):
         function = match[1]
     return function
@@ -116,13 +116,13 @@ class Inlining:
             self._changes.show(self._order(), [*self._bodies])
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What a tensor of the graph has become."""
+        """Return what a tensor of the graph has become."""
         while tensor.op.name in self.results:
             tensor = self.results[tensor.op.name][0][tensor.value_index]
         return tensor
 
     def ops(self, op: tf.Operation) -> list[tf.Operation]:
-        """What has to run now for an op of the graph to have run."""
+        """Return what has to run now for an op of the graph to have run."""
         found, pending = {}, [op]
         while pending:
             op = pending.pop()
@@ -134,7 +134,7 @@ class Inlining:
         return list(found.values())
 
     def definition(self) -> tf.compat.v1.GraphDef:
-        """The graph as it is now, without its calls and without a library."""
+        """Return the graph as it is now, without its calls and without a library."""
         definition = tf_adapter.shown_definition(self.graph)
         definition.ClearField("library")
         return definition
@@ -199,7 +199,9 @@ class Inlining:
             self._changes.replace_results("control_outputs", _in_place_of(call, ends, must_run))
 
     def _order(self) -> list[str]:
-        """Names of the graph's ops, those of a body where its call stood: as if traced there."""
+        """Return names of the graph's ops, those of a body where its call stood: as if traced
+        there.
+        """
         inside = {op.name for body in self._bodies.values() for op in body}
         pending = [op for op in reversed(self.graph.get_operations()) if op.name not in inside]
         order = []
@@ -214,13 +216,14 @@ class Inlining:
 
 def _in_place_of(call: tf.Operation, ends: Sequence[tf.Operation],
                  ops: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """The ops without the call, and with what ends it."""
+    """Return the ops without the call, and with what ends it."""
     kept = [op for op in ops if op.name != call.name]
     return list({op.name: op for op in [*kept, *ends]}.values())
 
 
 def _scope(call: str, backward: bool) -> str:
-    """The name scope of a body: a gradient scope exactly where it is of the backward (rule 4).
+    """Return the name scope of a body: a gradient scope exactly where it is of the backward (rule
+    4).
 
     It begins as where TensorFlow inlines the call: equal ops are merged under the name that comes
     first in the alphabet, and with it operands change their order.
@@ -236,7 +239,7 @@ def _is_backward(function: Any) -> bool:
 
 
 def _why_special(call: tf.Operation) -> str:
-    """Why a call is more than its function's body, by the call's own attributes (rule 6)."""
+    """Return why a call is more than its function's body, by the call's own attributes (rule 6)."""
     attrs = tf_adapter.node_attrs(call)
     if "_XlaMustCompile" in attrs and attrs["_XlaMustCompile"].b:
         return _COMPILED
@@ -250,7 +253,7 @@ _GRADIENT = "it has a gradient of its own (tf.custom_gradient or tf.recompute_gr
 
 
 def _why_opaque(name: str, find: Callable[[str], Any]) -> str:
-    """Why a function is more than its body; "" where it is not (rule 6).
+    """Return why a function is more than its body; "" where it is not (rule 6).
 
     A backward function stays a call where its forward function does: neither is of use alone.
     """

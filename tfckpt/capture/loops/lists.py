@@ -45,7 +45,7 @@ class Kept:
 
 def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
                target: Target = HERE) -> Kept:
-    """The bytes of a loop's lists.
+    """Return the bytes of a loop's lists.
 
     Args:
       loop: a While or StatelessWhile.
@@ -60,7 +60,7 @@ def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
 
 def result_shapes(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
                   ) -> dict[int, tf.TensorShape]:
-    """The shapes of a loop's results that no iteration changes, by slot; as `kept_lists`.
+    """Return the shapes of a loop's results that no iteration changes, by slot; as `kept_lists`.
 
     The gradient of what a loop computes has one shape before and behind the gradient's loop.
 
@@ -81,7 +81,7 @@ def result_shapes(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operati
 
 def entry_shape(loop: tf.Operation, slot: int, known: Callable[[tf.Operation], tf.Operation]
                 ) -> tf.TensorShape:
-    """The shape of what a loop puts into a list; as `result_shapes`."""
+    """Return the shape of what a loop puts into a list; as `result_shapes`."""
     this = _Loop(loop, known)
     entry = _entry(this.body.outputs[slot])
     return tf.TensorShape(None) if entry is None else this.shape(entry)
@@ -119,7 +119,7 @@ class _Loop:
         return Kept(found, unknown, Loop(trips, self._priced(), shares, takes), workspace)
 
     def _told_trips(self) -> int | None:
-        """How often the loop runs, where tfckpt has made it."""
+        """Return how often the loop runs, where tfckpt has made it."""
         attr = tf_adapter.node_attrs(self.op).get(TRIPS)
         return None if attr is None else int(attr.i)
 
@@ -142,7 +142,7 @@ class _Loop:
         return passed, filled
 
     def _times(self, trips: int, slot: int, entry: tf.Tensor) -> int:
-        """How many entries of a list have memory of their own."""
+        """Return how many entries of a list have memory of their own."""
         if not self.target.shares_list_entries:
             return trips
         memory = self._memory(entry)
@@ -151,18 +151,18 @@ class _Loop:
         return 1 if self._is_fixed(memory) or self._overwrites(slot) else trips
 
     def _emptied(self) -> tuple[int, ...]:
-        """The lists from which each iteration takes an entry, by input."""
+        """Return the lists from which each iteration takes an entry, by input."""
         popped = [_behind(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
         return tuple(k for k, op in enumerate(popped)
                      if op is not None and record(op.type).lists.removes
                      and self._slots.get(_behind(op.inputs[0]).name) == k)
 
     def _is_fixed(self, memory: tf.Tensor) -> bool:
-        """Whether every iteration finds the same tensor."""
+        """Return whether every iteration finds the same tensor."""
         return record(memory.op.type).is_constant or memory.name in self._slots
 
     def _overwrites(self, slot: int) -> bool:
-        """Whether every iteration writes the same entry of a list."""
+        """Return whether every iteration writes the same entry of a list."""
         op = _behind(self.body.outputs[slot]).op
         index = record(op.type).lists.index
         return index is not None and self._is_fixed(self._memory(op.inputs[index]))
@@ -186,7 +186,7 @@ class _Loop:
         return shares, takes
 
     def _memory(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor of the body in whose memory another lies, be it an iteration earlier.
+        """Return the tensor of the body in whose memory another lies, be it an iteration earlier.
 
         An argument is one only where no iteration changes it.
         """
@@ -202,11 +202,11 @@ class _Loop:
 
     @functools.cached_property
     def _slots(self) -> dict[str, int]:
-        """The place of each argument of the body."""
+        """Return the place of each argument of the body."""
         return {given.name: i for i, given in enumerate(self.body.inputs)}
 
     def _priced(self) -> Graph:
-        """The body as plain data, with the shapes that its tensors really have."""
+        """Return the body as plain data, with the shapes that its tensors really have."""
         operations = self.body.get_operations()
         index = {op.name: i for i, op in enumerate(operations)}
         ops = []
@@ -221,7 +221,7 @@ class _Loop:
         return Graph(self.body.name, tuple(ops), (), ())
 
     def trips(self) -> int | None:
-        """The most iterations that the condition allows, or None.
+        """Return the most iterations that the condition allows, or None.
 
         It is a conjunction; each part that compares a counter with a limit bounds them.
         """
@@ -249,7 +249,7 @@ class _Loop:
         return max(0, -((start - end - inclusive) // step))
 
     def _limit(self, tensor: tf.Tensor) -> int | None:
-        """The value of a tensor of the condition that no iteration changes."""
+        """Return the value of a tensor of the condition that no iteration changes."""
         slot = argument(self.cond, _behind(tensor))
         if slot is None:
             return _value(tensor)
@@ -267,7 +267,7 @@ class _Loop:
         return None
 
     def _outside(self, slot: int) -> int | None:
-        """The value of an argument when the loop begins."""
+        """Return the value of an argument when the loop begins."""
         tensor = _behind(self.known(self.op).inputs[slot])
         value = _value(tensor)
         if value is None and record(tensor.op.type).is_loop:
@@ -276,7 +276,7 @@ class _Loop:
         return value
 
     def _at_end(self, slot: int) -> int | None:
-        """The value of a counter when the loop ends."""
+        """Return the value of a counter when the loop ends."""
         start, step, trips = self._outside(slot), self._step(slot), self.trips()
         if start is None or step is None or trips is None:
             return None
@@ -284,14 +284,14 @@ class _Loop:
 
     @functools.cached_property
     def _inferred(self) -> tf_adapter.FuncGraph:
-        """The body with the shapes that the arguments really have."""
+        """Return the body with the shapes that the arguments really have."""
         return tf_adapter.called_graph(self.op, "body",
                                        [t.shape for t in self.known(self.op).inputs],
                                        self._given_entries)
 
     @functools.cached_property
     def _given_entries(self) -> dict[int, tf.TensorShape]:
-        """The shapes of the entries of lists that the loop is given, where known."""
+        """Return the shapes of the entries of lists that the loop is given, where known."""
         found = {}
         for k, tensor in enumerate(self.op.inputs):
             made = _behind(tensor) if tensor.dtype == tf.variant else tensor
@@ -306,7 +306,7 @@ class _Loop:
         return found
 
     def _bytes(self, entry: tf.Tensor) -> int | None:
-        """The bytes of an entry; of a list in a list, those that its own loop gives it."""
+        """Return the bytes of an entry; of a list in a list, those that its own loop gives it."""
         if entry.dtype == tf.variant:
             inner = _behind(entry)
             if not record(inner.op.type).is_loop:
@@ -321,20 +321,23 @@ class _Loop:
         return shape.num_elements() * entry.dtype.size if shape.is_fully_defined() else None
 
     def _bytes_of_others(self, slot: int, dtype: tf.DType) -> int | None:
-        """The bytes of the entries that a list had before the loop, where an entry replaces one."""
+        """Return the bytes of the entries that a list had before the loop, where an entry replaces
+        one.
+        """
         op = _behind(self.body.outputs[slot]).op
         argument = self._slots.get(_behind(op.inputs[0]).name)
         shape = self._given_entries.get(-1 if argument is None else argument)
         return None if shape is None else shape.num_elements() * dtype.size
 
     def shape(self, tensor: tf.Tensor) -> tf.TensorShape:
-        """What is known of the shape of a tensor of the body."""
+        """Return what is known of the shape of a tensor of the body."""
         if tensor.shape.is_fully_defined() or tensor.dtype in (tf.resource, tf.variant):
             return tensor.shape
         return tensor.shape.merge_with(self._as_given(tensor).shape)
 
     def _as_given(self, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor of the body, with the shape that follows from the loop's real arguments."""
+        """Return a tensor of the body, with the shape that follows from the loop's real arguments.
+        """
         for traced, given in zip(self.body.inputs, self._inferred.inputs, strict=True):
             if traced.name == tensor.name:
                 return given
@@ -348,20 +351,20 @@ class _Loop:
 
 
 def _behind(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor behind ops that pass it on."""
+    """Return the tensor behind ops that pass it on."""
     while record(tensor.op.type).keeps_number:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 
 def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
-    """What an iteration puts into a list; None where it puts nothing there."""
+    """Return what an iteration puts into a list; None where it puts nothing there."""
     op = _behind(tensor).op
     entry = record(op.type).lists.entry
     return None if entry is None else op.inputs[entry]
 
 
 def _value(tensor: tf.Tensor) -> int | None:
-    """The value of an integer, where the graph tells."""
+    """Return the value of an integer, where the graph tells."""
     value = tf.get_static_value(_behind(tensor))
     return int(value) if value is not None and value.size == 1 else None

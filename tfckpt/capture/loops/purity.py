@@ -31,7 +31,7 @@ class Again:
 
 
 def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> Again:
-    """Whether a While or StatelessWhile may run twice, from what it and its functions hold.
+    """Return whether a While or StatelessWhile may run twice, from what it and its functions hold.
 
     Args:
       unsure: see `tfckpt.capture.variables.variable`.
@@ -54,12 +54,14 @@ def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> 
 
 
 def reads_counted_list(op: tf.Operation) -> bool:
-    """Whether every list that an op reads is one whose bytes are known."""
+    """Return whether every list that an op reads is one whose bytes are known."""
     return all(map(_is_counted, (t for t in op.inputs if t.dtype == tf.variant)))
 
 
 def _is_counted(made: tf.Tensor) -> bool:
-    """Whether the bytes of a list are known, but for a first entry (as `tf.scan` puts there)."""
+    """Return whether the bytes of a list are known, but for a first entry (as `tf.scan` puts
+    there).
+    """
     op = behind(made).op
     known = record(op.type)
     if known.lists.index is not None:
@@ -72,7 +74,7 @@ class _Refusal(Exception):
 
 
 def _read_by_all(call: tf.Operation) -> set[int]:
-    """Which inputs of a call are handles of variables that its functions read.
+    """Return which inputs of a call are handles of variables that its functions read.
 
     Raises:
       _Refusal: a function does what must not be done twice.
@@ -85,7 +87,8 @@ def _read_by_all(call: tf.Operation) -> set[int]:
 
 
 def _read(graph: tf.Graph) -> set[int]:
-    """Which arguments of a function are handles of variables that it reads; raises as above."""
+    """Return which arguments of a function are handles of variables that it reads; raises as above.
+    """
     handles: list[tf.Tensor] = []
     for op in graph.get_operations():
         known = record(op.type)

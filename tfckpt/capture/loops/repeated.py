@@ -78,7 +78,7 @@ def _has_segments(op: Op) -> bool:
 
 
 def without_loops(graph: Graph, reason: str) -> Graph | None:
-    """The same graph with loops that may not be recomputed; None where none may."""
+    """Return the same graph with loops that may not be recomputed; None where none may."""
     loops = [op.name for op in graph.ops if record(op.type).is_loop and (
         op.pure or _has_segments(op))]
     if not loops:
@@ -92,7 +92,9 @@ def without_loops(graph: Graph, reason: str) -> Graph | None:
 
 def _with_writers(ops: Sequence[Op], loop: int, again: Again, writers: Sequence[int]
                   ) -> tuple[Again, tuple[str, ...]]:
-    """What becomes of a loop whose variables some ops may write, and which of them come later."""
+    """Return what becomes of a loop whose variables some ops may write, and which of them come
+    later.
+    """
     before = ancestors(ops, [loop])
     later = [w for w in writers if w not in before]
     reading = [i for i, op in enumerate(ops) if op.region == BACKWARD

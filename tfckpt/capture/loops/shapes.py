@@ -56,7 +56,7 @@ class _Known:
 
 
 def _pieces(definition: tf.compat.v1.GraphDef) -> list[list[Any]]:
-    """The nodes in a topological order, cut behind each whose shapes are to be told."""
+    """Return the nodes in a topological order, cut behind each whose shapes are to be told."""
     nodes = {node.name: node for node in definition.node}
     order = depth_first_order(nodes, lambda name: map(_op_of, nodes[name].input))
     pieces: list[list] = [[]]
@@ -82,7 +82,7 @@ def _renamed(node: Any, into: Any, number: dict[str, str]) -> None:
 
 
 def _read_elsewhere(piece: tf.compat.v1.GraphDef, scratch: tf.Graph) -> dict[str, tf.Tensor]:
-    """What a piece reads of those before."""
+    """Return what a piece reads of those before."""
     here = {node.name for node in piece.node}
     found = {}
     for name in (name for node in piece.node for name in node.input if _op_of(name) not in here):

@@ -21,7 +21,7 @@ from tfckpt.rewrite.appliers.attrs import attr_values, copy_attrs
 
 
 def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:
-    """The edited definition; the one given is left as it is.
+    """Return the edited definition; the one given is left as it is.
 
     Raises:
       RewriteError: an edit names an op, input or tensor that does not exist.
@@ -193,7 +193,7 @@ class _Nodes:
             node.input.append(f"^{control}")
 
     def tensor(self, tensor: str) -> str:
-        """A tensor named `op:slot`, as this kind of definition writes it."""
+        """Return a tensor named `op:slot`, as this kind of definition writes it."""
         op, _, slot = tensor.rpartition(":")
         if op in self.arguments:
             return op

@@ -20,7 +20,7 @@ from tfckpt.rewrite.passes.manager import Pass, Property
 
 
 def has_references(graph: Graph) -> bool:
-    """Whether the graph holds reference variables."""
+    """Return whether the graph holds reference variables."""
     return any(record(op.type).source is Source.REFERENCE for op in graph.ops)
 
 

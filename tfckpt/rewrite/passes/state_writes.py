@@ -48,7 +48,7 @@ def delay_writes(graph: Graph, edits: Edits) -> Edits:
 
 
 def _following(graph: Graph, edits: Edits) -> nx.DiGraph:
-    """The edited graph, with edges from each op to those that read it or wait for it."""
+    """Return the edited graph, with edges from each op to those that read it or wait for it."""
     tensors, waits, _ = edited(graph, edits)
     return nx.DiGraph([(before, name) for name in tensors
                        for before in (*map(op_of, tensors[name]), *waits[name])])

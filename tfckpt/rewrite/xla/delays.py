@@ -82,7 +82,7 @@ class XlaHolds:
         self.builder.added.extend(self.guard.trigger_ops())
 
     def _incoming_gradient(self, position: int) -> tuple[str, str]:
-        """The latest float tensor that the step made before a region, and its dtype.
+        """Return the latest float tensor that the step made before a region, and its dtype.
 
         One that more than the update reads: a gradient of weights would hold copies back as well,
         but XLA's depth-first scheduler then computes it on the way to the region, and leaves its
@@ -111,13 +111,13 @@ class XlaHolds:
         return latest
 
     def _goes_on(self, tensor: TensorId) -> bool:
-        """Whether more than the update reads a tensor."""
+        """Return whether more than the update reads a tensor."""
         cost, s = self.builder.cost, self.builder.storage_of(tensor)
         return s is None or any(cost.vertices[v].region != UPDATE and not cost.vertices[v].join
                                 for v in cost.readers[s])
 
     def _begins_padded(self, tensor: TensorId) -> bool:
-        """Whether XLA may know the first element of a tensor, whatever is computed."""
+        """Return whether XLA may know the first element of a tensor, whatever is computed."""
         graph = self.builder.graph
         op = graph.ops[tensor[0]]
         while not record(op.type).pads:
@@ -149,7 +149,7 @@ class XlaHolds:
         return held, ()
 
     def _reads_delayed(self, op: Op, inputs: list[str], outside: Sequence[int]) -> bool:
-        """Whether an op reads what is behind the region's guard already."""
+        """Return whether an op reads what is behind the region's guard already."""
         return any(self.builder.root[made][slot][0] in self.delayed
                    or inputs[i] in self.guarded.values()
                    for i, (made, slot) in enumerate(op.inputs) if i not in outside)
@@ -164,7 +164,7 @@ class XlaHolds:
                 or self._is_weight(op.inputs[i])]
 
     def _guard(self, read: str, op: Op, index: int) -> str:
-        """What an op reads behind the region's guard, made once for each tensor and kind."""
+        """Return what an op reads behind the region's guard, made once for each tensor and kind."""
         guard = self.guard
         assert guard is not None
         kind = self._kind(op)
@@ -185,7 +185,9 @@ class XlaHolds:
         return self.kind if fused or not self.barriers else BarrierGuard
 
     def _is_weight(self, tensor: TensorId) -> bool:
-        """Whether a tensor is resident and large enough for a compiler's copy of it to matter."""
+        """Return whether a tensor is resident and large enough for a compiler's copy of it to
+        matter.
+        """
         return (self.weights and self.builder.is_resident(tensor)
                 and record(self.builder.graph.ops[tensor[0]].type).source not in _NO_WEIGHTS
                 and (self.builder.tensor(tensor).bytes or 0) >= LARGE
@@ -223,14 +225,16 @@ class XlaHolds:
                 builder.rewires.append(Rewire(op.name, i, late))
 
     def _is_gradient(self, tensor: TensorId) -> bool:
-        """Whether a tensor is made of what the backward made, not of what the forward did alone."""
+        """Return whether a tensor is made of what the backward made, not of what the forward did
+        alone.
+        """
         builder = self.builder
         made = builder.root[tensor[0]][tensor[1]][0]
         return (builder.storage_of(tensor) is not None and builder.tensor(tensor).dtype in FLOATS
                 and builder.graph.ops[made].region == BACKWARD)
 
     def _is_kept(self, tensor: TensorId, position: int) -> bool:
-        """Whether a step reads a large result of the forward, and not a copy of it."""
+        """Return whether a step reads a large result of the forward, and not a copy of it."""
         builder = self.builder
         made = builder.root[tensor[0]][tensor[1]][0]
         return (builder.storage_of(tensor) is not None and builder.graph.ops[made].region == FORWARD
@@ -239,7 +243,7 @@ class XlaHolds:
                 tensor)[1])
 
     def _late(self, tensor: TensorId, gradient: TensorId, kind: type[Guard]) -> str:
-        """A tensor behind a guard that a gradient opens, made once for both."""
+        """Return a tensor behind a guard that a gradient opens, made once for both."""
         builder = self.builder
         if (gradient, kind) not in self.openers:
             opener = kind(f"{SCOPE}/late_{len(self.openers) + 1}", builder.tensor_name(gradient),

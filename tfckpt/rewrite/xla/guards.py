@@ -75,7 +75,7 @@ class DataGuard(Guard):
         ]
 
     def pass_through(self, name: str, tensor: str, dtype: str) -> list[Create]:
-        """A select between zero and the tensor."""
+        """Return a select between zero and the tensor."""
         return [
             const(f"{name}/zero", dtype, False if dtype == "bool" else 0),
             Create(name, names.SELECT, (f"{self.name}/armed:0", f"{name}/zero:0", tensor), (),

@@ -116,7 +116,7 @@ class BackwardOrder:
 
     @functools.cached_property
     def _regions(self) -> dict[int, list[str]]:
-        """The regions of the steps that read each instance, but for copies."""
+        """Return the regions of the steps that read each instance, but for copies."""
         found: dict[int, list[str]] = {}
         for (vertex, copy), reads in zip(self.builder.plan.schedule, self.builder.resolved.reads,
                                          strict=True):

@@ -86,7 +86,7 @@ class StageModel:
     # Literals.
 
     def _either(self, *literals: Literal) -> Literal:
-        """A literal that is true exactly if one of the given ones is."""
+        """Return a literal that is true exactly if one of the given ones is."""
         if any(literal is True for literal in literals):
             return True
         unknown = [literal for literal in literals if literal is not False]
@@ -107,11 +107,11 @@ class StageModel:
         self.model.add_bool_or(clause or [False])
 
     def _copies(self, v: int, start: int, stop: int) -> list[Literal]:
-        """Whether a vertex runs again in each of the stages start .. stop - 1."""
+        """Return whether a vertex runs again in each of the stages start .. stop - 1."""
         return [row[v] for row in self.runs[start:stop] if v in row]
 
     def _run(self, t: int, s: int) -> Literal:
-        """Whether stage t makes the storage again."""
+        """Return whether stage t makes the storage again."""
         return self.runs[t].get(self.graph.storages[s].producer, False)
 
     # Lifetimes.
@@ -142,7 +142,7 @@ class StageModel:
                                 else self.model.new_bool_var(f"given {s} in {t}"))
 
     def _may_vary(self, t: int, s: int) -> bool:
-        """Whether what stage t finds of the storage is a decision."""
+        """Return whether what stage t finds of the storage is a decision."""
         return not (self.fixed[s] or self.graph.storages[s].fetched or self.made[s] >= t)
 
     def _needed(self, t: int, s: int) -> list[Literal]:
@@ -161,7 +161,7 @@ class StageModel:
         return chain[::-1]
 
     def _available(self, t: int, s: int) -> None:
-        """What stage t reads or holds on must be held, made in the stage, or given away."""
+        """Return what stage t reads or holds on must be held, made in the stage, or given away."""
         run, held, given = self._run(t, s), self.held[t][s], self.given[t][s]
         for r in self.inside[s]:
             if r in self.runs[t]:
@@ -202,7 +202,7 @@ class StageModel:
                     bound.only_enforce_if(run)
 
     def _live(self, t: int, u: int) -> list[Term]:
-        """What is held while step u of stage t runs, buffers taken over not yet deducted."""
+        """Return what is held while step u of stage t runs, buffers taken over not yet deducted."""
         vertex = self.graph.vertices[u]
         terms: list[Term] = [(vertex.workspace // self.unit, True)]
         for s, storage in enumerate(self.graph.storages):
@@ -218,7 +218,8 @@ class StageModel:
         return terms
 
     def _is_live(self, t: int, u: int, s: int) -> Literal:
-        """Whether a counted instance exists while step u of stage t, no writer of it, runs."""
+        """Return whether a counted instance exists while step u of stage t, no writer of it, runs.
+        """
         if self.fixed[s]:
             return self.held[t][s]
         original = u == self.order[t]
@@ -232,7 +233,8 @@ class StageModel:
         return self._not(self._either(self._not(self._counted(t, s)), self._not(needed)))
 
     def _counted(self, t: int, s: int) -> Literal:
-        """Whether the instance that stage t reads counts, that is, no donor handed it over."""
+        """Return whether the instance that stage t reads counts, that is, no donor handed it over.
+        """
         return True if self.given[t][s] is False else self._either(
             self.held[t][s], self._run(t, s))
 
@@ -275,7 +277,7 @@ class StageModel:
         return [(-storages[r].bytes // self.unit, take) for _, r, take in taken]
 
     def _dies(self, t: int, u: int, s: int) -> Literal:
-        """Whether step u of stage t, if it runs, is the last to read a counted instance."""
+        """Return whether step u of stage t, if it runs, is the last to read a counted instance."""
         if u == self.order[t]:
             later = self._either(self.held[t + 1][s], self.given[t + 1][s])
         else:
@@ -286,6 +288,6 @@ class StageModel:
     # Solutions.
 
     def schedule(self, is_true: Callable[[Literal], bool]) -> Schedule:
-        """The schedule of a solution, given which variables are true in it."""
+        """Return the schedule of a solution, given which variables are true in it."""
         return with_copies(self.order, ((v for v, run in row.items() if is_true(run))
                                         for row in self.runs))

@@ -60,7 +60,7 @@ class Optimum:
 def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time",
           order: Sequence[int] | None = None, copies: int | None = None,
           time_limit: float = TIME_LIMIT, start: Schedule | None = None) -> Optimum:
-    """The fastest schedule within a budget, or the one of least peak.
+    """Return the fastest schedule within a budget, or the one of least peak.
 
     Args:
       graph: joint graph.
@@ -143,7 +143,7 @@ class _Problem:
         self.units = [math.floor(time * self.scale) for time in times]
 
     def fastest(self, budget: int, start: Schedule | None = None) -> Optimum:
-        """The least time within the budget."""
+        """Return the least time within the budget."""
         stages = StageModel(self.cp, self.graph, self.order, self.copies)
         stages.limit(budget // stages.unit)
         stages.model.minimize(self._time(stages))
@@ -155,7 +155,7 @@ class _Problem:
         return self._optimum(schedule, plain + bound / self.scale, status)
 
     def least(self) -> Optimum:
-        """The least peak."""
+        """Return the least peak."""
         stages = StageModel(self.cp, self.graph, self.order, self.copies)
         most = simulate(self.graph, tuple((v, 0) for v in self.order)).peak_bytes
         peak = stages.model.new_int_var(0, most // stages.unit, "peak")
@@ -170,7 +170,7 @@ class _Problem:
         return sum(self.units[v] * run for row in stages.runs for v, run in row.items())
 
     def _solve(self, stages: StageModel, start: Schedule | None):
-        """A schedule, the bound on the objective and the status; None if nothing fits."""
+        """Return a schedule, the bound on the objective and the status; None if nothing fits."""
         self._hint(stages, start)
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = 1

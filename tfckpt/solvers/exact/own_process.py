@@ -17,7 +17,7 @@ from tfckpt.errors import PlanError
 
 
 def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """What a module's function returns or raises when another Python process calls it.
+    """Return what a module's function returns or raises when another Python process calls it.
 
     Args:
       function: importable by name; it, its arguments and its result must pickle.

@@ -44,7 +44,7 @@ def narrow_cuts(graph: CostGraph) -> tuple[Cut, ...]:
 
 
 def _all_cuts(graph: CostGraph) -> list[Cut]:
-    """All cuts with different crossings. Only what may be dropped counts as crossing."""
+    """Return all cuts with different crossings. Only what may be dropped counts as crossing."""
     last_reader = {}
     for s, readers in enumerate(graph.readers):
         producer = graph.vertices[graph.storages[s].producer]

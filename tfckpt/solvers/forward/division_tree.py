@@ -158,7 +158,7 @@ def check_division_tree(graph: ForwardGraph, tree: DivisionTree) -> None:
 
 
 def _edges(graph, source, target):
-    """All edges, those of the virtual ends included."""
+    """Return all edges, those of the virtual ends included."""
     edges = [(u, v) for u, after in enumerate(graph.successors) for v in after]
     if source < 0:
         edges += [(source, v) for v, needs in enumerate(graph.predecessors) if not needs]
@@ -168,7 +168,7 @@ def _edges(graph, source, target):
 
 
 def _flatten(graph: ForwardGraph, root: Piece) -> tuple[Segment, ...]:
-    """The tree below a piece as a tuple, parts first."""
+    """Return the tree below a piece as a tuple, parts first."""
     found: list[Piece] = []
     below = [root] if root.kind != EDGE else []
     while below:

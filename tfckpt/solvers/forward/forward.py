@@ -80,7 +80,7 @@ def _predecessors(graph, inside):
 
 
 def _leaves_forward(graph, storage):
-    """Whether anything but the forward reads a storage."""
+    """Return whether anything but the forward reads a storage."""
     return any(graph.vertices[reader].region != FORWARD for reader in graph.readers[storage])
 
 
@@ -215,7 +215,7 @@ def _merge_intervals(size, narrow, limit):
 
 
 def _build(graph, inside, before, group):
-    """The view whose nodes are the groups, ordered topologically."""
+    """Return the view whose nodes are the groups, ordered topologically."""
     order = _node_order(before, group)
     place_of = {root: place for place, root in enumerate(order)}
     node = [place_of[root] for root in group]

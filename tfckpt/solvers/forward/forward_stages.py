@@ -68,7 +68,7 @@ class Stages:
         return len(self.seconds)
 
     def running_tape(self, held: bool) -> Numbers:
-        """Bytes of running each stage for its residuals.
+        """Return bytes of running each stage for its residuals.
 
         Args:
           held: whether the cut before it is held, or goes once it has been read.
@@ -76,9 +76,9 @@ class Stages:
         return self.taped if held else self.taped_beside
 
     def behind_tape(self, held: bool) -> Numbers:
-        """Bytes of each stage's residuals and of the cut behind it; `held` as above."""
+        """Return bytes of each stage's residuals and of the cut behind it; `held` as above."""
         return self.handed if held else self.handed_beside
 
     def behind_cut(self, held: bool) -> Numbers:
-        """Bytes of each stage's backward; `held` as above."""
+        """Return bytes of each stage's backward; `held` as above."""
         return self.backward if held else self.backward_beside

@@ -23,7 +23,7 @@ LARGEST = 20_000
 
 
 def nodes_of(mask: int) -> list[int]:
-    """The nodes in a bitmask, ascending."""
+    """Return the nodes in a bitmask, ascending."""
     nodes = []
     while mask:
         low = mask & -mask
@@ -38,7 +38,7 @@ def weight(costs: Sequence[int], mask: int) -> int:
 
 
 def union(neighbours: Sequence[Sequence[int]], mask: int) -> int:
-    """All neighbours of the nodes in a bitmask."""
+    """Return all neighbours of the nodes in a bitmask."""
     result = 0
     for node in nodes_of(mask):
         for other in neighbours[node]:
@@ -47,7 +47,7 @@ def union(neighbours: Sequence[Sequence[int]], mask: int) -> int:
 
 
 def boundary(forward: ForwardGraph, mask: int) -> int:
-    """The nodes of a lower set that some node outside needs, as a bitmask."""
+    """Return the nodes of a lower set that some node outside needs, as a bitmask."""
     rest = forward.everything & ~mask
     return union(forward.predecessors, rest) & mask
 

@@ -51,7 +51,7 @@ def trunk(forward: ForwardGraph) -> ForwardGraph:
 
 
 def _contract(forward, joined):
-    """The graph whose nodes are those that joined none, with all that joined them."""
+    """Return the graph whose nodes are those that joined none, with all that joined them."""
     roots = [node for node in range(len(forward)) if joined[node] == node]
     place = {root: i for i, root in enumerate(roots)}
     inside: list[list[int]] = [[] for _ in roots]

@@ -51,7 +51,8 @@ class Checkpoints:
 
 
 def ends(graph: ForwardGraph) -> tuple[int, int]:
-    """The vertex before and the vertex after everything: real where unique, else -1 and n."""
+    """Return the vertex before and the vertex after everything: real where unique, else -1 and n.
+    """
     sources = [v for v, needs in enumerate(graph.predecessors) if not needs]
     targets = [v for v, after in enumerate(graph.successors) if not after]
     return (sources[0] if len(sources) == 1 else -1,
@@ -59,7 +60,7 @@ def ends(graph: ForwardGraph) -> tuple[int, int]:
 
 
 def splitting_vertices(graph: ForwardGraph) -> tuple[int, ...]:
-    """The vertices that every path from the first to the last vertex passes, ascending.
+    """Return the vertices that every path from the first to the last vertex passes, ascending.
 
     Real ends are among them. Complexity: O(V + E).
 
@@ -99,7 +100,7 @@ def inputs_to_store(graph: ForwardGraph, needs_inputs: Iterable[int]) -> frozens
 
 def segments(graph: ForwardGraph, vertices: Collection[int]
              ) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
-    """The segments that checkpoints leave.
+    """Return the segments that checkpoints leave.
 
     Args:
       graph: the graph.
@@ -145,7 +146,7 @@ def price(graph: ForwardGraph, vertices: Collection[int]) -> Checkpoints:
 
 
 def _component(graph, stored, seen, first):
-    """The vertices connected with `first` without a checkpoint between, ascending."""
+    """Return the vertices connected with `first` without a checkpoint between, ascending."""
     seen[first] = True
     members = [first]
     for vertex in members:
@@ -157,7 +158,7 @@ def _component(graph, stored, seen, first):
 
 
 def _around(graph, stored, members, source, target):
-    """The checkpoint before and the checkpoint after a segment."""
+    """Return the checkpoint before and the checkpoint after a segment."""
     before = {p for v in members for p in graph.predecessors[v] if stored[p]}
     after = {s for v in members for s in graph.successors[v] if stored[s]}
     if any(not graph.predecessors[v] for v in members):

@@ -25,7 +25,7 @@ Hanging = tuple[int, int, int, int]
 
 
 def hanging_segments(after: Mapping[int, Mapping[int, object]]) -> list[Hanging]:
-    """All connected independent segments within each stretch between splitting vertices.
+    """Return all connected independent segments within each stretch between splitting vertices.
 
     Args:
       after: for each vertex its successors, all of them higher. The lowest vertex leads to all,

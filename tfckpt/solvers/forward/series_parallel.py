@@ -36,7 +36,7 @@ class Piece:
     parts: deque[Piece]
 
     def ordered_parts(self) -> list[Piece]:
-        """The parts, in the order that `Segment.parts` states."""
+        """Return the parts, in the order that `Segment.parts` states."""
         if self.kind == BRANCHED:
             return sorted(self.parts, key=lambda part: part.least)
         if self.kind == COMPLICATED:
@@ -53,7 +53,7 @@ class Piece:
 
 
 def fold(edges: Iterable[tuple[int, int]], source: int, target: int) -> Piece:
-    """The division tree of a graph, as a piece from its source to its target.
+    """Return the division tree of a graph, as a piece from its source to its target.
 
     Args:
       edges: from lower to higher vertices; each vertex lies on a path from source to target.

@@ -19,7 +19,7 @@ WINDOW = 40
 
 
 def side_chains_first(graph: CostGraph, ahead: Sequence[int]) -> list[int]:
-    """The forward in an order in which what joins the trunk from the side is made early.
+    """Return the forward in an order in which what joins the trunk from the side is made early.
 
     A mask drawn from a seed is made just before it is read, between what is dropped and what that
     is dropped for. Made where the trunk was narrow before, it can be kept while they are run again.
@@ -59,7 +59,7 @@ def side_chains_first(graph: CostGraph, ahead: Sequence[int]) -> list[int]:
 
 
 def _in_order(graph: CostGraph, order: Sequence[int]) -> bool:
-    """Whether each vertex comes after those of its predecessors that are in the order."""
+    """Return whether each vertex comes after those of its predecessors that are in the order."""
     place = {v: f for f, v in enumerate(order)}
     return all(place.get(p, -1) < f for v, f in place.items() for p in graph.predecessors[v])
 

@@ -160,7 +160,7 @@ class _Builder:
         return sorted(-key[2] for key in best.values()) + [places - 1]
 
     def _alive(self, storages: Numbers, start: Numbers, stop: Numbers, length: int) -> Numbers:
-        """Bytes of storages that are made at or before each place and read after it."""
+        """Return bytes of storages that are made at or before each place and read after it."""
         change = np.zeros(length + 1, dtype=np.int64)
         np.add.at(change, start[storages], self.bytes[storages])
         np.add.at(change, stop[storages], -self.bytes[storages])
@@ -192,7 +192,7 @@ class _Builder:
 
     def _needed(self, span: tuple[int, int], cut: int, made: Numbers, through: Numbers,
                 wanted: set[int]) -> float:
-        """Seconds of what a stage runs for residuals, or for `wanted`; adds to that."""
+        """Return seconds of what a stage runs for residuals, or for `wanted`; adds to that."""
         total = 0.0
         for place in range(span[1] - 1, span[0] - 1, -1):
             vertex = self.graph.vertices[self.ahead[place]]
@@ -304,7 +304,9 @@ class _Builder:
         return found
 
     def _waiting(self) -> Numbers:
-        """Bytes made before each position and read at it or later, of what is not recomputed."""
+        """Return bytes made before each position and read at it or later, of what is not
+        recomputed.
+        """
         fixed = np.setdiff1d(np.arange(len(self.bytes)), self.free)
         fixed = fixed[self.born[fixed] >= 0]
         change = np.zeros(len(self.order) + 2, dtype=np.int64)
@@ -315,7 +317,7 @@ class _Builder:
 
 def _crossing(count: int, made: Numbers, through: Numbers, size: Numbers
               ) -> tuple[Numbers, Numbers]:
-    """Bytes that cross each cut, and each two of them."""
+    """Return bytes that cross each cut, and each two of them."""
     change = np.zeros((count + 2, count + 2), dtype=np.int64)
     passing = np.flatnonzero((made >= 0) & (through > made))
     first, last, weight = made[passing] + 1, through[passing] + 1, size[passing]

@@ -79,7 +79,7 @@ class Optimised:
 
     @functools.cached_property
     def _definition(self) -> tf.compat.v1.GraphDef:
-        """The step as it is, written once for all questions."""
+        """Return the step as it is, written once for all questions."""
         return tf_adapter.shown_definition(self.live)
 
     def _tell_arguments(self, definition: tf.compat.v1.GraphDef) -> None:

@@ -61,7 +61,7 @@ class Asked:
 
     @functools.cached_property
     def _definition(self) -> tf.compat.v1.GraphDef:
-        """The step as it is, written once for all questions."""
+        """Return the step as it is, written once for all questions."""
         return self.live.as_graph_def()
 
     def _shape(self, tensor: tf.Tensor) -> tf.TensorShape:
