@@ -41,7 +41,7 @@ def _hooks(model, calls: int = 2000) -> float:
 
 
 def main() -> None:
-    """Prints the comparison."""
+    """Print the comparison."""
     model = _model()
     x = np.random.default_rng(0).standard_normal((BATCH * BATCHES, 32, 32, 3), dtype=np.float32)
     y = np.arange(len(x)) % 5

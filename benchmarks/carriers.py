@@ -146,7 +146,7 @@ def _measured(training: zoo.Training) -> int:
 
 
 def main(wanted: list[str]) -> None:
-    """Prints one row for each entry, and how many are within 5 %."""
+    """Print one row for each entry, and how many are within 5 %."""
     alone.prepare()
     print("| entry | plain kB | decorator kB | plain for the pass kB | pass kB | pass / decorator "
           "| decorator measured kB | pass measured kB | said |")

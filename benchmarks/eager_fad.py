@@ -122,7 +122,7 @@ def named(swish: Callable) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Prints the table and the experiments."""
+    """Print the table and the experiments."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     import tensorflow as tf

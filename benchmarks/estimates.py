@@ -127,7 +127,7 @@ def run_all() -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Prints one line, or all."""
+    """Print one line, or all."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     if FLAGS.model not in NAMES:

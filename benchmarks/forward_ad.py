@@ -282,7 +282,7 @@ def run_all(row: str) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Prints one line, or every line of a row."""
+    """Print one line, or every line of a row."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     header = ("model", "activation", *COLUMNS[FLAGS.row])

@@ -85,7 +85,7 @@ def measure(size: int) -> list[str]:
 
 
 def main(argv: list[str]) -> None:
-    """Prints one line per size."""
+    """Print one line per size."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     print("| operations | vertices | capture s | cost s | plan s | planned peak / plain "

@@ -29,7 +29,7 @@ class Job(NamedTuple):
 def make_train_step(
     model: Any, forward: Callable[[tf.Tensor], tf.Tensor] | None = None
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Returns one training step of a compiled model as a plain Python function.
+    """Return one training step of a compiled model as a plain Python function.
 
     It does what `model.train_step((x, y))` does (forward pass, loss with the model's own
     additional losses, gradients, optimizer update) except that it returns the loss of the batch
@@ -49,7 +49,7 @@ def make_train_step(
 
 
 def finish(model: Any, optimizer: Any, loss: Any, x: np.ndarray, y: np.ndarray) -> Job:
-    """Compiles, creates the optimizer's slots and puts the batch into tensors."""
+    """Compile, create the optimizer's slots and put the batch into tensors."""
     model.compile(optimizer=optimizer, loss=loss, jit_compile=False)
     optimizer.build(model.trainable_variables)
     return Job(model, make_train_step(model), tf.constant(x), tf.constant(y))

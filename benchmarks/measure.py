@@ -72,14 +72,14 @@ class Meter:
         self._began = self._computed = 0.0
 
     def start(self) -> None:
-        """Takes the bytes allocated now as zero and starts the clock."""
+        """Take the bytes allocated now as zero and start the clock."""
         tf.config.experimental.reset_memory_stats(self._device)
         self._before = tf.config.experimental.get_memory_info(self._device)["current"]
         self._computed = time.process_time()
         self._began = time.perf_counter()
 
     def stop(self) -> Sample:
-        """Returns the highest bytes and the seconds since `start()`."""
+        """Return the highest bytes and the seconds since `start()`."""
         seconds = time.perf_counter() - self._began
         processor = time.process_time() - self._computed
         peak = tf.config.experimental.get_memory_info(self._device)["peak"]
@@ -87,7 +87,7 @@ class Meter:
 
 
 def measure_step(step: Callable[..., Any], *args: Any, device: str | None = None) -> Sample:
-    """Runs one step, waits until its outputs exist, drops them, and says what it took."""
+    """Run one step, wait until its outputs exist, drop them, and say what it took."""
     meter = Meter(device)
     meter.start()
     outputs = step(*args)
@@ -119,7 +119,7 @@ def take_turns(
     warmup: int = 3,
     device: str | None = None,
 ) -> list[tuple[Sample, ...]]:
-    """Runs steps, each with its arguments, one after the other, `rounds` times after `warmup`."""
+    """Run steps, each with its arguments, one after the other, `rounds` times after `warmup`."""
     if rounds < 1:
         raise ValueError(f"steps must be at least 1, not {rounds}")
     for _ in range(warmup):

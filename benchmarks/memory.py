@@ -112,7 +112,7 @@ def parse_budget(text: str) -> str | float | int:
 
 
 def measure_row() -> Row:
-    """Measures the row that the flags describe, in this process."""
+    """Measure the row that the flags describe, in this process."""
     import tensorflow as tf
 
     tf.config.threading.set_inter_op_parallelism_threads(FLAGS.threads)
@@ -162,7 +162,7 @@ def _arguments(job: str, budget: str, solver: str, threads: int, jit_compile: bo
 
 
 def parse_row(output: str) -> Row:
-    """Finds the line of JSON in what a row's process printed.
+    """Find the line of JSON in what a row's process printed.
 
     Raises:
       ValueError: if there is none.
@@ -177,7 +177,7 @@ def parse_row(output: str) -> Row:
 
 
 def run_table() -> int:
-    """Runs every row of `TABLE`; returns how many failed."""
+    """Run every row of `TABLE`; return how many failed."""
     failed = 0
     print(rows.head(COLUMNS), flush=True)
     for row in TABLE:
@@ -190,7 +190,7 @@ def run_table() -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Runs one row, or all of them."""
+    """Run one row, or all of them."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     if FLAGS.all:

@@ -55,7 +55,7 @@ def measure(name: str, kind: str, budget: object) -> tuple[float, float, list[by
 
 
 def measure_skips() -> None:
-    """Prints what the pass takes to leave dataset maps, initialisers and forward passes alone."""
+    """Print what the pass takes to leave dataset maps, initialisers and forward passes alone."""
     import tensorflow as tf
 
     import grappler_ext
@@ -95,7 +95,7 @@ def measure_skips() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Prints one line for each job."""
+    """Print one line for each job."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     if FLAGS.skip:

@@ -178,7 +178,7 @@ def compare(wanted: list[Any], found: list[Any]) -> str:
 
 
 def measure_job(name: str) -> None:
-    """Measures the peers of one job in this process, and prints a line of JSON for each."""
+    """Measure the peers of one job in this process, and print a line of JSON for each."""
     import tensorflow as tf
 
     from benchmarks.measure import take_turns
@@ -224,7 +224,7 @@ def failure(text: str) -> str:
 
 
 def run_job(name: str, peers: list[str]) -> None:
-    """Prints the lines of one job; a peer that ends its process is named, the rest begin anew."""
+    """Print the lines of one job; a peer that ends its process is named, the rest begin anew."""
     while peers:
         command = [sys.executable, "-m", "benchmarks.peers", "--alone", f"--jobs={name}",
                    f"--peers={','.join(peers)}", f"--steps={FLAGS.steps}",
@@ -254,7 +254,7 @@ def print_line(cells: Any) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Prints the table."""
+    """Print the table."""
     unknown = [peer for peer in FLAGS.peers if peer not in PEERS]
     if len(argv) > 1 or unknown:
         raise app.UsageError(f"unexpected: {argv[1:] + unknown}; peers: {', '.join(PEERS)}")

@@ -30,7 +30,7 @@ KINDS = ("plain", "data", "barrier")
 
 def export(name: str, size: str, budget: object, folder: pathlib.Path,
            device: str = "") -> dict[str, Any]:
-    """Writes one job; returns what `about.json` holds.
+    """Write one job; return what `about.json` holds.
 
     Raises:
       ValueError: the parameters of the compiled step are not its inputs and variables in order.
@@ -86,7 +86,7 @@ def arguments(step: Any, args: tuple) -> list:
 
 
 def check_parameters(module: bytes, values: list) -> None:
-    """Raises ValueError unless a module's parameters have the shapes of these values, in order."""
+    """Raise ValueError unless a module's parameters have the shapes of these values, in order."""
     from tensorflow.compiler.xla.service import hlo_pb2
 
     expected = [tuple(value.shape) for value in values]
@@ -98,7 +98,7 @@ def check_parameters(module: bytes, values: list) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Writes the job that the flags name."""
+    """Write the job that the flags name."""
     if len(argv) != 2:
         raise app.UsageError("name one folder to write to")
     budget = FLAGS.budget if FLAGS.budget == "min" else float(FLAGS.budget)

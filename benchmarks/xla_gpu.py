@@ -72,7 +72,7 @@ class Compiled:
 
 
 def compiled(module: bytes, device: Any) -> Compiled:
-    """Compiles a serialized HLO module for a device that `described` returned."""
+    """Compile a serialized HLO module for a device that `described` returned."""
     made = executable(stablehlo(module), device)
     text = made.hlo_modules()[0].to_string()
     names = set(_NAME.findall(text))
@@ -178,7 +178,7 @@ def difference(wanted: list[jax.Array], found: list[jax.Array]) -> float:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description="Runs exported training steps with JAX.")
     parser.add_argument("folders", nargs="+", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--steps", type=int, default=8, help="measured steps of each kind")

@@ -40,7 +40,7 @@ COLUMNS = ("job", "XLA's flags", "guard", "temp MB", "ratio", "planned", "comput
 
 
 def compile_job(name: str, label: str) -> None:
-    """Compiles one job in this process and prints its rows."""
+    """Compile one job in this process and print its rows."""
     import keras
     import tensorflow as tf
 

@@ -27,7 +27,7 @@ COUNTED = 256 * 1024
 
 
 def main(wanted: list[str]) -> None:
-    """Prints one row for each entry."""
+    """Print one row for each entry."""
     alone.prepare()
     print("| entry | plain kB | planned kB | planned | measured kB | ours kB | measured | time "
           "| bit-identical |")

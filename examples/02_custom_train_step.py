@@ -68,7 +68,7 @@ def train(model: Mixup, images, labels, batch: int) -> saving.Run:
 
 
 def main() -> None:
-    """Trains both."""
+    """Train both."""
     small = saving.small(__doc__)
     saving.repeatable()
     images, labels = data.digits(768 if small else 1536)

@@ -69,7 +69,7 @@ def train(step, batches) -> saving.Run:
 
 
 def main() -> None:
-    """Trains both."""
+    """Train both."""
     small = saving.small(__doc__)
     saving.repeatable()
     width, batch, count = (32, 256, 3) if small else (64, 448, 4)

@@ -80,14 +80,14 @@ def run(*command: str) -> str:
 
 
 def train(arrays: str, *models: str) -> list[saving.Run]:
-    """Loads SavedModels in a process of its own and trains them, one after the other."""
+    """Load SavedModels in a process of its own and train them, one after the other."""
     printed = run(sys.executable, "-c", TRAIN, arrays, *models).splitlines()
     found = [json.loads(line) for line in printed if line.startswith("{")]
     return [saving.Run(one["peak"], tuple(one["losses"])) for one in found]
 
 
 def main() -> None:
-    """Saves, rewrites, trains both."""
+    """Save, rewrite, train both."""
     small = saving.small(__doc__)
     images, labels = data.digits(1024 if small else None)
     with tempfile.TemporaryDirectory() as folder:

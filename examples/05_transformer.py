@@ -33,7 +33,7 @@ def encoder(length: int, layers: int, width: int) -> keras.Model:
 
 
 def train(batches, sizes: dict[str, int], **options) -> saving.Run:
-    """Trains on every batch; options are those of tfckpt, or none for plain Keras."""
+    """Train on every batch; options are those of tfckpt, or none for plain Keras."""
     saving.seed()
     model = encoder(**sizes)
     if options:
@@ -52,7 +52,7 @@ def train(batches, sizes: dict[str, int], **options) -> saving.Run:
 
 
 def main() -> None:
-    """Trains all three."""
+    """Train all three."""
     small = saving.small(__doc__)
     saving.repeatable()
     sizes = {"length": 96 if small else 128, "layers": 2 if small else 4,

@@ -76,7 +76,7 @@ def work(with_tfckpt: bool, small: bool) -> None:
 
 
 def start(mode: str, small: bool) -> list[dict]:
-    """Starts both workers in one mode and returns what each printed."""
+    """Start both workers in one mode and return what each printed."""
     addresses = [f"127.0.0.1:{_free_port()}" for _ in range(WORKERS)]
     command = [sys.executable, "-m", "examples.06_multi_worker", *(["--small"] if small else [])]
     workers = []
@@ -100,7 +100,7 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    """Starts the workers, plain ones first."""
+    """Start the workers, plain ones first."""
     small = saving.small(__doc__)
     mode = os.environ.get("TFCKPT_EXAMPLE")
     if mode:

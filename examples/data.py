@@ -39,7 +39,7 @@ def digits(count: int | None = None) -> Batch:
 
 
 def photo_batches(steps: int, batch: int, size: int, seed: int) -> Iterator[Batch]:
-    """Yields `steps` batches of random `size` by `size` crops, half of them mirrored.
+    """Yield `steps` batches of random `size` by `size` crops, half of them mirrored.
 
     Images are float32 in [0, 1], shaped (batch, size, size, 3); labels are int32.
     """
@@ -58,7 +58,7 @@ def _crop(image: np.ndarray, size: int, generator: np.random.Generator) -> np.nd
 
 
 def text_batches(steps: int, batch: int, length: int, seed: int) -> Iterator[Batch]:
-    """Yields `steps` batches of `length` bytes of text each.
+    """Yield `steps` batches of `length` bytes of text each.
 
     Tokens are int32 in [0, 256), shaped (batch, length); labels are int32.
     """

@@ -108,7 +108,7 @@ def train_batch(run: Run, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def train(task: Task) -> tuple[Run, Run]:
-    """Trains both copies on the same batches in turns; returns (plain, with tfckpt)."""
+    """Train both copies on the same batches in turns; return (plain, with tfckpt)."""
     plain, ours = Run(task.build()), Run(with_tfckpt(task.build()))
     print(f"\n{task.title} (the first step traces the network and plans)", flush=True)
     for number, (x, y) in enumerate(task.batches(), start=1):
@@ -151,7 +151,7 @@ def table_row(title: str, plain: Run, ours: Run) -> list[str]:
 
 
 def print_table(rows: list[list[str]]) -> None:
-    """Prints rows under a header, columns aligned."""
+    """Print rows under a header, columns aligned."""
     header = ["model", "plain MB", "tfckpt MB", "ratio", "time ratio"]
     header += ["loss, plain", "loss, tfckpt", "identical?"]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
@@ -160,7 +160,7 @@ def print_table(rows: list[list[str]]) -> None:
 
 
 def main() -> None:
-    """Runs the demo."""
+    """Run the demo."""
     parser = argparse.ArgumentParser(description="Train with and without tfckpt and compare.")
     parser.add_argument("--steps", type=int, default=10, help="training steps per network")
     parser.add_argument("--tiny", action="store_true", help="miniature networks, for a quick look")

@@ -33,18 +33,18 @@ def small(about: str | None) -> bool:
 
 
 def repeatable() -> None:
-    """Has TensorFlow repeat its own numbers; to be called before its first operation."""
+    """Have TensorFlow repeat its own numbers; to be called before its first operation."""
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
 def seed() -> None:
-    """Has the next model start from the same weights, names and random numbers as the last."""
+    """Have the next model start from the same weights, names and random numbers as the last."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(7)
 
 
 def show(plain: Run, ours: Run) -> None:
-    """Prints what was saved."""
+    """Print what was saved."""
     print()
     for name, run in (("plain", plain), ("tfckpt", ours)):
         print(f"{name:<7} {format_bytes(run.peak):>9} measured peak, last loss "

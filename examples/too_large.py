@@ -65,7 +65,7 @@ def train(budget: str | None, batch: int) -> None:
 
 
 def attempt(title: str, limit_mib: int | None, *flags: str) -> None:
-    """Runs `train` in a process whose device has `limit_mib` MiB; None for no limit."""
+    """Run `train` in a process whose device has `limit_mib` MiB; None for no limit."""
     print(f"\n{title}", flush=True)
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_ENABLE_ONEDNN_OPTS": "0",
                    "TF_CPU_ALLOCATOR_USE_BFC": "1"}

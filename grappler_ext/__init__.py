@@ -43,7 +43,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
            op_seconds: Mapping[str, float] | None = None, tune: bool = False,
            time_limit: float = 300.0, exact: bool = False,
            effort: float = 1.0, keep: object = (), recompute: object = ()) -> None:
-    """Rewrites every training function that TensorFlow instantiates from now on.
+    """Rewrite every training function that TensorFlow instantiates from now on.
 
     Functions that ran before are optimised, and so rewritten, again. Builds the native pass if
     that has not been done. Calling it again replaces the options; a function is optimised once
@@ -90,7 +90,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
 
 
 def disable() -> None:
-    """Takes the pass out of service; functions run as TensorFlow makes them again. Idempotent."""
+    """Take the pass out of service; functions run as TensorFlow makes them again. Idempotent."""
     _put_in_force(None, False)
 
 

@@ -45,7 +45,7 @@ class Bridge:
         self._callback = _CALLBACK(self._called)  # for good: a call may be under way at any time
 
     def connect(self, rewriter: Rewriter | None) -> None:
-        """Has the pass call a rewriter; none takes it out of service."""
+        """Have the pass call a rewriter; none takes it out of service."""
         if rewriter is not None:
             self.rewriters[rewriter.key] = self._latest = rewriter
         self._library.tfckpt_set_callback(None if rewriter is None else self._callback)
@@ -152,7 +152,7 @@ class Rewriter:
         return REWRITTEN, item.rewritten.SerializeToString()
 
     def trace(self, func_graph) -> None:
-        """Rewrites, in place, what TensorFlow has traced for XLA.
+        """Rewrite, in place, what TensorFlow has traced for XLA.
 
         Raises:
           TfckptError: with `strict`, where the graph cannot be rewritten.

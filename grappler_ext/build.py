@@ -99,7 +99,7 @@ def _key(version: str, flags: tuple[str, ...]) -> str:
 
 
 def _build(program: list[str], flags: tuple[str, ...], target: pathlib.Path) -> None:
-    """Compiles beside the target and renames, so that no half-written library is loaded."""
+    """Compile beside the target and renames, so that no half-written library is loaded."""
     import tensorflow as tf
 
     headers = pathlib.Path(tf.sysconfig.get_include()) / "tensorflow/core/grappler"
@@ -121,7 +121,7 @@ def _build(program: list[str], flags: tuple[str, ...], target: pathlib.Path) -> 
 
 
 def main() -> int:
-    """Builds and prints the path."""
+    """Build and print the path."""
     if "--help" in sys.argv[1:]:
         print((__doc__ or "").strip())
         return 0

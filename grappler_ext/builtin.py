@@ -16,7 +16,7 @@ MODES = ("RECOMPUTATION_HEURISTICS", "HEURISTICS", "MANUAL")
 
 def builtin_recomputation(mode: str = "RECOMPUTATION_HEURISTICS", *,
                           scope: str = "gradient_tape/") -> contextlib.AbstractContextManager[None]:
-    """Has functions that this thread calls in the context pass Grappler's recomputation.
+    """Have functions that this thread calls in the context pass Grappler's recomputation.
 
     A function is optimised when it is first called in the context, and again when it is called
     outside. Functions compiled by XLA do not pass here.
@@ -36,5 +36,5 @@ def builtin_recomputation(mode: str = "RECOMPUTATION_HEURISTICS", *,
 
 
 def recompute_hint() -> contextlib.AbstractContextManager[None]:
-    """Marks the ops that are traced in the context for the mode "MANUAL"."""
+    """Mark the ops that are traced in the context for the mode "MANUAL"."""
     return tf_adapter.mark_ops("_recompute_hint")

@@ -135,7 +135,7 @@ class Estimate:
 
 def estimate(function: Any, *args: Any, device: str | Device = "H100-80GB",
              budget: object = None, **options: Any) -> Estimate:
-    """Estimates a step's memory and time on a device.
+    """Estimate a step's memory and time on a device.
 
     Nothing runs: the function is traced for these arguments, functions that it calls are inlined,
     and Grappler simulates the result.

@@ -26,7 +26,7 @@ _HERE = pathlib.Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks each test with the name of its folder, and as nightly where `nightly.txt` names it."""
+    """Mark each test with the name of its folder, and as nightly where `nightly.txt` names it."""
     nightly = {line for line in (_HERE / "nightly.txt").read_text().splitlines()
                if line and not line.startswith("#")}
     for item in items:

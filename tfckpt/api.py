@@ -46,7 +46,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
                fad: str | bool = False, xla_trials: int = XLA_TRIALS,
                op_seconds: Mapping[str, float] | None = None, exact: bool = False,
                effort: float = 1.0, keep: object = (), recompute: object = ()) -> Any:
-    """Rewrites a training step so that it needs less memory and computes the same.
+    """Rewrite a training step so that it needs less memory and compute the same.
 
     Use it bare, with options, or as a call, above `tf.function` or on a Keras `train_step`
     method. The step's graph is rewritten once for each trace.

@@ -150,7 +150,7 @@ def _known_shapes(graph: Graph) -> Graph:
 
 
 def _check_inside(graph: Graph, output: int, inside: frozenset[int], source, name: str) -> None:
-    """Raises unless an output lies in the region; names the first op on the way that does not."""
+    """Raise unless an output lies in the region; name the first op on the way that does not."""
     if output in inside:
         return
     stack, seen, outside = [output], {output}, [output]
@@ -168,7 +168,7 @@ def _check_inside(graph: Graph, output: int, inside: frozenset[int], source, nam
 
 
 def run(program: Program, index: int, tensors) -> tf.Tensor:
-    """Executes a program's nodes up to one with TensorFlow's ops."""
+    """Execute a program's nodes up to one with TensorFlow's ops."""
     values: list = []
     for node in program[:index + 1]:
         args = [values[a] for a in node.args]
@@ -201,7 +201,7 @@ class _Fad:
 
 @contextlib.contextmanager
 def eager_fad() -> Iterator[Sequences]:
-    """Has gradient tapes keep only derivatives of the element-wise sequences that run in it.
+    """Have gradient tapes keep only derivatives of the element-wise sequences that run in it.
 
     Enter it inside of the tape's block, or around it. Yields counts of what was found. Under a
     persistent tape or several tapes it changes nothing, since the derivatives it keeps have no

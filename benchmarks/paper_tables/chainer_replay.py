@@ -222,7 +222,7 @@ class _Memory:
             self.drop(table.pop(step.vertex))
 
     def compute(self, v: int) -> None:
-        """Runs the function of a vertex."""
+        """Run the function of a vertex."""
         kind, size = self.network.kinds[v], self.network.forward.bytes
         needs = self.network.forward.predecessors[v]
         self.drop(*self.objects.pop(v, ()))
@@ -244,7 +244,7 @@ class _Memory:
             self.gradients[v] = self.new(size[v])
 
     def hand_back(self, step: Step) -> None:
-        """Runs the gradient of a function for some of its inputs."""
+        """Run the gradient of a function for some of its inputs."""
         w, size = step.vertex, self.network.forward.bytes
         kind, given = self.network.kinds[w], self.gradients[step.vertex]
         copied = kind == "lrn" or kind in COPY_PIECES and w in self.pieces

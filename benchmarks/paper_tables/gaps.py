@@ -52,7 +52,7 @@ def planned_time(graph: CostGraph, solver: str, room: int) -> float | None:
 
 
 def print_tables(names: list[str] | None = None, time_limit: float = 60.0) -> None:
-    """Prints one table for each graph, then the worst gap of each solver."""
+    """Print one table for each graph, then the worst gap of each solver."""
     solvers = [AUTO, *SOLVERS]
     gaps: dict[str, list[float]] = {solver: [] for solver in solvers}
     missed = dict.fromkeys(solvers, 0)
@@ -95,7 +95,7 @@ def print_tables(names: list[str] | None = None, time_limit: float = 60.0) -> No
 
 
 def main(argv: list[str]) -> None:
-    """Prints the tables."""
+    """Print the tables."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     print_tables(FLAGS.graphs, FLAGS.time_limit)

@@ -25,7 +25,7 @@ def from_edges(
     edges: Iterable[tuple[int, int]],
     names: Sequence[str] | None = None,
 ) -> ForwardGraph:
-    """Builds a `ForwardGraph` from plain lists.
+    """Build a `ForwardGraph` from plain lists.
 
     Args:
       bytes: bytes of each vertex.
@@ -77,7 +77,7 @@ def from_edges(
 
 
 def _check_costs(count, names, bytes, time):
-    """Raises `CostError` for the first vertex whose name or costs cannot be used."""
+    """Raise `CostError` for the first vertex whose name or costs cannot be used."""
     if len(names) < count:
         raise CostError(f"cost: vertex {len(names)} has no name; give as many names as costs")
     seen: set[str] = set()
@@ -119,7 +119,7 @@ def _topological(names, pairs):
 
 
 def with_backward(forward: ForwardGraph | PaperGraph) -> CostGraph:
-    """Builds the joint graph of a forward-only paper graph.
+    """Build the joint graph of a forward-only paper graph.
 
     Vertices, n being the number of forward nodes:
       1. 0 .. n-1: forward node `i`, recomputable, writes storage `i` of `bytes[i]` bytes;

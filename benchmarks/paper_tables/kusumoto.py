@@ -216,7 +216,7 @@ def _print_solves(rows):
 
 
 def print_tables(networks: tuple[str, ...] = tuple(NETWORKS), step: float = 0.1) -> None:
-    """Prints the solvers' seconds and all tables; about a minute for all networks."""
+    """Print the solvers' seconds and all tables; about a minute for all networks."""
     rows = {}
     for name in networks:
         network = NETWORKS[name]()
@@ -237,7 +237,7 @@ def print_tables(networks: tuple[str, ...] = tuple(NETWORKS), step: float = 0.1)
 
 
 def main(argv: list[str]) -> None:
-    """Prints the tables."""
+    """Print the tables."""
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     unknown = sorted(set(FLAGS.networks) - set(NETWORKS))

@@ -65,7 +65,7 @@ class _Builder:
 
     def add(self, kind: str, inputs: tuple[int, ...], channels: int, side: int,
             parameters: int = 0) -> int:
-        """Appends a vertex and returns its number; input -1 is the batch that is fed."""
+        """Append a vertex and return its number; input -1 is the batch that is fed."""
         self.names.append(f"{kind}{len(self.names)}")
         self.kinds.append(kind)
         self.shapes.append((channels, side))

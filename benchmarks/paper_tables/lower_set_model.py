@@ -22,7 +22,7 @@ def is_lower_set(forward: ForwardGraph, mask: int) -> bool:
 
 
 def check_lower_sets(forward: ForwardGraph, lower_sets: Sequence[int]) -> None:
-    """Raises `PlanError` unless the sets increase strictly, are lower sets and end in V.
+    """Raise `PlanError` unless the sets increase strictly, are lower sets and end in V.
 
     The sequence of a graph without nodes is empty.
     """

@@ -111,7 +111,7 @@ def traced(body):
 
 
 def run(definition, graph, values):
-    """Imports a definition into a function of its own and calls it."""
+    """Import a definition into a function of its own and call it."""
     def called(*args):
         return tf.graph_util.import_graph_def(
             definition, {t.op.name: a for t, a in zip(graph.inputs, args, strict=True)},

@@ -18,7 +18,7 @@ CLOSE = {"float32": 1e-6, "float64": 1e-13, "float16": 1e-2, "bfloat16": 1e-2}
 
 
 def compare(body, *args, dtype="float32", **options):
-    """Runs a step plain and with forward AD; the results agree and are as finite."""
+    """Run a step plain and with forward AD; the results agree and are as finite."""
     fad, seen = with_forward_ad(body, **options)
     found = fad(*args)
     wanted = tf.function(body, autograph=False,

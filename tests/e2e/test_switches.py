@@ -21,7 +21,7 @@ BATCH, WIDTH = 2048, 32
 
 @pytest.fixture
 def invoke(capfd):
-    """Runs a command line: (code, stdout, stderr)."""
+    """Run a command line: (code, stdout, stderr)."""
     def run(*arguments):
         capfd.readouterr()
         return main(list(arguments)), *capfd.readouterr()

@@ -160,7 +160,7 @@ def train_under_tape(rewrite: bool) -> dict:
 
 
 def main(what: str) -> None:
-    """Trains everything twice."""
+    """Train everything twice."""
     unhooked.take_away(what)
     import tensorflow as tf
 

@@ -121,7 +121,7 @@ def graph_of(rows: str, reuses: str = "", **marks) -> CostGraph:
 
 
 def found_in(graph, names: str, target: int | None = None, **options):
-    """Waits as "waiting<awaited", the peak without and with them; the target is the plan's peak."""
+    """Wait as "waiting<awaited", the peak without and with them; the target is the plan's peak."""
     vertices = [v.name for v in graph.vertices]
     schedule = tuple((vertices.index(n), names[:i].count(n)) for i, n in enumerate(names))
     planned = timeline_of(graph, schedule).peak_bytes if target is None else target

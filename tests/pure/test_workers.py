@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def run(graph, schedule, threads, reverse=False):
-    """Starts and ends of a schedule, every step expensive."""
+    """Start and ends of a schedule, every step expensive."""
     resolved = resolve(graph, schedule)
     readers, waiting = Edges(graph, resolved, (), ()).waiting_for(())
     seconds = [graph.vertices[v].time for v, _ in schedule]

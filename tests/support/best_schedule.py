@@ -114,7 +114,7 @@ def _worse(pairs: Front, used: int, time: float) -> Front:
 
 
 def _merge(fronts: dict, state, pairs: Front) -> None:
-    """Adds pairs to a state's front and drops what is no better than another."""
+    """Add pairs to a state's front and drop what is no better than another."""
     best: Front = []
     for peak, time in sorted(set(fronts.get(state, [])) | set(pairs)):
         if not best or time < best[-1][1]:

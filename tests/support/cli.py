@@ -31,7 +31,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def tool(files, tmp_path, capfd, monkeypatch):
-    """Runs a command line in an empty folder beside the files: (code, stdout, stderr).
+    """Run a command line in an empty folder beside the files: (code, stdout, stderr).
 
     An argument that begins with @ names one of the files.
     """

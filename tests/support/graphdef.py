@@ -13,7 +13,7 @@ from tfckpt.ir.graph import Graph
 
 def capture_graph_def(graph_def: tf.compat.v1.GraphDef, fetches: Sequence[str] = (),
                       name: str = "graph") -> tuple[Graph, tf.Graph]:
-    """Imports a GraphDef and captures it.
+    """Import a GraphDef and captures it.
 
     Args:
       graph_def: the definition; shapes are inferred by TensorFlow on import.

@@ -16,7 +16,7 @@ import grappler_ext
 
 
 def prepare() -> None:
-    """Makes TensorFlow itself repeatable. Idempotent; must run before the first op does.
+    """Make TensorFlow itself repeatable. Idempotent; must run before the first op does.
 
     With more than one inter-op thread plain TensorFlow does not reproduce its own numbers: the
     order in which AddN adds three or more inputs depends on which of them is still needed
@@ -43,7 +43,7 @@ def without_determinism():
 
 
 def seed() -> None:
-    """Sets every seed: op determinism refuses random ops without one."""
+    """Set every seed: op determinism refuses random ops without one."""
     keras.utils.set_random_seed(3)
 
 
@@ -54,7 +54,7 @@ def seeded() -> None:
 
 
 def fresh() -> None:
-    """Sets every seed and forgets Keras' names, so that a model made twice is named the same."""
+    """Set every seed and forget Keras' names, so that a model made twice is named the same."""
     keras.backend.clear_session()
     seed()
 
@@ -73,7 +73,7 @@ class _Refusals(logging.Handler):
 
 @contextlib.contextmanager
 def refusals_of_the_pass() -> Iterator[list[str]]:
-    """Yields a list that takes why the native pass leaves functions alone, while it says so."""
+    """Yield a list that takes why the native pass leaves functions alone, while it says so."""
     found: list[str] = []
     handler, logger = _Refusals(found), logging.getLogger("absl")
     logger.addHandler(handler)
@@ -84,7 +84,7 @@ def refusals_of_the_pass() -> Iterator[list[str]]:
 
 
 def without_pass() -> None:
-    """Takes the native pass out of service and forgets what it has planned."""
+    """Take the native pass out of service and forget what it has planned."""
     grappler_ext.disable()
     if grappler_ext._bridge is not None:
         grappler_ext._bridge.rewriters.clear()

@@ -35,7 +35,7 @@ _TRAIN, _BREAK = "train", "break"
 
 
 def main() -> int:
-    """Builds, runs both processes and says what was found."""
+    """Build, runs both processes and say what was found."""
     try:
         library = str(build.shared_object(flags=_SANITIZED))
     except build.BuildError as error:
@@ -67,7 +67,7 @@ def _run(what: str, library: str) -> subprocess.CompletedProcess:
 
 
 def _train(library: str, break_it: bool) -> None:
-    """Trains in two threads, runs what has no gradient, and a step that is made to fail."""
+    """Train in two threads, runs what has no gradient, and a step that is made to fail."""
     bridge = Bridge(library)
     rewriter = (_PastTheEnd if break_it else Rewriter)(make_options(), strict=False)
     _use(bridge, rewriter)

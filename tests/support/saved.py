@@ -81,7 +81,7 @@ class Looped(Trainer):
 
 
 def save_trainer(path, signatures=True) -> None:
-    """Writes a `Trainer` as a SavedModel."""
+    """Write a `Trainer` as a SavedModel."""
     module = Trainer()
     tf.saved_model.save(module, str(path),
                         signatures={"learn": module.train} if signatures else None)

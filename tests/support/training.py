@@ -21,7 +21,7 @@ class History:
 
 
 def train(step, trial) -> History:
-    """Runs the step on each of the trial's batches; notes variables after every step."""
+    """Run the step on each of the trial's batches; note variables after every step."""
     history = History([], [], [], [getattr(v, "path", v.name) for v in trial.variables()])
     for x, y in trial.batches:
         loss, gradients = step(x, y)
@@ -74,7 +74,7 @@ _FAMILIES = {
 
 
 def heavy(types) -> collections.Counter:
-    """Counts convolutions and matrix products, also those that TensorFlow fused with others."""
+    """Count convolutions and matrix products, also those that TensorFlow fused with others."""
     counts: collections.Counter = collections.Counter()
     for op_type in types:
         for family, pattern in _FAMILIES.items():

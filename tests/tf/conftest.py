@@ -14,7 +14,7 @@ files, tool = cli.files, cli.tool
 
 @pytest.fixture
 def hook():
-    """Installs hooks, and takes them away again."""
+    """Install hooks, and take them away again."""
     from tensorflow.python.eager.polymorphic_function import transform
     before = list(transform.FUNC_GRAPH_TRANSFORMS)
     yield tf_adapter.install_trace_hook

@@ -126,7 +126,7 @@ def test_nested_functions_of_a_session_graph():
 
 
 def trained_alike(tmp_path, edited):
-    """Trains the model saved as `plain` and its edited copy, two steps each; returns both."""
+    """Train the model saved as `plain` and its edited copy, two steps each; return both."""
     shutil.copytree(tmp_path / "plain", tmp_path / "smaller")
     (tmp_path / "smaller" / "saved_model.pb").write_bytes(edited.serialized())
     modules, trained = [], []

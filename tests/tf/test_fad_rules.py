@@ -60,7 +60,7 @@ def raw(kind: str, inputs, **attrs):
 
 
 def run(builder: Builder, index: int, tensors: dict):
-    """Executes a program with TensorFlow's kernels."""
+    """Execute a program with TensorFlow's kernels."""
     values: list = []
     for node in builder.program():
         args = [values[a] for a in node.args]

@@ -65,7 +65,7 @@ def compare_alone(entry: zoo.Entry) -> tuple[list[str], list[dict]]:
 
 
 def main(name: str) -> None:
-    """Prints what `compare` returns as one line of JSON."""
+    """Print what `compare` returns as one line of JSON."""
     from tests.zoo import groups
 
     prepare()

@@ -19,7 +19,7 @@ from tests.zoo.steps import by_hand, chain, mean_square, weights
 
 
 def main() -> None:
-    """Prints products: those planned again, those that ran again, and the clusters of the plain."""
+    """Print products: those planned again, those that ran again, and the clusters of the plain."""
     alone.prepare()
     tf.config.optimizer.set_jit("autoclustering")
     nodes = []

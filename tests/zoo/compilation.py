@@ -80,7 +80,7 @@ def _with_options(wrap, options):
 
 @contextlib.contextmanager
 def grappler_options(options):
-    """Has Grappler's options set for a while."""
+    """Have Grappler's options set for a while."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options(options)
     try:

@@ -148,7 +148,7 @@ def conditions(entry: Entry) -> Iterator[None]:
 
 
 def train(entry: Entry, rewrite: bool, solver: str = "auto") -> Trained:
-    """Trains an entry from the same seeds, plain or rewritten."""
+    """Train an entry from the same seeds, plain or rewritten."""
     process.fresh()
     wrap = Wrap(rewrite, solver)
     return run(entry.build(wrap), wrap)

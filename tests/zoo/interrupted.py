@@ -32,14 +32,14 @@ class Killed(keras.callbacks.Callback):
         self.left = batch
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Counts down."""
+        """Count down."""
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.left -= 1
 
 
 def main(rewrite: bool, directory: str = "", killed_at: str = "") -> None:
-    """Trains and prints what came of it."""
+    """Train and print what came of it."""
     process.prepare()
     process.seed()
     # no Dropout: with it not even a plain fit resumes with its own numbers

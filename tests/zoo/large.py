@@ -98,7 +98,7 @@ def table(mib: int) -> np.ndarray:
 
 
 def constant(mib: int, how: str, grappler: str = "") -> dict:
-    """Trains two steps that read a constant."""
+    """Train two steps that read a constant."""
     if grappler == "no_grappler":
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     ws, x, numbers = weights(), tf.random.stateless_normal((ROWS, WIDTH), (0, 3)), table(mib)
@@ -141,7 +141,7 @@ def write(size: int, path: str) -> dict:
 
 
 def imported(path: str) -> dict:
-    """Imports a GraphDef as TensorFlow's users do."""
+    """Import a GraphDef as TensorFlow's users do."""
     definition = tf.compat.v1.GraphDef()
     definition.ParseFromString(pathlib.Path(path).read_bytes())
     with tf.Graph().as_default():
@@ -150,7 +150,7 @@ def imported(path: str) -> dict:
 
 
 def main(what: str, *arguments: str) -> None:
-    """Prints what one of the above returns."""
+    """Print what one of the above returns."""
     process.prepare()
     process.seed()
     run = {"ops": lambda n: many_ops(int(n)),

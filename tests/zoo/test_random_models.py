@@ -143,7 +143,7 @@ def failing(spec: Model) -> str:
 
 def search(seed: int, count: int, largest: int, minutes: float,
            failing: Callable[[Model], str] = failing) -> int:
-    """Tries up to `count` random models and returns how many; the least that fails is raised.
+    """Try up to `count` random models and return how many; the least that fails is raised.
 
     Until one fails only those of at least half of `largest` layers are tried: hypothesis likes
     short ones. A failure is shrunk whatever the time (hypothesis takes five minutes at most).

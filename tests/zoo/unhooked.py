@@ -14,7 +14,7 @@ from tests.support import unhooked
 
 
 def main(wanted: list[str]) -> None:
-    """Trains the entries of these groups, or those named GROUP-NAME, plain and rewritten."""
+    """Train the entries of these groups, or those named GROUP-NAME, plain and rewritten."""
     from tests.zoo import alone, groups
 
     alone.prepare()

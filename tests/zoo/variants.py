@@ -83,7 +83,7 @@ class Varied(zoo.Wrap):
 
 @contextlib.contextmanager
 def _unbuilt(wrap: Varied) -> Iterator[None]:
-    """Has optimizers stay unbuilt until a step uses them."""
+    """Have optimizers stay unbuilt until a step uses them."""
     def later(optimizer, variables):
         wrap.varied = True
 

@@ -63,7 +63,7 @@ class Worker:
             data.batch(steps.BATCH, drop_remainder=True))
 
     def manager(self, directory: str) -> tf.train.CheckpointManager:
-        """Restores the last checkpoint there. Each worker has its own: batch statistics differ."""
+        """Restore the last checkpoint there. Each worker has its own: batch statistics differ."""
         variables = [*self.model.variables, *self.optimizer.variables]
         checkpoint = tf.train.Checkpoint(done=self.done, variables=[v.value for v in variables])
         manager = tf.train.CheckpointManager(
@@ -79,7 +79,7 @@ class Worker:
 
 
 def main(rewrite: bool, directory: str = "", killed_at: str = "") -> None:
-    """Trains and prints one line of JSON."""
+    """Train and print one line of JSON."""
     process.prepare()
     process.seed()
     worker = Worker(rewrite)

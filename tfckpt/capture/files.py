@@ -87,7 +87,7 @@ def saved_model_file(directory: pathlib.Path) -> pathlib.Path | None:
 
 
 def read_path(path: str) -> Document:
-    """Reads a file or a SavedModel directory.
+    """Read a file or a SavedModel directory.
 
     Raises:
       CaptureError: it does not exist, cannot be read, or holds no graph.
@@ -115,7 +115,7 @@ def _contents(file: pathlib.Path) -> bytes:
 
 
 def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Document:
-    """Reads what a file holds.
+    """Read what a file holds.
 
     Args:
       data: the file's bytes.

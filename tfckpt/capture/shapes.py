@@ -273,7 +273,7 @@ def _fix_placeholder(node, op: tf.Operation, batch_size, inputs) -> None:
 
 
 def to_variable(node, shape: tf.TensorShape, dtype: tf.DType) -> None:
-    """Makes a NodeDef that stands for a resource the handle of a variable."""
+    """Make a NodeDef that stands for a resource the handle of a variable."""
     node.op = VAR_HANDLE
     node.ClearField("attr")
     node.attr["dtype"].type = dtype.as_datatype_enum

@@ -61,7 +61,7 @@ def hook_problem() -> str:
 
 
 def install_trace_hook(callback: Callable[[FuncGraph], None]) -> None:
-    """Has `callback` called with every traced FuncGraph, before its FunctionDef is made.
+    """Have `callback` called with every traced FuncGraph, before its FunctionDef is made.
 
     Idempotent for the same callback. The list of hooks is global to the process: the callback
     must return at once for a graph that is not its own. Only where there is no `hook_problem`.
@@ -71,7 +71,7 @@ def install_trace_hook(callback: Callable[[FuncGraph], None]) -> None:
 
 
 def before_gradients(graph: FuncGraph, callback: Callable[[], None]) -> None:
-    """Has `callback` called once before gradients of a traced function are made from its graph.
+    """Have `callback` called once before gradients of a traced function are made from its graph.
 
     They are where a tape that is outside of the function watches a call.
     """
@@ -126,7 +126,7 @@ _CALL = polymorphic_function.Function.__call__
 
 
 def watch_calls(watcher: Callable[[Any, Callable[[], Any]], Any] | None) -> None:
-    """Has `watcher` run every call of a `tf.function` of this process; None ends it.
+    """Have `watcher` run every call of a `tf.function` of this process; None ends it.
 
     Args:
       watcher: takes the function and what runs its call, and returns what that returns. Calls by
@@ -396,7 +396,7 @@ def graph_called(call: tf.Operation, name: str,
 
 
 def _tell_entries(function: Any, argument: str, shape: tf.TensorShape) -> None:
-    """Has a FunctionDef say what shape the entries of a list among its arguments have."""
+    """Have a FunctionDef say what shape the entries of a list among its arguments have."""
     reads = [(node, position) for node in function.node_def if node.input[:1] == [argument]
              and (position := registry.record(node.op).lists.shape) is not None]
     if not reads:
@@ -416,7 +416,7 @@ def add_shape(nodes: Any, name: str, shape: tf.TensorShape) -> str:
 
 
 def _keep_shapes_read(function: Any, traced: Any) -> None:
-    """Has a FunctionDef say what shapes the variables have that it reads, where it was traced."""
+    """Have a FunctionDef say what shapes the variables have that it reads, where it was traced."""
     if not isinstance(traced, atomic_function.AtomicFunction):
         return
     reads = [op for op in traced.graph.get_operations()
@@ -449,7 +449,7 @@ def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef
 
 def import_nodes(graph: tf.Graph, definition: tf.compat.v1.GraphDef,
                  inputs: Mapping[str, tf.Tensor], scope: str) -> list[tf.Operation]:
-    """Adds nodes to a graph.
+    """Add nodes to a graph.
 
     Args:
       definition: the nodes; those that `inputs` names are missing.
@@ -504,7 +504,7 @@ def every_operation(graph: tf.Graph) -> list[tf.Operation]:
 
 
 def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Collection[str]) -> None:
-    """Has `graph.get_operations()` give ops in another order, and some of them not at all.
+    """Have `graph.get_operations()` give ops in another order, and some of them not at all.
 
     A live graph cannot delete ops. What is hidden becomes no part of the function that TensorFlow
     makes of the graph, even where it is stateful.
@@ -662,7 +662,7 @@ def control_outputs(graph: tf.Graph) -> list[tf.Operation]:
 
 def create_op(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor],
               dtypes: Sequence[tf.DType], name: str, attrs: dict, device: str) -> tf.Operation:
-    """Creates one op in `graph` with exactly these inputs and attributes, on `device`."""
+    """Create one op in `graph` with exactly these inputs and attributes, on `device`."""
     with graph.as_default(), tf.device(None):
         op = graph._create_op_internal(
             op_type, list(inputs), dtypes=list(dtypes), name=name, attrs=attrs,
@@ -678,24 +678,24 @@ def node_attrs(op: tf.Operation) -> dict:
 
 
 def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Makes input `index` of a live op read `tensor`."""
+    """Make input `index` of a live op read `tensor`."""
     op._update_input(index, tensor)
 
 
 def add_control_input(op: tf.Operation, control: tf.Operation) -> None:
-    """Makes a live op wait for another."""
+    """Make a live op wait for another."""
     op._add_control_input(control)
 
 
 def replace_control_inputs(op: tf.Operation, controls: Sequence[tf.Operation]) -> None:
-    """Makes a live op wait for exactly these ops."""
+    """Make a live op wait for exactly these ops."""
     op._remove_all_control_inputs()
     if controls:
         op._add_control_inputs(list(controls))
 
 
 def record_executed_graphs(run: Callable[[], object]) -> list:
-    """Runs a callable; returns the GraphDefs of the partitions of the largest function run."""
+    """Run a callable; return the GraphDefs of the partitions of the largest function run."""
     ctx = eager_context.context()
     ctx.ensure_initialized()
     ctx.enable_run_metadata()
@@ -778,7 +778,7 @@ def op_times(data: bytes) -> dict[str, list[float]]:
 
 
 def set_custom_optimizer(name: str | None, parameters: Mapping[str, str] | None = None) -> None:
-    """Has Grappler run a registered optimizer last on every function called from now on.
+    """Have Grappler run a registered optimizer last on every function called from now on.
 
     None restores what was configured. With other parameters than before, functions that were
     called before are optimised again.
@@ -800,7 +800,7 @@ def set_custom_optimizer(name: str | None, parameters: Mapping[str, str] | None 
 
 
 def add_custom_optimizer(config: Any, name: str, parameters: Mapping[str, str]) -> Any:
-    """Adds a registered Grappler optimizer to a ConfigProto, which is returned."""
+    """Add a registered Grappler optimizer to a ConfigProto, which is returned."""
     added = config.graph_options.rewrite_options.custom_optimizers.add(name=name)
     for key, value in parameters.items():
         added.parameter_map[key].s = value.encode()
@@ -809,7 +809,7 @@ def add_custom_optimizer(config: Any, name: str, parameters: Mapping[str, str]) 
 
 @contextlib.contextmanager
 def memory_optimizer(mode: str, scope: str) -> Iterator[None]:
-    """Has functions that this thread calls in the context pass Grappler's memory optimizer.
+    """Have functions that this thread calls in the context pass Grappler's memory optimizer.
 
     Args:
       mode: a `RewriterConfig.MemOptType` by name.
@@ -939,7 +939,7 @@ _LANES, _ARCHITECTURE = 64, "7"
 
 def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, kind: str,
                   flops_per_second: float, bytes_per_second: float) -> VirtualRun:
-    """Has Grappler simulate a graph.
+    """Have Grappler simulate a graph.
 
     Args:
       definition: importable, every shape known, variables as `VarHandleOp`.
@@ -980,12 +980,12 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
 
 
 def add_op_callback(callback: Callable) -> None:
-    """Has a callable called after each op that this thread runs or creates."""
+    """Have a callable called after each op that this thread runs or create."""
     op_callbacks.add_op_callback(callback)
 
 
 def remove_op_callback(callback: Callable) -> None:
-    """Undoes `add_op_callback`."""
+    """Undo `add_op_callback`."""
     op_callbacks.remove_op_callback(callback)
 
 
@@ -1019,6 +1019,6 @@ def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
 
 
 def replace_record(output: tf.Tensor, source: tf.Tensor, backward: Callable) -> None:
-    """Has every tape forget how an eager tensor was made, and take `backward` for its gradient."""
+    """Have every tape forget how an eager tensor was made, and take `backward` for its gradient."""
     pywrap_tfe.TFE_Py_TapeSetDeleteTrace(output._id)
     record.record_operation("tfckpt_fad", [output], [source], backward)

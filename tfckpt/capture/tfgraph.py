@@ -33,7 +33,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
             shapes: tf.Graph | None = None, name: str = "graph",
             inlining: Inlining | None = None, compiled: bool = False,
             forward: Collection[str] = (), later: Collection[str] = ()) -> Graph:
-    """Reads a TensorFlow graph as plain data.
+    """Read a TensorFlow graph as plain data.
 
     Args:
       graph: the graph; a FuncGraph's outputs are its fetches.

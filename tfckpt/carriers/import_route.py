@@ -27,7 +27,7 @@ Rewrite = Callable[[Any, Sequence[tf.Tensor], Apply], None]
 
 @functools.cache
 def announce(problem: str) -> None:
-    """Says once in a process that this route is taken, and why."""
+    """Say once in a process that this route is taken, and why."""
     warnings.warn(f"tfckpt: {problem}; steps are traced by themselves and imported, which does not "
                   "work in the replicas of tf.distribute", stacklevel=5)
 
@@ -44,7 +44,7 @@ def refusal() -> str:
 @tf.autograph.experimental.do_not_convert
 def import_step(body: Callable, args: tuple, kwargs: dict, rewrite: Rewrite,
                 autograph: bool) -> Any:
-    """Calls a step: traces it by itself and imports it, rewritten, into the current graph.
+    """Call a step: traces it by itself and import it, rewritten, into the current graph.
 
     Args:
       body, args, kwargs: the Python function of the step and how it is called.

@@ -65,7 +65,7 @@ class Request:
 
 
 def parse(command: str, arguments: Sequence[str]) -> Request:
-    """Reads a command's arguments.
+    """Read a command's arguments.
 
     Raises:
       flags.Error: an unknown flag, a malformed value, or too few or many paths.

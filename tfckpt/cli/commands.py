@@ -36,7 +36,7 @@ from tfckpt.verify.arithmetic.background import wait_for_certificates
 
 
 def run(request: Request) -> int:
-    """Runs a command; 0 on success.
+    """Run a command; 0 on success.
 
     Raises:
       flags.Error: an option is malformed.
@@ -310,7 +310,7 @@ def _compare(request: Request) -> int:
 
 
 def _one_thread() -> None:
-    """Has TensorFlow repeat its own numbers: with more threads the order of sums varies."""
+    """Have TensorFlow repeat its own numbers: with more threads the order of sums varies."""
     try:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError:

@@ -102,7 +102,7 @@ def known_device(text: str) -> Device:
 
 def plan_for(document: Document, step: Step, options: Options, device: Device,
              fetches: Sequence[str]) -> tuple[Result, Fit]:
-    """Plans a step with a device's times, and says what fits there.
+    """Plan a step with a device's times, and say what fits there.
 
     Raises:
       CostError: a tensor's bytes are unknown, or Grappler refuses the graph.

@@ -22,7 +22,7 @@ _MAIN_FILES = ("saved_model.pb", "saved_model.pbtxt")
 
 
 def check_target(path: str, *, directory: bool, force: bool) -> None:
-    """Refuses an output path that cannot be written, before any work is done.
+    """Refuse an output path that cannot be written, before any work is done.
 
     Raises:
       RewriteError: it exists (and `force` is off), is of the other kind, or its folder is
@@ -47,14 +47,14 @@ def check_target(path: str, *, directory: bool, force: bool) -> None:
 
 
 def write_file(path: str, data: bytes, *, force: bool) -> None:
-    """Writes a file whole or not at all."""
+    """Write a file whole or not at all."""
     with staged_file(path, data, force=force) as put_in_place:
         put_in_place()
 
 
 @contextlib.contextmanager
 def staged_file(path: str, data: bytes, *, force: bool) -> Iterator[Callable[[], None]]:
-    """Writes a file beside `path`; the function that it gives moves it there.
+    """Write a file beside `path`; the function that it gives moves it there.
 
     Outputs that belong together are staged first and moved then, so that a full disk leaves
     none of them.
@@ -70,7 +70,7 @@ def staged_file(path: str, data: bytes, *, force: bool) -> Iterator[Callable[[],
 
 
 def _move_new(temporary: pathlib.Path, target: pathlib.Path) -> None:
-    """Moves a file to a name that must still be free."""
+    """Move a file to a name that must still be free."""
     try:
         os.link(temporary, target)
     except FileExistsError:
@@ -85,7 +85,7 @@ def _move_new(temporary: pathlib.Path, target: pathlib.Path) -> None:
 @contextlib.contextmanager
 def staged_saved_model(path: str, like: str, main: bytes, *,
                        force: bool) -> Iterator[Callable[[], None]]:
-    """Writes a SavedModel beside `path`, that of `like` with other graphs; see `staged_file`.
+    """Write a SavedModel beside `path`, that of `like` with other graphs; see `staged_file`.
 
     Raises:
       RewriteError: see `check_target`; `like` itself is read before `path` is replaced.
@@ -112,7 +112,7 @@ def staged_saved_model(path: str, like: str, main: bytes, *,
 
 
 def _swap(made: pathlib.Path, target: pathlib.Path, old: pathlib.Path) -> None:
-    """Moves a directory to a path, and what is there out of the way."""
+    """Move a directory to a path, and what is there out of the way."""
     if target.exists():
         os.rename(target, old)
     try:

@@ -13,7 +13,7 @@ SILENCED = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "") not in ("", "0")
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow; what it says is shown only if it fails."""
+    """Import TensorFlow; what it says is shown only if it fails."""
     if "tensorflow" in sys.modules:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors reach us as exceptions
@@ -25,7 +25,7 @@ def load_tensorflow() -> None:
 
 @contextlib.contextmanager
 def warnings_off() -> Iterator[None]:
-    """Leaves out what TensorFlow's Python side warns of while it reads somebody's graph."""
+    """Leave out what TensorFlow's Python side warns of while it reads somebody's graph."""
     from absl import logging
 
     before = logging.get_verbosity()

@@ -37,7 +37,7 @@ class Measured:
 
 
 def run_step(document: Document, step: Step, batch_size: int | None, repeats: int) -> Measured:
-    """Runs one step once for its results and then `repeats` times for peak and time.
+    """Run one step once for its results and then `repeats` times for peak and time.
 
     Raises:
       VerificationError: the step cannot be run; says why.
@@ -223,7 +223,7 @@ def _run_graph(document: Document, step: Step, batch_size, repeats) -> Measured:
 
 
 def _initialise(session, graph: tf.Graph, inside: set[str]) -> None:
-    """Runs the graph's initialiser: the op `init`, or what assigns to variables once."""
+    """Run the graph's initialiser: the op `init`, or what assigns to variables once."""
     names = {op.name for op in graph.get_operations()}
     known = next((name for name in _INITIALISERS if name in names), None)
     if known is not None:

@@ -34,7 +34,7 @@ _FED_OR_CONSTANT = (Source.CONSTANT, Source.ARGUMENT, Source.ELSEWHERE)
 
 def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
                      fusion: Fusion | None = None) -> CostGraph:
-    """Prices a captured graph for a device.
+    """Price a captured graph for a device.
 
     Args:
       rates: how fast the device is.

@@ -226,7 +226,7 @@ def _outputs(graph: Graph, region: Region, live: Liveness) -> tuple[TensorId, ..
 
 
 def check_alternative(graph: Graph, alternative: Alternative) -> None:
-    """Raises `CostError` unless the value refers to the graph consistently.
+    """Raise `CostError` unless the value refers to the graph consistently.
 
     Checked: program nodes read earlier ones and tensors of the region, of x or constants; the
     kept nodes exist and are masks exactly where two values are given; sink, gradients and addends

@@ -83,7 +83,7 @@ class Walk:
                 heapq.heappush(waiting, reader)
 
     def _visit(self, i: int, op: Op) -> bool:
-        """Notes what the op computes; False where it is not of the kind that is followed."""
+        """Note what the op computes; False where it is not of the kind that is followed."""
         fills = record(op.type).fills
         if fills is not None and op.outputs[0].shape == self.shape:
             self.plain[(i, 0)] = np.full(len(self.samples.x), fills)

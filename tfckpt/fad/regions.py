@@ -53,7 +53,7 @@ class Constants:
 
 
 def constants(graph: Graph) -> Constants:
-    """Finds constants and folds those whose value is known. O(ops)."""
+    """Find constants and fold those whose value is known. O(ops)."""
     values: dict[int, float | None] = {}
     for i, op in enumerate(graph.ops):
         made = record(op.type)

@@ -89,7 +89,7 @@ def take(graph: Graph, alternatives: Sequence[Alternative], target: Target = HER
 
 
 def _drop_dead_readers(graph: Graph, replaced: dict[Name, Name], removed: set[int]) -> None:
-    """Removes what never ran and reads what is removed (gradients of constants, for one)."""
+    """Remove what never ran and read what is removed (gradients of constants, for one)."""
     alive = Liveness(graph).alive
     for i, op in enumerate(graph.ops):
         if not alive[i] and (any(s in removed and _name(graph, (s, slot)) not in replaced
@@ -112,7 +112,7 @@ class _Writer:
         self.numbers: dict[tuple[float, str, bool], Name] = {}
 
     def write(self) -> Name:
-        """Adds every op; returns the name of what replaces the sink."""
+        """Add every op; return the name of what replaces the sink."""
         parts = [_name(self.graph, t) for t in self.alternative.addends]
         parts += [self._product(kept) for kept in self.alternative.kept]
         return self._sum(parts, self.dtype)

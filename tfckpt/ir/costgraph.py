@@ -188,7 +188,7 @@ def _without(vertex: Vertex, **none: Any) -> Vertex:
 
 
 def check_cost_graph(graph: CostGraph) -> None:
-    """Raises `CostError`, naming the vertex, unless the graph is well formed.
+    """Raise `CostError`, naming the vertex, unless the graph is well formed.
 
     Checked: unique vertex names, finite non-negative costs, edges that point backwards, each
     storage written by exactly its producer, reuses between a write and a read of the vertex.

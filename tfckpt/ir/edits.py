@@ -172,7 +172,7 @@ def op_of(tensor: str) -> str:
 
 
 def check_edits(graph: Graph, edits: Edits) -> None:
-    """Raises `RewriteError` unless the edited graph exists, has no cycle and runs what it ran.
+    """Raise `RewriteError` unless the edited graph exists, has no cycle and runs what it ran.
 
     Derived from the edits alone, without the plan: every name resolves, no name is taken twice,
     each new op stands after the new ones that it reads, a topological order of data and control

@@ -227,7 +227,7 @@ def depth_first_order(roots: Iterable[Key], sources: Callable[[Key], Iterable[Ke
 
 
 def check_graph(graph: Graph) -> None:
-    """Raises `CaptureError` unless edges point backwards, slots exist and names are unique."""
+    """Raise `CaptureError` unless edges point backwards, slots exist and name are unique."""
     seen: set[str] = set()
     for index, op in enumerate(graph.ops):
         if op.name in seen:

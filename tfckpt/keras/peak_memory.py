@@ -77,7 +77,7 @@ class PeakMemory(keras.callbacks.Callback):
         return False
 
     def on_train_begin(self, logs=None):
-        """Finds the devices and whether they can be measured."""
+        """Find the devices and whether they can be measured."""
         self._dynamic = []
         self._devices = ()
         found = _devices_of(self.model)
@@ -92,16 +92,16 @@ class PeakMemory(keras.callbacks.Callback):
             self._board, self._shown = Board(os.fspath(self._log_dir)), None
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Forgets the batches of the epoch before."""
+        """Forget the batches of the epoch before."""
         self._largest = dict.fromkeys(self._devices, 0)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Has the peak count from here."""
+        """Have the peak count from here."""
         for device in self._devices:
             self._before[device] = memory_info(device, reset=True)["current"]
 
     def on_train_batch_end(self, batch, logs=None):
-        """Reads the peak of the batch."""
+        """Read the peak of the batch."""
         peaks = {device: memory_info(device)["peak"] for device in self._devices}
         if not peaks:
             return
@@ -111,7 +111,7 @@ class PeakMemory(keras.callbacks.Callback):
         _write(logs, peaks)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Notes the epoch's peak; after the first epoch, fills the report and compares."""
+        """Note the epoch's peak; after the first epoch, fill the report and compare."""
         records = records_of(self.model)
         found = records.report if records else None
         if self._dynamic:
@@ -129,14 +129,14 @@ class PeakMemory(keras.callbacks.Callback):
                 _show(self._board, records, epoch)
 
     def on_train_end(self, logs=None):
-        """Closes the event file."""
+        """Close the event file."""
         if self._board is not None:
             self._board.close()
             self._board = None
 
 
 def _note(found: Report | None, measured: int) -> None:
-    """Fills in what a report lacks; warns where a rewritten step needs more than planned for it."""
+    """Fill in what a report lacks; warn where a rewritten step needs more than planned for it."""
     if found is None or not found.applied:
         return
     first = found.measured_peak_bytes is None
@@ -172,7 +172,7 @@ def _devices_of(model) -> tuple[str, ...]:
 
 
 def _write(logs, peaks: dict[str, int]) -> None:
-    """Puts peaks in bytes into a logs dictionary, in MiB."""
+    """Put peaks in bytes into a logs dictionary, in MiB."""
     if logs is None or not peaks:
         return
     logs[PEAK] = max(peaks.values()) / _MIB

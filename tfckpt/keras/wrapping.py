@@ -28,7 +28,7 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
                op_seconds: Mapping[str, float] | None = None, tune: bool = False,
                exact: bool = False, effort: float = 1.0, keep: object = (),
                recompute: object = ()) -> _Model:
-    """Has the model's training step rewritten whenever Keras traces it.
+    """Have the model's training step rewritten whenever Keras traces it.
 
     Sizes that a trace leaves open are those of the first batch that Keras trains with. A batch that
     is larger by a tenth and more is planned anew when an epoch begins.

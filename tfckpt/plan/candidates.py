@@ -44,12 +44,12 @@ Proposals = Iterator[frozenset[int]]
 
 
 def store_all(evaluator: Evaluator, objective: str) -> Proposals:
-    """Keeps everything: what remains are the free moves."""
+    """Keep everything: what remains are the free moves."""
     yield evaluator.everything()
 
 
 def elementwise(evaluator: Evaluator, objective: str) -> Proposals:
-    """Keeps what convolutions and matrix products make, recomputes what only moves bytes.
+    """Keep what convolutions and matrix products make, recompute what only moves bytes.
 
     Kept besides: what the first element-wise vertex after an expensive one hands on, where the
     expensive result itself is not read by the backward.
@@ -69,7 +69,7 @@ def elementwise(evaluator: Evaluator, objective: str) -> Proposals:
 
 
 def cuts(evaluator: Evaluator, objective: str) -> Proposals:
-    """Keeps the storages of every, every second ... narrow cut (`tfckpt.solvers.forward.cuts`)."""
+    """Keep the storages of every, every second ... narrow cut (`tfckpt.solvers.forward.cuts`)."""
     graph = evaluator.graph
     found = narrow_cuts(graph)
     for stride in (1, 2, 3, 4, 6):

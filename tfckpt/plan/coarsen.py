@@ -30,7 +30,7 @@ class Coarse:
 
 
 def coarsen(graph: CostGraph, order: Sequence[int], size: int) -> Coarse:
-    """Contracts runs of at most `size` vertices of an order.
+    """Contract runs of at most `size` vertices of an order.
 
     Args:
       order: vertices in a planned order; joins that it leaves out are left out.

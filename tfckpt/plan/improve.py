@@ -19,7 +19,7 @@ ACTIONABLE_FRACTION = 0.004
 
 
 def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) -> Priced:
-    """Lowers the planned peak to `target` bytes or as far as it finds a way.
+    """Lower the planned peak to `target` bytes or as far as it finds a way.
 
     Each step takes the first neighbour that improves (peak, excess). At most `evaluations`
     candidates are priced.
@@ -71,7 +71,7 @@ def _worth(evaluator: Evaluator, s: int) -> float:
 
 
 def hasten(evaluator: Evaluator, start: Priced, budget: int, evaluations: int) -> Priced:
-    """Lowers the planned time while the peak stays within `budget`.
+    """Lower the planned time while the peak stays within `budget`.
 
     Keeps dropped storages, the costliest to recompute first, wherever the timeline has room for
     them from their last use in the forward pass until they would be recomputed; prices the

@@ -106,7 +106,7 @@ class _Builder:
         return not self.brief[storage] or age <= NEAR_STEPS
 
     def _restore(self, storage: int) -> None:
-        """Recomputes what is missing, inputs first, without recursion."""
+        """Recompute what is missing, inputs first, without recursion."""
         graph = self.graph
         stack = [storage]
         while stack:

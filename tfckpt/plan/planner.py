@@ -164,7 +164,7 @@ class Memory(Protocol):
 
 
 def check_names(solver: str, objective: str) -> None:
-    """Raises `PlanError`, naming the choices, for an unknown solver or objective."""
+    """Raise `PlanError`, naming the choices, for an unknown solver or objective."""
     if solver not in SOLVER_NAMES:
         raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
                         f"{', '.join(SOLVER_NAMES)}")
@@ -174,7 +174,7 @@ def check_names(solver: str, objective: str) -> None:
 
 
 def check_effort(effort: Any) -> None:
-    """Raises `PlanError` unless the effort is a positive number."""
+    """Raise `PlanError` unless the effort is a positive number."""
     if isinstance(effort, bool) or not isinstance(effort, numbers.Real) or not (
             0 < float(effort) < math.inf):
         raise PlanError(f"plan: effort={effort!r} must be a positive number, 1 by default")

@@ -252,7 +252,7 @@ def improve(run: Evaluator, plain_bytes: int, effort: float, whole: bool) -> Non
 
 
 def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int) -> None:
-    """Makes plans faster on every rung between the least and the plain peak, in bytes."""
+    """Make plans faster on every rung between the least and the plain peak, in bytes."""
     each = evaluations // len(RUNGS)
     for rung in RUNGS if each else ():
         limit = lowest + int(rung * max(plain_bytes - lowest, 0))

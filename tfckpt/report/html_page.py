@@ -66,7 +66,7 @@ _MOST_EDGES = 3000
 
 
 def write(report: Report, path: str) -> None:
-    """Writes the page.
+    """Write the page.
 
     Raises:
       TfckptError: matplotlib is not installed.

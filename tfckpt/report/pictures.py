@@ -68,7 +68,7 @@ def drawn(figure: Any, kind: str) -> bytes:
 
 
 def save(figure: Any, path: str) -> None:
-    """Writes a figure; the kind follows from the path's ending.
+    """Write a figure; the kind follows from the path's ending.
 
     Raises:
       TfckptError: see `kind_of`.

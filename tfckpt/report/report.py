@@ -259,7 +259,7 @@ class Report:
         return "\n".join(parts)
 
     def plot(self, path: str) -> None:
-        """Draws the live bytes over the step, before and after, into a file (png, svg, pdf).
+        """Draw the live bytes over the step, before and after, into a file (png, svg, pdf).
 
         Forward and backward are shaded; the peak is labelled with the largest of what is live.
 
@@ -271,7 +271,7 @@ class Report:
         pictures.save(pictures.step_figure({"": self}), path)
 
     def html(self, path: str) -> None:
-        """Writes one self-contained page: pictures, tensors by layer, the graph by segment.
+        """Write one self-contained page: pictures, tensors by layer, the graph by segment.
 
         Raises:
           TfckptError: matplotlib is not installed.

@@ -45,7 +45,7 @@ class Board:
         self._writer.flush()
 
     def close(self) -> None:
-        """Writes out what is left."""
+        """Write out what is left."""
         self._writer.close()
 
     def _write(self, summary: Any, step: int) -> None:

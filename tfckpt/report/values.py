@@ -97,7 +97,7 @@ class Front(tuple):
         return front
 
     def plot(self, path: str) -> None:
-        """Draws peak against time for every solver into a file (png, svg, pdf).
+        """Draw peak against time for every solver into a file (png, svg, pdf).
 
         Raises:
           TfckptError: matplotlib is not installed.

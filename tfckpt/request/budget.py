@@ -97,7 +97,7 @@ class Budget:
 
 
 def parse_budget(budget: object) -> Budget:
-    """Checks a budget.
+    """Check a budget.
 
     Raises:
       PlanError: malformed, zero or negative; the message says what may be written.

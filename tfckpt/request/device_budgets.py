@@ -58,7 +58,7 @@ class Budgets:
         return budget
 
     def check(self, devices: Iterable[str]) -> None:
-        """Refuses keys of devices that neither a step nor TensorFlow in this process knows.
+        """Refuse keys of devices that neither a step nor TensorFlow in this process knows.
 
         Raises:
           PlanError: names the key and the devices that there are.
@@ -75,7 +75,7 @@ class Budgets:
 
 
 def parse_budgets(budget: object) -> Budgets:
-    """Checks a budget, or a mapping from devices to budgets.
+    """Check a budget, or a mapping from devices to budgets.
 
     Raises:
       PlanError: malformed; the message says what may be written.

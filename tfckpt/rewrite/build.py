@@ -61,7 +61,7 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
 
 def _copy(builder: EditBuilder, holds: Holds, fence: Fence, position: int, awaited: list[Step]
           ) -> None:
-    """Clones the ops of a copy step; they read the latest copies, and are held back."""
+    """Clone the ops of a copy step; they read the latest copies, and are held back."""
     vertex, copy = builder.plan.schedule[position]
     anchor, *absorbed = builder.cost.vertices[vertex].ops
     triggers = holds.signals(awaited)
@@ -96,7 +96,7 @@ def _made_since(builder: EditBuilder, start: int, position: int, tensor: TensorI
 
 
 def _original(builder: EditBuilder, holds: Holds, position: int) -> None:
-    """Has the ops of an original read the latest copies."""
+    """Have the ops of an original read the latest copies."""
     vertex = builder.cost.vertices[builder.plan.schedule[position][0]]
     for op in [builder.graph.ops[i] for i in vertex.ops]:
         holds.before_original(op, position)
@@ -112,7 +112,7 @@ def _original(builder: EditBuilder, holds: Holds, position: int) -> None:
 
 
 def _bypass_joins(builder: EditBuilder) -> None:
-    """Has each reader of a released join read its own tensor, through a join of its own.
+    """Have each reader of a released join read its own tensor, through a join of its own.
 
     It is of the same type and sorts where the released one does, so that Grappler treats it
     alike (see `copy_name`); it reads the tensor twice, since a join of one is no join to it.

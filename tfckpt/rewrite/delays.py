@@ -46,7 +46,7 @@ class Holds(Protocol):
         """An original op is next; `position` is its step's."""
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
-        """Holds an existing op back."""
+        """Hold an existing op back."""
 
     def close(self) -> None:
         """The schedule is at its end."""
@@ -65,7 +65,7 @@ class ExecutorHolds:
         self.guarded: dict[str, str] = {}
 
     def open_region(self, fence: Fence) -> None:
-        """Puts a fence before a run of copies, which also awaits the fence before it."""
+        """Put a fence before a run of copies, which also awaits the fence before it."""
         controls = (*self.signals([self.builder.plan.schedule[p] for p in fence.awaits]),
                     *self.barrier)
         self.regions += 1
@@ -99,7 +99,7 @@ class ExecutorHolds:
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-        """Has the largest input from outside wait, or another, or the copy itself if none can.
+        """Have the largest input from outside wait, or another, or the copy itself if none can.
 
         A loop waits itself, whatever it reads: what depends on some of its inputs only would run
         through all iterations as soon as those are there.
@@ -152,7 +152,7 @@ class ExecutorHolds:
         """Nothing: an executor runs originals when their inputs are there."""
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
-        """Holds an existing op back at an input, or itself where all its inputs are constants.
+        """Hold an existing op back at an input, or itself where all its inputs are constants.
 
         Ops that TensorFlow merges are held back together, at the input they share.
         """
@@ -188,7 +188,7 @@ class ExecutorHolds:
         return usable[0] if usable else None
 
     def close(self) -> None:
-        """Gives a second reader to what had several and is left with one.
+        """Give a second reader to what had several and is left with one.
 
         Grappler merges an op into its only reader (a MatMul with bias and activation, a sum of
         sums), and does not where it has several. An original whose backward readers moved to a
@@ -279,7 +279,7 @@ class ExecutorHolds:
         return {i: bisect.bisect_right(self.starts, where[i]) for i in originals}
 
     def _await_at_end(self, taps: list[str]) -> None:
-        """Has the step's last write wait for taps behind the last fence, so that they exist.
+        """Have the step's last write wait for taps behind the last fence, so that they exist.
 
         Only a write scheduled after the last copy will do; an earlier one may be what the copies
         wait for. A step without one, which returns its gradients, waits where it returns them, or

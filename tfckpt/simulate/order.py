@@ -272,7 +272,7 @@ class _Emitter:
         return tuple(self.order)
 
     def emit(self, vertex: int) -> None:
-        """Emits a vertex after what it still needs, then what becomes ready at once."""
+        """Emit a vertex after what it still needs, then what becomes ready at once."""
         done, needed, unread, touched = self.done, self.needed, self.unread, self.touched
         prompt, vertices = self.prompt, self.graph.vertices
         stack = [vertex]

@@ -78,7 +78,7 @@ class _Placer:
                             key=lambda w: (self.where[w.waiting], self.where[w.awaited])))
 
     def round(self, target: int) -> tuple[Timeline, list[int], bool]:
-        """Simulates the executors with the present waits and adds what the worst one needs."""
+        """Simulate the executors with the present waits and add what the worst one needs."""
         self.before = self.ordered()
         found: list[tuple[list[int], Timeline]] = []
         grew = False
@@ -93,7 +93,7 @@ class _Placer:
         return worst, order, grew
 
     def _add(self, order: Sequence[int], timeline: Timeline) -> bool:
-        """Delays what is live at this peak and would not be in the plan; whether any was new."""
+        """Delay what is live at this peak and would not be in the plan; whether any was new."""
         ran = [False] * len(order)
         for position in order[:timeline.peak_step + 1]:
             ran[position] = True
@@ -113,7 +113,7 @@ class _Placer:
         return len(self.waits) > count
 
     def _delay(self, position: int, turn: int) -> None:
-        """Delays a step until the step planned just before it has run."""
+        """Delay a step until the step planned just before it has run."""
         position = self._head(position, turn)
         schedule, vertices = self.resolved.schedule, self.graph.vertices
         for before in range(position - 1, -1, -1):

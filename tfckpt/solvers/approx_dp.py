@@ -98,7 +98,7 @@ def pruned_steps(forward: ForwardGraph) -> Steps:
 
 
 def steps_between(forward: ForwardGraph, masks: tuple[int, ...]) -> Steps:
-    """Prices the steps of any family of lower sets; V is added, the empty set is left out.
+    """Price the steps of any family of lower sets; V is added, the empty set is left out.
 
     Complexity: O(k^2 n) for k sets and n nodes.
     """

@@ -133,7 +133,7 @@ def _step(sets, walkers, budget, lowest):
 
 
 def _undominated(sets, walkers):
-    """Drops walkers than which an earlier one nearby, when sorted, is no worse in anything."""
+    """Drop walkers than which an earlier one nearby, when sorted, is no worse in anything."""
     group = sets.group(walkers.at, walkers.kept)
     slack = walkers.bytes - 2 * walkers.start
     order = row_order(group, slack // sets.unit)
@@ -146,7 +146,7 @@ def _undominated(sets, walkers):
 
 
 def _arrive(sets, walkers, budget, sign, price, least, score):
-    """Lowers `least` and raises `score` by the walkers whose segment may end where they are."""
+    """Lower `least` and raise `score` by the walkers whose segment may end where they are."""
     need = (walkers.bytes + 2 * (sets.held[walkers.at] - walkers.start)
             + sets.beyond[walkers.at])
     walkers = walkers.take(np.flatnonzero(need <= budget))

@@ -180,7 +180,7 @@ def _price(forward, room):
 
 
 def _search(problem: _Problem, least: float = -np.inf, beam: int | None = None) -> list[_States]:
-    """Advances all walkers level by level.
+    """Advance all walkers level by level.
 
     Args:
       least: states that cannot lead to this gain are dropped.
@@ -260,7 +260,7 @@ def _promising(problem, at, edge, need, gain, least):
 
 
 def _undominated_walkers(sets, walkers):
-    """Drops walkers that another in the same place with the same nodes kept is no worse than.
+    """Drop walkers that another in the same place with the same nodes kept is no worse than.
 
     Sorted by bytes, a walker can only be dominated by an earlier one. Only the nearest few are
     asked: some survive that need not, which costs time but is never wrong.

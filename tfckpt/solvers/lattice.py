@@ -128,7 +128,7 @@ class _LowerSet:
 
 
 def lattice(forward: ForwardGraph, largest: int = LARGEST_FAMILY) -> Lattice:
-    """Enumerates the lower sets of a graph.
+    """Enumerate the lower sets of a graph.
 
     Raises:
       PlanError: the graph has more than `largest` lower sets.

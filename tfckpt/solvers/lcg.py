@@ -120,7 +120,7 @@ def shortest_path(cost: Sequence[int], start: Sequence[int], end: Sequence[int],
 
 
 def _check_chain(graph):
-    """Raises `PlanError` for the first vertex that does not feed just the next one."""
+    """Raise `PlanError` for the first vertex that does not feed just the next one."""
     last = len(graph) - 1
     for vertex, after in enumerate(graph.successors):
         if after != ((vertex + 1,) if vertex < last else ()):

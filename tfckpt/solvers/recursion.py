@@ -95,7 +95,7 @@ class _Builder:
         return tuple(self.steps)
 
     def _restore(self, reads: Sequence[int]) -> None:
-        """Recomputes what of some storages is missing, stage by stage."""
+        """Recompute what of some storages is missing, stage by stage."""
         through = self.recursion.through
         while missing := [s for s in reads if not self.there[s]]:
             wanted = max(through[s] for s in missing)
@@ -106,7 +106,7 @@ class _Builder:
                     self.there[s] = True
 
     def _descend(self, stage: int) -> None:
-        """Runs the forward up to a stage, and keeps of it what is to stay.
+        """Run the forward up to a stage, and keep of it what is to stay.
 
         Where stages are passed by, which the backward asks nothing of, what their runs were to
         keep of earlier ones stays.
@@ -123,7 +123,7 @@ class _Builder:
             self.there[s] = True
 
     def _run(self, storages: Sequence[int]) -> list[int]:
-        """Appends copies of what makes storages, and of what that needs; what they make."""
+        """Append copies of what makes storages, and of what that needs; what they make."""
         graph = self.graph
         needed: set[int] = set()
         pending = [graph.storages[s].producer for s in storages]

@@ -35,7 +35,7 @@ class Executed:
 
 
 def executed(fn: Callable, *args, **kwargs) -> Executed:
-    """Runs `fn(*args)` once and reports the ops of the partition graphs that ran.
+    """Run `fn(*args)` once and report the ops of the partition graphs that ran.
 
     The call has its usual side effects (variables are updated). Functions compiled by XLA do not
     appear here: see the optimized HLO for those.

@@ -65,7 +65,7 @@ class Compiled:
 
 
 def compiled(fn: Callable, *args, **kwargs) -> Compiled:
-    """Compiles a step for these arguments, without running it, and looks at the result.
+    """Compile a step for these arguments, without running it, and looks at the result.
 
     Args:
       fn: a `tf.function` with `jit_compile=True`, or one decorated with `tfckpt.checkpoint`.
@@ -78,7 +78,7 @@ def compiled(fn: Callable, *args, **kwargs) -> Compiled:
 
 
 def compiled_for(model: str, fn: Callable, *args, **kwargs) -> Compiled:
-    """Compiles a step for a GPU that is not here, without running it; else as `compiled`.
+    """Compile a step for a GPU that is not here, without running it; else as `compiled`.
 
     Args:
       model: which GPU: "h100".

@@ -163,7 +163,7 @@ def listed(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @box()
 def scoped(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """Names, devices and a module."""
+    """Name, devices and a module."""
     part, kind = draw.inner(shape, 2), draw.choice(("scope", "device", "module", "gradients"))
 
     class Block(tf.Module):

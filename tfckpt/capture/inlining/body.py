@@ -60,7 +60,7 @@ class Placed:
 
     def __init__(self, graph: tf.Graph, body: Body, inputs: Sequence[tf.Tensor],
                  waits: Sequence[tf.Operation], scope: str, device: str):
-        """Adds the ops to `graph`; nothing reads or awaits them yet.
+        """Add the ops to `graph`; nothing reads or awaits them yet.
 
         Args:
           inputs: what the arguments stand for.

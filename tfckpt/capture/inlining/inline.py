@@ -93,7 +93,7 @@ class Inlining:
 
     def __init__(self, graph: tf.Graph, library: Iterable[Any] = (),
                  changes: LiveChanges | None = None):
-        """Inlines every call that can be, in place, those inside of others too.
+        """Inline every call that can be, in place, those inside of others too.
 
         Args:
           graph: a FuncGraph whose trace is complete, or an imported graph.
@@ -180,7 +180,7 @@ class Inlining:
         return placed.ops
 
     def _replace(self, old: tf.Tensor, new: tf.Tensor) -> None:
-        """Has every reader of a call's output read what the body computes (rule 1)."""
+        """Have every reader of a call's output read what the body computes (rule 1)."""
         for reader in old.consumers():
             for i, tensor in enumerate(reader.inputs):
                 if tensor.op.name == old.op.name and tensor.value_index == old.value_index:
@@ -190,7 +190,7 @@ class Inlining:
             self._changes.replace_results("outputs", [new if t is old else t for t in outputs])
 
     def _hand_on(self, call: tf.Operation, ends: Sequence[tf.Operation]) -> None:
-        """Has what waited for a call wait for what must have run in its body (rule 3)."""
+        """Have what waited for a call wait for what must have run in its body (rule 3)."""
         for waiting in tf_adapter.waiting_for(call):
             self._changes.replace_control_inputs(
                 waiting, _in_place_of(call, ends, waiting.control_inputs))

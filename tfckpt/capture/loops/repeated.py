@@ -29,7 +29,7 @@ _UNDER_XLA = ("XLA holds copies back at their inputs, and those of a loop may be
 def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple[Op, ...],
                  lists: dict[int, Kept], target: Target, fetched: Collection[TensorId]
                  ) -> tuple[tuple[Op, ...], tuple[str, ...]]:
-    """Marks loops that may be recomputed as pure, and says why others may not.
+    """Mark loops that may be recomputed as pure, and say why others may not.
 
     Those get their `Loop.later_writes`.
 

@@ -20,7 +20,7 @@ from tfckpt.ops import record
 
 
 def tell_shapes_behind_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph) -> None:
-    """Has a definition say as much as can be found out of the shapes behind its loops.
+    """Have a definition say as much as can be found out of the shapes behind its loops.
 
     Args:
       definition: changed in place; its nodes have the names of the ops of `live`.
@@ -92,7 +92,7 @@ def _read_elsewhere(piece: tf.compat.v1.GraphDef, scratch: tf.Graph) -> dict[str
 
 
 def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _Known) -> None:
-    """Sets what is known of the shapes of a node's results, there and in the scratch graph."""
+    """Set what is known of the shapes of a node's results, there and in the scratch graph."""
     op = live.get_operation_by_name(node.name)
     try:
         if record(node.op).is_loop:

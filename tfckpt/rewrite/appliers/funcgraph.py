@@ -18,7 +18,7 @@ from tfckpt.rewrite.appliers.attrs import attr_values, copy_attrs
 
 def apply(graph: tf.Graph, edits: Edits, changes: LiveChanges | None = None,
           protected: bool = False) -> None:
-    """Realises the edits in `graph`.
+    """Realise the edits in `graph`.
 
     TensorFlow appends a number to names that are taken, by ops of edits that failed before.
 

@@ -33,7 +33,7 @@ def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.co
 
 
 def edit_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> None:
-    """Edits a definition in place: large ones are worth not copying. See `apply_to_graph_def`."""
+    """Edit a definition in place: large ones are worth not copying. See `apply_to_graph_def`."""
     _Nodes(definition.node, (), {}).apply(edits)
     _drop(definition.node, edits.dropped, ())
     add_functions(definition, edits)
@@ -49,7 +49,7 @@ def add_functions(definition: tf.compat.v1.GraphDef, edits: Edits) -> None:
 
 
 def edit_function_def(function: Any, edits: Edits, library: Iterable[Any] = ()) -> None:
-    """Edits a FunctionDef in place; name, arguments and results stay, so callers need no change.
+    """Edit a FunctionDef in place; name, arguments and results stay, so callers need no change.
 
     Args:
       function: a FunctionDef.
@@ -70,7 +70,7 @@ def edit_function_def(function: Any, edits: Edits, library: Iterable[Any] = ()) 
 
 
 def with_inlined(definition: tf.compat.v1.GraphDef, inlining: Inlining) -> None:
-    """Puts the bodies of inlined calls into the definition that they were inlined from.
+    """Put the bodies of inlined calls into the definition that they were inlined from.
 
     What a session fetches by the name of a call is still there.
     """
@@ -88,7 +88,7 @@ def with_inlined(definition: tf.compat.v1.GraphDef, inlining: Inlining) -> None:
 
 
 def function_with_inlined(function: Any, inlining: Inlining, library: Iterable[Any] = ()) -> None:
-    """Puts the bodies of inlined calls into the FunctionDef that they were inlined from.
+    """Put the bodies of inlined calls into the FunctionDef that they were inlined from.
 
     Name, arguments and results stay. See `apply_to_function_def` on the library.
     """
@@ -112,7 +112,7 @@ def function_with_inlined(function: Any, inlining: Inlining, library: Iterable[A
 
 
 def _drop(nodes: Any, names: Iterable[str], results: Iterable[str]) -> None:
-    """Removes the named nodes, but those that lead to a result or to a node that stays."""
+    """Remove the named nodes, but those that lead to a result or to a node that stays."""
     gone = set(names)
     known = {node.name: node for node in nodes}
     pending = [*results, *(name for node in nodes if node.name not in gone for name in node.input)]
@@ -139,7 +139,7 @@ class _Nodes:
         self.slots: dict[str, list[str]] = {}
 
     def apply(self, edits: Edits) -> None:
-        """Adds, rewires and makes wait; time linear in nodes and edits."""
+        """Add, rewires and make wait; time linear in nodes and edit."""
         for new in edits.added:
             self._add(new)
         for rewire in edits.rewires:

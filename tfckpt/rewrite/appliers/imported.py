@@ -18,7 +18,7 @@ from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def
 
 
 def import_edited(concrete: Any, edits: Edits | None, graph: Any) -> Any:
-    """Adds what a traced function computes, with edits, to `graph`, which is being traced.
+    """Add what a traced function computes, with edits, to `graph`, which is being traced.
 
     Args:
       concrete: a concrete function without arguments: all it reads is captured.
@@ -74,7 +74,7 @@ def _scope(definition: tf.compat.v1.GraphDef, graph: Any) -> str:
 
 
 def _drop_placeholders(definition: tf.compat.v1.GraphDef, names: set[str]) -> None:
-    """Removes placeholders, which the import feeds, and requests to be placed beside them."""
+    """Remove placeholders, which the import feeds, and requests to be placed beside them."""
     kept = [node for node in definition.node if node.name not in names]
     for node in kept:
         node.attr.pop("_class", None)

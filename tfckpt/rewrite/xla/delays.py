@@ -68,7 +68,7 @@ class XlaHolds:
         self.late: dict[tuple[TensorId, TensorId, type[Guard]], str] = {}
 
     def open_region(self, fence: Fence) -> None:
-        """Makes the guard of a run of copies, which depends on the gradient that comes in.
+        """Make the guard of a run of copies, which depends on the gradient that comes in.
 
         Raises:
           RewriteError: the step has made no gradient before the region.
@@ -133,7 +133,7 @@ class XlaHolds:
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-        """Passes all storages and weights from outside the region through its guard.
+        """Pass all storages and weights from outside the region through its guard.
 
         At least one input of an op that reads nothing else behind it. Small integers that XLA may
         know when it compiles pass none, even if they are computed, and copied.
@@ -194,7 +194,7 @@ class XlaHolds:
                 and self.builder.tensor(tensor).dtype in FLOATS)
 
     def before_original(self, op: Op, position: int) -> None:
-        """Has a backward op see what the forward kept for it only when its gradient is there.
+        """Have a backward op see what the forward kept for it only when its gradient is there.
 
         Otherwise XLA goes behind what was kept. It merges what the backward computes from it with
         equal ops of the forward (x - mean of a normalization), and computes what was kept again

@@ -117,7 +117,7 @@ class StageModel:
     # Lifetimes.
 
     def _hold(self, s: int) -> None:
-        """Fills in `held` and `given` for one storage.
+        """Fill in `held` and `given` for one storage.
 
         `held[t][s]`: its latest instance is held, and counted, when stage t begins. A fetched
         storage needs no such variable. `given[t][s]`: a donor has handed the latest instance
@@ -186,7 +186,7 @@ class StageModel:
     # Memory.
 
     def limit(self, peak: Literal) -> None:
-        """Holds every step to at most `peak` units (an int or an integer variable)."""
+        """Hold every step to at most `peak` units (an int or an integer variable)."""
         for t, original in enumerate(self.order):
             for u, run in (*self.runs[t].items(), (original, True)):
                 terms = self._live(t, u) + self._takeovers(t, u, run)

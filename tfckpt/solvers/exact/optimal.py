@@ -102,7 +102,7 @@ def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time
 
 
 def check_size(graph: CostGraph, order: Sequence[int] | None = None) -> None:
-    """Raises `PlanError`, naming `auto`, if the graph is too large for `solve`."""
+    """Raise `PlanError`, naming `auto`, if the graph is too large for `solve`."""
     places = recomputable = 0
     for v in range(len(graph.vertices)) if order is None else order:
         places += recomputable
@@ -193,7 +193,7 @@ class _Problem:
         return Optimum(schedule, timeline.peak_bytes, timeline.time, bound, status)
 
     def _hint(self, stages: StageModel, start: Schedule | None) -> None:
-        """Offers the copies of a schedule as a first guess."""
+        """Offer the copies of a schedule as a first guess."""
         for row, made in zip(stages.runs, copies_before(start or ()), strict=False):
             for v, run in row.items():
                 stages.model.add_hint(run, v in made)

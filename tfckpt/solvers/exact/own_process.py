@@ -44,7 +44,7 @@ def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def _serve() -> None:
-    """Reads a call from standard input and writes its outcome to standard output."""
+    """Read a call from standard input and write its outcome to standard output."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not stand in the answer
     function, args, kwargs = pickle.load(sys.stdin.buffer)

@@ -116,7 +116,7 @@ class DivisionTree:
 
 
 def division_tree(graph: ForwardGraph) -> DivisionTree:
-    """Takes a graph apart.
+    """Take a graph apart.
 
     Args:
       graph: any graph. Several inputs or outputs are joined by virtual ends (see
@@ -139,7 +139,7 @@ def division_tree(graph: ForwardGraph) -> DivisionTree:
 
 
 def check_division_tree(graph: ForwardGraph, tree: DivisionTree) -> None:
-    """Raises `PlanError` unless each edge and vertex of the graph stands in one place.
+    """Raise `PlanError` unless each edge and vertex of the graph stands in one place.
 
     Complexity: O(V + E).
     """

@@ -30,7 +30,7 @@ saved mean and variance of a normalisation must not keep its large output apart.
 
 
 def forward_view(graph: CostGraph, limit: int = 160) -> ForwardGraph:
-    """Returns the recomputable forward vertices of a joint graph, contracted.
+    """Return the recomputable forward vertices of a joint graph, contracted.
 
     An edge means that one node reads what another makes. A vertex that reads nothing
     recomputable takes as predecessors the recomputable vertices it depends on through others
@@ -174,7 +174,7 @@ def _narrow_cuts(before, node, count):
 
 
 def _merge_intervals(size, narrow, limit):
-    """Merges neighbouring intervals and returns, for each place, the last place of its own.
+    """Merge neighbouring intervals and return, for each place, the last place of its own.
 
     Order of merging: first inside a stretch, leaving alone its last node (which is the one worth
     keeping); then into that node; then across the cuts. Among equals the smallest sum of bytes,

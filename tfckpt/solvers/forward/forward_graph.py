@@ -54,7 +54,7 @@ class ForwardGraph:
 
 
 def integer_times(times: Sequence[float]) -> tuple[int, ...]:
-    """Turns times into integers.
+    """Turn times into integers.
 
     Small integers (total at most 65,536) stay what they are; anything else is scaled to a total
     of about 4,096 units, where a positive time becomes at least 1 and zero stays zero.

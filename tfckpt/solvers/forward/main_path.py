@@ -17,7 +17,7 @@ NEGLIGIBLE = 4096
 
 
 def trunk(forward: ForwardGraph) -> ForwardGraph:
-    """Contracts what stands beside the paths from the inputs to the last node.
+    """Contract what stands beside the paths from the inputs to the last node.
 
     - A node that nothing needs, and that hands on nothing worth counting, joins the last of its
       predecessors; so do those of which nothing else is left then. The last node of all stays.

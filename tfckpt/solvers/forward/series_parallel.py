@@ -140,7 +140,7 @@ class _Folded:
             self.add(piece)
 
     def fold_complicated(self, first: int, last: int, vertex: int) -> None:
-        """Folds the vertices connected with `vertex` without passing `first` or `last`."""
+        """Fold the vertices connected with `vertex` without passing `first` or `last`."""
         members = [vertex]
         seen = {vertex, first, last}
         for member in members:

@@ -107,7 +107,7 @@ class _Builder:
         return ends, made, through
 
     def _keep_early(self, count: int, through: Numbers) -> bool:
-        """Takes out what the backward reads long before its stage's turn; whether there was any.
+        """Take out what the backward reads long before its stage's turn; whether there was any.
 
         What follows from labels or shapes alone can run before any gradient is there. Such reads
         would call for an early stage first. They are few bytes, which are kept in any case.
