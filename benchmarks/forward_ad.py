@@ -213,7 +213,7 @@ class Priced:
 
 
 def together(steps: Steps) -> list[str]:
-    """Derivatives alone, recomputation alone, and both, for the least peak."""
+    """Derivatives alone, recomputation alone, and both, for the minimum peak."""
     made = [steps.plain(FLAGS.batch), steps.checkpointed(FLAGS.batch, solver="store_all", fad=True),
             steps.checkpointed(FLAGS.batch), steps.checkpointed(FLAGS.batch, fad="auto")]
     rounds = _rounds(*made)

@@ -122,7 +122,7 @@ def by_hand(name: str) -> tuple[Any, Call]:
 
 
 def ours(jit_compile: bool = False) -> Call:
-    """tfckpt, with the least memory for a budget."""
+    """tfckpt, with the minimum memory for a budget."""
     def make(name: str) -> tuple[Any, Call]:
         import tensorflow as tf
 

@@ -46,7 +46,7 @@ class Searched:
     seconds: tuple[float, float]
 
     def least(self, pool: Sequence[Priced], extra: float) -> float:
-        """Return the least peak within so much more time, as a fraction of the plain one."""
+        """Return the minimum peak within so much more time, as a fraction of the plain one."""
         limit = (1 + extra) * self.plain.timeline.time
         peak = min((p.peak for p in pool if p.time <= limit), default=math.nan)
         return peak / self.plain.timeline.peak_bytes

@@ -98,7 +98,7 @@ class Rewriter:
     Called by TensorFlow's threads; items are planned one at a time.
 
     Args:
-      least: whether a function whose budget cannot be met is planned for the least peak.
+      least: whether a function whose budget cannot be met is planned for the minimum peak.
 
     Attributes:
       key: the same for the same options.

@@ -116,7 +116,7 @@ class _Function:
         options, strict = first.rewriter.options, first.rewriter.strict
         if allowed is None or first.report is None:
             options = dataclasses.replace(options, objective="memory")
-            return _Plan(Rewriter(options, strict), 1.0, Measured("least peak")) if (
+            return _Plan(Rewriter(options, strict), 1.0, Measured("minimum peak")) if (
                 last is first and options != first.rewriter.options) else None
         share = next_share(share, last.row, allowed)
         if share == 0 or self._made == MOST:

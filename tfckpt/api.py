@@ -59,7 +59,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         (see `tfckpt.request.device_budgets`): a single one is that of each device.
       solver: "auto", "store_all", "chen", "lcg", "acg", "exact_dp",
         "approx_dp", "recursive" or "optimal".
-      objective: "time" (fastest plan that fits) or "memory" (least peak).
+      objective: "time" (fastest plan that fits) or "memory" (minimum peak).
       batch_size: what an unknown leading dimension stands for where the call does not tell.
       free_moves: whether moves that cost no time may be used.
       fad: whether the derivative of an element-wise activation may be kept instead of the
@@ -71,7 +71,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
       xla_trials: for a step that XLA compiles: how many plans it compiles at most before one is
         applied, so that a budget means compiled bytes, and fractions are of the compiled plain
         step's temporary ones. That takes a compilation each and one of the plain step; where none
-        fits, one more of the plan of the least peak. With 0 nothing is asked, and budgets are of
+        fits, one more of the plan of the minimum peak. With 0 nothing is asked, and budgets are of
         simulated bytes.
       op_seconds: what `tfckpt.op_seconds` has measured of this step on this machine; plans are then
         priced with these times where the executor runs the step, and else with those that are

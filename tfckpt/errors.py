@@ -20,7 +20,7 @@ class PlanError(TfckptError):
 
 
 class InfeasibleBudgetError(PlanError):
-    """The budget lies below the least peak that any plan reaches.
+    """The budget lies below the minimum peak that any plan reaches.
 
     Attributes:
       smallest_bytes: least feasible peak in bytes, of the same kind as the budget was given

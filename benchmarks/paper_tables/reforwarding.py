@@ -17,7 +17,7 @@ from tfckpt.solvers.forward.forward_graph import ForwardGraph
 from tfckpt.solvers.forward.reforwarding import Checkpoints
 
 REPEATS = 3
-"""The least time of so many runs is printed: the machine may be shared."""
+"""The minimum time of so many runs is printed: the machine may be shared."""
 
 
 class Row(NamedTuple):

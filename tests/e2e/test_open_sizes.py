@@ -239,12 +239,12 @@ def test_sizes_that_nothing_tells_raise_before_training_under_a_budget_in_bytes(
 
 
 def test_a_step_that_has_trained_is_never_stopped():
-    """A batch that no plan fits comes late: it is planned for the least peak, with a warning."""
+    """A batch that no plan fits comes late: it is planned for the minimum peak, with a warning."""
     process.fresh()
     model = _compiled(stack(), True, budget="6MB")
     x, y = arrays(4 * ROWS)
     model.train_on_batch(x[:64], y[:64])
-    with pytest.warns(UserWarning, match="was traced again.*cannot be met.*least peak instead"):
+    with pytest.warns(UserWarning, match="was traced again.*cannot be met.*minimum peak instead"):
         model.train_on_batch(x, y)
     assert tfckpt.keras.report(model).applied
 

@@ -69,7 +69,7 @@ def plain_bytes():
 
 @pytest.fixture(scope="module")
 def middle(plain_bytes):
-    """Return a fraction halfway between what the least plan and the plain step take as compiled."""
+    """Return a fraction halfway between the compiled bytes of the minimum plan and of plain."""
     with process.without_determinism():
         trial, plain = made()
         return round(0.5 + 0.5 * temporary(tfckpt.checkpoint(plain), trial) / plain_bytes, 2)

@@ -65,7 +65,7 @@ def test_every_solver_on_hundreds_of_graphs(first):
         assert_valid(seed)
 
 
-TRIVIAL = {  # graph, least peak in bytes, time
+TRIVIAL = {  # graph, minimum peak in bytes, time
     "empty": (CostGraph((), ()), 0, 0),
     "one forward vertex": (
         CostGraph((Vertex("x", FORWARD, 1.0, writes=(0,)),), (Storage("s", 4, 0),)), 4, 1),

@@ -126,7 +126,7 @@ def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, sh
     ((4, 4), ()), pytest.param((2, 4, 8), (1,), marks=pytest.mark.nightly),
     pytest.param((8, 4, 1), (2,), marks=pytest.mark.nightly)])
 def test_no_subset_of_the_regions_gives_a_better_plan(widths, shared):
-    """The real planner on every subset, for the least peak and for budgets between."""
+    """The real planner on every subset, for the minimum peak and for budgets between."""
     graph = chain(widths, shared)
     cost = build_cost_graph(graph)
     plain = baseline(cost, Target(allocator=False))

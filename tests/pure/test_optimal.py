@@ -102,7 +102,7 @@ def test_chain_by_hand():
     assert optimal.solve(joint, 4).time == 6
     # Three: c goes before the loss is over and comes back before C, when b ... cannot be held
     # beside a, c and C: the least is 4 whatever is recomputed.
-    with pytest.raises(InfeasibleBudgetError, match="least peak is 4 bytes"):
+    with pytest.raises(InfeasibleBudgetError, match="minimum peak is 4 bytes"):
         optimal.solve(joint, 3)
 
 

@@ -54,7 +54,7 @@ def front(graph, order=None, any_order: bool = False) -> Front:
 
 
 def least_time(pairs: Front, budget: int) -> float | None:
-    """Return the least time within a budget; None if nothing fits."""
+    """Return the minimum time within a budget; None if nothing fits."""
     return min((time for peak, time in pairs if peak <= budget), default=None)
 
 

@@ -16,7 +16,7 @@ State = tuple[int, tuple[int, ...], int]
 
 
 def least_peak(sizes: Sequence[int], runs: int) -> int:
-    """Return the least peak in bytes where no forward runs more than `runs` times."""
+    """Return the minimum peak in bytes where no forward runs more than `runs` times."""
     start = (0, (0,) * len(sizes), len(sizes))
     heap, best = [(0, start)], {start: 0}
     while heap:
@@ -34,7 +34,7 @@ def least_peak(sizes: Sequence[int], runs: int) -> int:
 
 
 def least_time(sizes: Sequence[int], times: Sequence[int], runs: int, budget: int) -> int | None:
-    """Return the least time of all forward runs within a budget; None where none fits."""
+    """Return the minimum time of all forward runs within a budget; None where none fits."""
     start = (0, (0,) * len(sizes), len(sizes))
     heap, best = [(0, start)], {start: 0}
     while heap:

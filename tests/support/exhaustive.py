@@ -26,7 +26,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     Args:
       forward: the graph, at most 12 nodes.
       budget: bytes that equation (2) may reach.
-      objective: "time" for the least recomputation, "memory" for the most. Among equals the
+      objective: "time" for the minimum recomputation, "memory" for the most. Among equals the
         fewest bytes kept.
 
     Returns:
@@ -47,7 +47,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     if not ends:
         least = smallest_budget(forward)
         raise InfeasibleBudgetError(
-            f"plan: no sequence of lower sets fits in {budget} bytes; the least budget is "
+            f"plan: no sequence of lower sets fits in {budget} bytes; the minimum budget is "
             f"{least} bytes", least)
     sign = 1 if objective == "time" else -1
     state = min(ends, key=lambda end: (sign * end[1], end[2]))
@@ -73,7 +73,7 @@ def all_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
 
 
 def smallest_budget(forward: ForwardGraph) -> int:
-    """Return the least budget in bytes for which `lower_sets` has an answer."""
+    """Return the minimum budget in bytes for which `lower_sets` has an answer."""
     low, high = 0, paper_peak(forward, (forward.everything,)) if len(forward) else 0
     while low < high:
         middle = (low + high) // 2

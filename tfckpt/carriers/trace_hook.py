@@ -185,7 +185,7 @@ class Traced:
         """Run the driver on the step; where nothing is changed the graph is as it was traced.
 
         Nothing is raised in a step that has trained before: a budget that a later trace cannot
-        meet is given up for the least peak, with a warning.
+        meet is given up for the minimum peak, with a warning.
 
         Raises:
           InfeasibleBudgetError, PlanError: the graph is untouched.
@@ -200,7 +200,7 @@ class Traced:
             if not trained:
                 raise
             warnings.warn(f"tfckpt: {name} was traced again, and now {error}; it is planned for "
-                          "the least peak instead", stacklevel=2)
+                          "the minimum peak instead", stacklevel=2)
             return self._run(dataclasses.replace(options, budgets=Budgets()))
         except (CostError, PlanError) as error:
             if not trained and (isinstance(error, PlanError) or options.budgets.sized):

@@ -182,7 +182,7 @@ def flags_of(command: str) -> flags.FlagValues:
         flags.DEFINE_enum("solver", AUTO, list(SOLVER_NAMES), "Which solver proposes plans.",
                           **where)
         flags.DEFINE_enum("objective", OBJECTIVES[0], list(OBJECTIVES), "The fastest plan that "
-                          "fits, or the one with the least peak.", **where)
+                          "fits, or the one with the minimum peak.", **where)
         flags.DEFINE_bool("free_moves", True, "Whether moves that cost no time are used.", **where)
         flags.DEFINE_enum("fad", "false", list(FAD), "Whether derivatives of element-wise "
                           "activations may be kept instead of the tensors that they are computed "

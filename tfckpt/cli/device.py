@@ -37,7 +37,7 @@ class Needs:
       resident_bytes: variables, inputs and constants.
       peak_bytes: planned, above those.
       seconds: of a step.
-      largest_batch: that fits, with the least peak; None where the graph fixes the batch.
+      largest_batch: that fits, with the minimum peak; None where the graph fixes the batch.
     """
 
     resident_bytes: int

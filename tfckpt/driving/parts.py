@@ -75,7 +75,7 @@ class Part(DevicePart):
 
     @property
     def room(self) -> int | None:
-        """Return the planned bytes that the peak must not pass; None for the least peak."""
+        """Return the planned bytes that the peak must not pass; None for the minimum peak."""
         allowed = self.allowed
         if self.corrected is not None or allowed is None:
             return self.corrected

@@ -33,7 +33,7 @@ from tfckpt.rewrite.passes.reference_variables import has_references
 MOST = 8
 """Proposals for one part: the search is bounded by their number, never by the clock."""
 WHOLE_EFFORT, LEAST_EFFORT = 16 << 20, 0.1
-"""Bytes of a plain peak from which on the search takes its default effort, and the least share of
+"""Bytes of a plain peak from which on the search takes its default effort, and the minimum share of
 it: below, a step is planned in less time than a person notices, and there is little to save."""
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
 PLAIN_FITS = "the plain step fits the budget"

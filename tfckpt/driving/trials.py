@@ -4,7 +4,7 @@ They are asked what the step takes, plain and with a few of its plans: XLA compi
 Grappler makes of it is simulated; where that is the step already, nobody is asked. A budget is one
 of these bytes then. What comes out corrects what the next plan may need, by a line through what is
 known; the fastest plan whose bytes fit is taken. Where none of them does, the plan of the least
-peak is asked about before a budget is refused. For the least peak XLA tries two plans, or is held
+peak is asked about before a budget is refused. For the minimum peak XLA tries two plans, or is held
 to one in two ways. Nothing runs.
 """
 
@@ -30,7 +30,7 @@ from tfckpt.verify.asking.xla import NotAsked
 NEAR = 0.97
 """Of what is allowed, what a plan may leave unused before a faster one is looked for."""
 SIMILAR = 0.95
-"""What two least plans may differ by for the faster to be taken."""
+"""What two smallest plans may differ by for the faster to be taken."""
 AIM = 0.99
 """Of what is allowed, what a corrected plan aims at."""
 LAST_AIM = 0.88
@@ -140,7 +140,7 @@ class Trials:
         self.seconds = 0.0
         self._refused = 0  # plans that XLA did not compile
         self._fewest = False  # whether a plan of the fewest bytes was asked for
-        self._least = False  # whether the plan of the least peak is the next, and the last
+        self._least = False  # whether the plan of the minimum peak is the next, and the last
         self._counting = 0  # which of `_counted` have to fit
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
@@ -250,7 +250,7 @@ class Trials:
             raise Rejected(f"{said}; a faster one is looked for", room=aim)
 
     def _try_another(self, trial: Trial, said: str) -> None:
-        """Reject the least plan for a second one: that of the fewest bytes, whatever its time.
+        """Reject the minimum plan for a second one: that of the fewest bytes, whatever its time.
 
         Where there is no other, or XLA does not keep the plan's order, so that its bytes say
         little, it is the same plan, to which XLA is held in the other way.

@@ -20,7 +20,7 @@ from tfckpt.fad.backward import Match, Walk, agree
 from tfckpt.fad.derivative import Derivatives, Samples, on_samples
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.regions import FLOATS, Region, constants, find_regions
-from tfckpt.fad.residual_bytes import DTYPE_BYTES, Held, elements
+from tfckpt.fad.residuals import DTYPE_BYTES, Residuals, elements
 from tfckpt.ir.graph import BACKWARD, UPDATE, Graph, TensorId
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Program
 
@@ -168,7 +168,7 @@ def _offer(graph, region, samples, walk, match: Match, live, root):
     reads = sorted({node.attr("tensor") for node in program if node.type == TENSOR})
     needed = [g[0] for _, group in match.gradients for g in group] + [t[0] for t in reads]
     removed = live.dies(match.sink[0], needed)
-    held = Held(graph, region, live, root, walk.samples.known)
+    held = Residuals(graph, region, live, root, walk.samples.known)
     before = held.bytes()
     kept, after = _priced(graph, region, held, program, kept, removed)
     return Alternative(region, _outputs(graph, region, live), program, tuple(kept),
@@ -200,7 +200,7 @@ def _pruned(program: Program, kept: list[Kept]) -> tuple[Program, list[Kept]]:
     return nodes, [dataclasses.replace(entry, node=number[entry.node]) for entry in kept]
 
 
-def _priced(graph: Graph, region: Region, held: Held, program: Program, kept: list[Kept],
+def _priced(graph: Graph, region: Region, held: Residuals, program: Program, kept: list[Kept],
             removed: tuple[int, ...]) -> tuple[list[Kept], int]:
     """Return the kept derivatives with their bytes, and what the backward holds altogether."""
     read: list[TensorId] = []

@@ -23,7 +23,7 @@ import networkx as nx
 from tfckpt.errors import CostError
 from tfckpt.fad.alternatives import Alternative, Kept
 from tfckpt.fad.liveness import Liveness
-from tfckpt.fad.residual_bytes import DTYPE_BYTES
+from tfckpt.fad.residuals import DTYPE_BYTES
 from tfckpt.ir.edits import PROTECTED, Create, Edits, Rewire, op_of
 from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
 from tfckpt.ir.target import HERE, Target

@@ -102,7 +102,7 @@ def lcg(evaluator: Evaluator, objective: str) -> Proposals:
 def acg(evaluator: Evaluator, objective: str) -> Proposals:
     """Optimal checkpoints on the division tree (Feng and Huang 2018, algorithm 5).
 
-    Besides those of the least cost, those for smaller segments, which keep more (and so may cost
+    Besides those of the minimum cost, those for smaller segments, which keep more (and so may cost
     less time), and for larger ones.
     """
     forward = trunk(forward_view(evaluator.graph))
@@ -167,7 +167,7 @@ def recursive(evaluator: Evaluator, objective: str) -> Iterator[Recursion]:
 
     Not keep sets: what later runs of the forward keep is part of the proposal.
     """
-    pattern = Candidate(frozenset(), moves=moves_of_xla(evaluator.graph), thrifty=True)
+    pattern = Candidate(frozenset(), moves=moves_of_xla(evaluator.graph), reordered=True)
     order = evaluator.order(pattern)
     if all(evaluator.graph.vertices[v].region != FORWARD
            for v in order[:turning_point(evaluator.graph, order)]):

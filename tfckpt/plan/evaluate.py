@@ -11,7 +11,7 @@ from tfckpt.ir.costgraph import FORWARD, CostGraph
 from tfckpt.ir.schedule import Moves, Schedule
 from tfckpt.plan.keep_sets import Ordered, dropped
 from tfckpt.plan.policy import recompute_as_asked
-from tfckpt.simulate.order import Thrifty, base_order, idle
+from tfckpt.simulate.order import BranchwiseOrder, base_order, idle
 from tfckpt.simulate.simulate import Timeline, simulate
 from tfckpt.solvers.recursion import Recursion, recursive_schedule
 
@@ -24,7 +24,7 @@ class Candidate:
       keep: forward storages kept until the backward reads them.
       again: dropped storages recomputed for every group of uses (see `keep_schedule`).
       moves: free moves.
-      thrifty: whether the backward is reordered to hold less.
+      reordered: whether the backward is reordered to hold less.
       source: the solver it comes from.
       schedule: the schedule itself, where a solver decides more than a keep set can say; `keep`
         and `again` then mean nothing.
@@ -35,7 +35,7 @@ class Candidate:
     keep: frozenset[int]
     again: frozenset[int] = frozenset()
     moves: Moves = Moves()
-    thrifty: bool = False
+    reordered: bool = False
     source: str = ""
     schedule: Schedule | None = None
     recursion: Recursion | None = None
@@ -81,7 +81,7 @@ class Evaluator:
         self._known: dict[Candidate, Priced] = {}
         self._base_order = functools.cache(functools.partial(base_order, graph))
         self._ordered = functools.cache(functools.partial(Ordered, graph))
-        self._thrifty = functools.cache(lambda moves: Thrifty(graph, moves, idle(
+        self._branchwise = functools.cache(lambda moves: BranchwiseOrder(graph, moves, idle(
             graph, moves.released)))
 
     def price(self, candidate: Candidate) -> Priced:
@@ -111,9 +111,9 @@ class Evaluator:
 
     def order(self, candidate: Candidate) -> tuple[int, ...]:
         """Return the originals in the order in which a candidate runs them."""
-        if not candidate.thrifty:
+        if not candidate.reordered:
             return self._base_order(candidate.moves)
-        return self._thrifty(candidate.moves).order(dropped(self.graph, candidate.keep))
+        return self._branchwise(candidate.moves).order(dropped(self.graph, candidate.keep))
 
     def everything(self) -> frozenset[int]:
         """Return the keep set that recomputes nothing."""

@@ -1,7 +1,7 @@
 """Local improvement of a candidate, driven by what is live at the peak.
 
 `descend` lowers the peak: it drops what is kept across it, recomputes anew what is held across
-it, or keeps a storage so that a recomputed region falls into two. `hasten` spends the room that
+it, or keeps a storage so that a recomputed region falls into two. `speed_up` spends the room that
 a budget leaves on keeping what costs most to recompute.
 """
 
@@ -70,7 +70,7 @@ def _worth(evaluator: Evaluator, s: int) -> float:
     return storage.bytes / (evaluator.graph.vertices[storage.producer].time + 1e-12)
 
 
-def hasten(evaluator: Evaluator, start: Priced, budget: int, evaluations: int) -> Priced:
+def speed_up(evaluator: Evaluator, start: Priced, budget: int, evaluations: int) -> Priced:
     """Lower the planned time while the peak stays within `budget`.
 
     Keeps dropped storages, the costliest to recompute first, wherever the timeline has room for

@@ -3,7 +3,7 @@
 A graph whose loops are recomputed in segments (`tfckpt.plan.segments.in_segments`) is a step like
 any other. So one decision means to plan several such graphs against the same plain step, and to
 take the best plan of all: with all loops that save anything in segments, and with those alone that
-save most for their time. Segments are as long as takes the least memory for the loop by itself;
+save most for their time. Segments are as long as takes the minimum memory for the loop by itself;
 and, where several loops are in segments, for all: their states are held together, while one
 segment at a time is computed again.
 """

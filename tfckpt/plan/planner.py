@@ -39,13 +39,13 @@ OBJECTIVES = ("time", "memory")
 OPTIMA = 4
 """Times that `optimal` is asked for less until what the allocator counts fits."""
 FINALISTS = 10
-"""Candidates near the least peak that get waits and an allocator before one is chosen."""
+"""Candidates near the minimum peak that get waits and an allocator before one is chosen."""
 MOST_FINALISTS, SMALL = 120, 6_000
 """... on small graphs more: the second divided by the vertices, at most the first."""
 EXACT_FORWARD = 16
 """Forward vertices of the largest graph on which `auto` asks the solvers of `DEAR` as well."""
 ROOM = 0.045
-"""The least peak is asked for: how much more, as a fraction of the plain one, a plan may take."""
+"""The minimum peak is asked for: how much more, as a fraction of the plain one, a plan may take."""
 WORTH = 0.75
 """... and only where each percent of the plain peak buys 1 / 0.75 percent of the plain time."""
 EXPECTED = 0.75
@@ -129,7 +129,7 @@ class _Finished:
 
 
 def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tuple]) -> _Finished:
-    """Return the entry whose peak has the least value, the first of equals.
+    """Return the entry whose peak has the minimum value, the first of equals.
 
     Asked for are the peaks of those alone that may be it by what their peaks are not below.
 
@@ -202,9 +202,9 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
 
     Args:
       graph: the joint cost graph.
-      budget: dynamic bytes that the peak must not pass; None for the least peak.
+      budget: dynamic bytes that the peak must not pass; None for the minimum peak.
       solver: one of `SOLVER_NAMES`; "optimal" takes small graphs only.
-      objective: "time" takes the fastest plan that fits, "memory" the one with the least peak.
+      objective: "time" takes the fastest plan that fits, "memory" the one with the minimum peak.
       free_moves: whether defer and release may be used.
       await_updates: see `tfckpt.simulate.fences.fences`.
       target: where control edges mean nothing there are no waits, and the moves are those that the
@@ -289,7 +289,7 @@ def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int
 
     The plans may be of different graphs of the step; all fit the budget and share one baseline.
     The rule is that by which a plan of one graph is chosen: time under a budget, and `ROOM` and
-    `WORTH` for the least peak. Plans within `MARGIN` of the best are its equals.
+    `WORTH` for the minimum peak. Plans within `MARGIN` of the best are its equals.
     """
     if budget is not None and objective == "time":
         scores = [p.time / max(p.baseline.time, 1e-12) for p in plans]
@@ -305,7 +305,7 @@ def _alone(priced: Sequence[Priced]) -> search.Pool:
 
 
 def _cost(peak: int, time: float, plain_peak: int, plain_time: float, objective: str) -> float:
-    """Return what the least plan is chosen by; bytes alone where the objective is memory."""
+    """Return what the minimum plan is chosen by; bytes alone where the objective is memory."""
     worth = 0.0 if objective == "memory" else WORTH
     return peak / max(plain_peak, 1) + worth * time / max(plain_time, 1e-12)
 
@@ -349,7 +349,7 @@ class StepPlanner:
             return self._pool
         patterns = search.templates(self.evaluator, self.free_moves, self.target)
         if self.solver == OPTIMAL:
-            return _alone(self._optima([p for p in patterns if not p.thrifty][-1], budget))
+            return _alone(self._optima([p for p in patterns if not p.reordered][-1], budget))
         if self.solver == AUTO:
             self._pool = self._explored(patterns)
         else:
@@ -511,7 +511,7 @@ class StepPlanner:
             return
         needed = min(int(_smallest_peak(smallest) / self.target.safety) + 2, self.plain.peak_bytes)
         raise InfeasibleBudgetError(
-            f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the least dynamic "
+            f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the minimum dynamic "
             f"peak it can promise is {needed:,} bytes", needed)
 
     def _untouched(self) -> _Finished:

@@ -23,7 +23,7 @@ from tfckpt.plan import neighbourhood
 from tfckpt.plan.candidates import OWN, recursive
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated, proposed
-from tfckpt.plan.improve import descend, hasten
+from tfckpt.plan.improve import descend, speed_up
 from tfckpt.simulate.order import base_order, deferrable, moves_of_xla, releasable
 
 OBJECTIVES = ("time", "memory")
@@ -215,8 +215,8 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
     plain = Candidate(evaluator.everything(), source="store_all")
     if not target.orders_by_control:
         moved = dataclasses.replace(plain, moves=moves_of_xla(evaluator.graph))
-        thrifty = dataclasses.replace(moved, thrifty=True)
-        return [moved, thrifty] if target.hold == ORDER else [moved]
+        branchwise = dataclasses.replace(moved, reordered=True)
+        return [moved, branchwise] if target.hold == ORDER else [moved]
     if not free_moves:
         return [plain]
     graph = evaluator.graph
@@ -224,7 +224,7 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
     found = [plain, dataclasses.replace(plain, moves=Moves(deferrable(graph)))]
     if joins:
         found.append(dataclasses.replace(plain, moves=Moves(deferrable(graph, joins), joins)))
-    return found + [dataclasses.replace(t, thrifty=True) for t in found[1:]]
+    return found + [dataclasses.replace(t, reordered=True) for t in found[1:]]
 
 
 def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Callable],
@@ -257,7 +257,7 @@ def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int)
     for rung in RUNGS if each else ():
         limit = lowest + int(rung * max(plain_bytes - lowest, 0))
         fitting = [p for p in evaluator.priced if p.peak <= limit]
-        hasten(evaluator, min(fitting, key=lambda p: (p.time, p.peak)), limit, each)
+        speed_up(evaluator, min(fitting, key=lambda p: (p.time, p.peak)), limit, each)
 
 
 def reschedule(run: Evaluator, share: float) -> None:

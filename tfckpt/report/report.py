@@ -24,7 +24,7 @@ from tfckpt.report.values import (
     Fate,
     Front,
     FrontPoint,
-    Held,
+    LiveTensor,
 )
 from tfckpt.request.budget import format_bytes
 from tfckpt.rewrite.names import FENCE
@@ -101,8 +101,8 @@ class Report:
     front: Front
     timeline_before: Timeline
     timeline_after: Timeline
-    held_before: tuple[Held, ...]
-    held_after: tuple[Held, ...]
+    held_before: tuple[LiveTensor, ...]
+    held_after: tuple[LiveTensor, ...]
     fates: tuple[Fate, ...] = ()
     segments: tuple[tuple[str, int], ...] = ()
     inlined: tuple[str, ...] = ()
@@ -318,7 +318,7 @@ def _xla_curve(memory: XlaMemory) -> Curve:
                  by_xla=True)
 
 
-def _xla_held(buffer: XlaBuffer) -> Held:
+def _xla_held(buffer: XlaBuffer) -> LiveTensor:
     """Return a buffer as people know it: by the layer of the op that it comes from."""
     if _COPY.search(buffer.op):
         why = "recomputed for the backward"
@@ -328,7 +328,7 @@ def _xla_held(buffer: XlaBuffer) -> Held:
         why = "of the forward"
     else:  # XLA made it of several, or moved it
         why = f"XLA's {buffer.opcode}"
-    return Held(buffer.bytes, buffer.op, _layer(buffer.op), why)
+    return LiveTensor(buffer.bytes, buffer.op, _layer(buffer.op), why)
 
 
 def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | None,
@@ -418,19 +418,19 @@ def _fate(op: str, kept: bool) -> str:
     return "derivative" if FORWARD_AD in op else "kept"
 
 
-def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[Held, ...]:
+def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[LiveTensor, ...]:
     """Return what is live at a timeline's peak, largest first: tensors, and the workspace of what
     runs.
     """
     found = [_why(cost, live) for live in timeline.live_at_peak]
     working = cost.vertices[timeline.working] if timeline.working >= 0 else None
     if working is not None and working.workspace:
-        found.append(Held(working.workspace, traced(working.name), _layer(working.name),
+        found.append(LiveTensor(working.workspace, traced(working.name), _layer(working.name),
                           "workspace while it runs"))
     return tuple(sorted(found, key=lambda held: -held.bytes))
 
 
-def _why(cost: CostGraph, live) -> Held:
+def _why(cost: CostGraph, live) -> LiveTensor:
     storage = cost.storages[live.storage]
     producer = cost.vertices[storage.producer]
     later = [r for r in cost.readers[live.storage] if cost.vertices[r].region != FORWARD]
@@ -444,7 +444,7 @@ def _why(cost: CostGraph, live) -> Held:
         why = "gradient"
     else:
         why = "update"
-    return Held(live.bytes, traced(producer.name), _layer(producer.name), why)
+    return LiveTensor(live.bytes, traced(producer.name), _layer(producer.name), why)
 
 
 def _layer(name: str) -> str:

@@ -11,7 +11,7 @@ from tfckpt.simulate.timeline import Ran
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class LiveTensor:
     """A tensor that is live at the peak.
 
     Attributes:
@@ -40,7 +40,7 @@ class Curve:
     """
 
     live_bytes: Sequence[int]
-    held: tuple[Held, ...]
+    held: tuple[LiveTensor, ...]
     peak_bytes: int
     steps: tuple[Ran, ...] = ()
     by_xla: bool = False

@@ -2,7 +2,7 @@
 
 * an int, or a string such as "6GiB" or "800 MB": bytes of the whole device, resident included;
 * a float in (0, 1]: a fraction of the plain step's dynamic peak;
-* "min": the least peak that a plan reaches;
+* "min": the minimum peak that a plan reaches;
 * "device": what is free on the device that the step runs on, when it is planned.
 """
 
@@ -49,7 +49,7 @@ class Budget:
         return self.device_bytes is not None or self.of_device
 
     def dynamic(self, baseline_bytes: int, resident_bytes: int) -> int | None:
-        """Return bytes that the dynamic peak must not pass; None for the least peak."""
+        """Return bytes that the dynamic peak must not pass; None for the minimum peak."""
         if self.fraction is not None:
             return int(self.fraction * baseline_bytes)
         if self.device_bytes is not None:

@@ -18,7 +18,7 @@ from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, NO_OP
 from tfckpt.rewrite.edit_builder import EditBuilder
 from tfckpt.rewrite.names import FENCE, guard_name, held_name, identity, tap_name
-from tfckpt.rewrite.summation_starts import Held, held_terms
+from tfckpt.rewrite.summation_starts import RetainedTerm, held_terms
 
 
 class Holds(Protocol):
@@ -230,7 +230,7 @@ class ExecutorHolds:
             ordered.append(op)
             if not isinstance(op, Clone):
                 continue
-            for slot in self._lonely(op, readers, read):
+            for slot in self._single_consumers(op, readers, read):
                 if tap_name(op.name, slot) not in self.taps:
                     pending.append(self._tap(op.name, builder.graph.ops[builder.index[op.source]],
                                              slot))
@@ -241,7 +241,7 @@ class ExecutorHolds:
         builder.added = ordered
         self._await_at_end(pending)
 
-    def _lonely(self, copy: Clone, readers: Mapping[str, int], read: Collection[str]
+    def _single_consumers(self, copy: Clone, readers: Mapping[str, int], read: Collection[str]
                 ) -> list[int]:
         """Results of a copy that need another reader to be treated as the original's are."""
         index = self.builder.index[copy.source]
@@ -250,7 +250,7 @@ class ExecutorHolds:
                     if f"{copy.name}:{slot}" not in read]
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
 
-    def _holding(self, held: Sequence[Held]) -> list[list[Create | Clone]]:
+    def _holding(self, held: Sequence[RetainedTerm]) -> list[list[Create | Clone]]:
         """Return what holds the terms of sums, by the number of the first fence scheduled after
         each.
         """

@@ -24,7 +24,7 @@ from tfckpt.rewrite.names import copy_name
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class RetainedTerm:
     """A tensor that must outlive a sum.
 
     Attributes:
@@ -38,7 +38,7 @@ class Held:
     dtype: str
 
 
-def held_terms(builder: EditBuilder) -> list[Held]:
+def held_terms(builder: EditBuilder) -> list[RetainedTerm]:
     """Return what to hold in the forward's sums and their copies, where a plan repeats what they
     read.
 
@@ -100,7 +100,7 @@ class _Sum:
         self.builder, self.v, self.adding, self.tree = builder, v, adding, tree
         self.terms = [builder.graph.ops[op].inputs[i] for op, i in tree]
 
-    def held(self, copies: Mapping[int, Sequence[int]]) -> Iterator[Held]:
+    def held(self, copies: Mapping[int, Sequence[int]]) -> Iterator[RetainedTerm]:
         """Yield what to hold: all terms but the first two, or those before the one to begin with.
         """
         builder = self.builder
@@ -126,7 +126,7 @@ class _Sum:
                     name, tensor = builder.graph.ops[op].name, builder.tensor_name(self.terms[k])
                     read = (clones[copy_name(name, copy)].inputs[i] if copy
                             else rewired.get((name, i), tensor))
-                    yield Held((self.v, copy), read, builder.tensor(self.terms[k]).dtype)
+                    yield RetainedTerm((self.v, copy), read, builder.tensor(self.terms[k]).dtype)
 
     def _read_later(self, tensor: TensorId, before: Collection[int]) -> bool:
         """Return whether something holds a term's buffer while the plain step adds, or may do so.

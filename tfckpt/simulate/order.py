@@ -6,7 +6,7 @@ The plain order is the graph's own. What may change it, at no cost in time:
   dropout masks, the square in GELU's derivative) is placed just before its first reader;
 * *release*: a pass-through join is bypassed, so that each update runs as soon as its own
   gradient is there;
-* *thrifty* backward: tapes interleave parallel branches; taking whichever ready vertex adds the
+* *branchwise* backward: tapes interleave parallel branches; taking whichever ready vertex adds the
   least memory finishes one branch before the next is begun.
 
 Under XLA, which ignores control edges, nothing can be moved; the first two it does by itself.
@@ -78,7 +78,7 @@ def moves_of_xla(graph: CostGraph) -> Moves:
 def idle(graph: CostGraph, released: tuple[int, ...] = ()) -> frozenset[int]:
     """Backward vertices that no gradient leads to and that nothing needs for a while.
 
-    They could run as soon as the forward is done (the square in GELU's derivative); a thrifty
+    They could run as soon as the forward is done (the square in GELU's derivative); a branchwise
     order runs them when something asks for them.
     """
     joins = frozenset(released)
@@ -149,10 +149,10 @@ def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = 
     Args:
       dropped: for each storage whether it must be recomputed before its first backward reader;
         given, the backward is ordered thriftily, else it keeps the graph's order.
-      waiting: backward vertices that a thrifty order runs only when asked for (see `idle`).
+      waiting: backward vertices that a branchwise order runs only when asked for (see `idle`).
     """
     if dropped is not None:
-        return Thrifty(graph, moves, waiting).order(dropped)
+        return BranchwiseOrder(graph, moves, waiting).order(dropped)
     emitter = _Emitter(graph, moves, frozenset())
     for v in range(len(graph.vertices)):
         if v not in emitter.late and v not in emitter.joins:
@@ -160,8 +160,8 @@ def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = 
     return emitter.finish()
 
 
-class Thrifty:
-    """Thrifty orders under the same moves, whatever is dropped: their forward is the same.
+class BranchwiseOrder:
+    """BranchwiseOrder orders under the same moves, whatever is dropped: their forward is the same.
 
     Args:
       graph, moves, waiting: as for `base_order`.

@@ -65,7 +65,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     Args:
       forward: the graph.
       budget: bytes that equation (2) may reach.
-      objective: "time" for the least recomputation, "memory" for the most (section 4.4: coarse
+      objective: "time" for the minimum recomputation, "memory" for the most (section 4.4: coarse
         segments leave the most to liveness analysis). Among equals the fewest bytes kept.
 
     Returns:
@@ -81,7 +81,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
 
 
 def smallest_budget(forward: ForwardGraph) -> int:
-    """Return the least budget in bytes for which `lower_sets` has an answer.
+    """Return the minimum budget in bytes for which `lower_sets` has an answer.
 
     Complexity: O(n^2 log M(V)).
     """
@@ -143,7 +143,7 @@ def _rows(family, count):
 
 
 def smallest(steps: Steps) -> int:
-    """Return the least budget in bytes for which `search` has an answer."""
+    """Return the minimum budget in bytes for which `search` has an answer."""
     if not steps.family:
         return 0
     high = int(steps.need[0, -1])  # one segment
@@ -182,7 +182,7 @@ def search(steps: Steps, budget: int, *, objective: str = "time") -> tuple[int, 
     if len(states[-1][0]) == 0:
         least = smallest(steps)
         raise InfeasibleBudgetError(
-            f"plan: no sequence of lower sets fits in {budget} bytes; the least budget for this "
+            f"plan: no sequence of lower sets fits in {budget} bytes; the minimum budget for this "
             f"solver is {least} bytes", least)
     return _trace_back(steps, budget, states)
 

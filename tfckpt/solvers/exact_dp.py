@@ -8,7 +8,7 @@ segment V' = L' \\ L and a state (L', n', g'):
   g = g' + T(boundary(L') \\ L).
 
 At the empty set n is the peak of equation (2), and the time recomputed, equation (1), is
-T(V) - g. Since n and g do not depend on the budget, the least n is the smallest budget.
+T(V) - g. Since n and g do not depend on the budget, the minimum n is the smallest budget.
 
 One step from every L' to every smaller L would be a step for each pair of nested sets. Instead
 *walkers* leave L' and drop one node at a time. At X, a walker carries what its n and g will
@@ -67,8 +67,8 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     Args:
       forward: the graph.
       budget: bytes that equation (2) may reach.
-      objective: "time" for the least recomputation, "memory" for the most (section 4.4). Among
-        equals the least peak of equation (2).
+      objective: "time" for the minimum recomputation, "memory" for the most (section 4.4). Among
+        equals the minimum peak of equation (2).
 
     Returns:
       Lower sets as bitmasks, increasing, the last one V; empty for a graph without nodes.
@@ -93,14 +93,14 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     if not len(history[-1]):
         least = smallest_budget(forward)
         raise InfeasibleBudgetError(
-            f"plan: no sequence of lower sets fits in {budget} bytes; the least budget for this "
+            f"plan: no sequence of lower sets fits in {budget} bytes; the minimum budget for this "
             f"solver is {least} bytes", least)
     return _trace_back(sets, history)
 
 
 @functools.lru_cache(maxsize=16)
 def smallest_budget(forward: ForwardGraph) -> int:
-    """Return the least budget in bytes for which `lower_sets` has an answer.
+    """Return the minimum budget in bytes for which `lower_sets` has an answer.
 
     No binary search is needed: see the module's docstring.
     """

@@ -1,6 +1,6 @@
 """The outer loop of re-forwarding's solvers: which max term to allow.
 
-For a bound C on the largest segment, an inner solver finds the least bytes g(C) of checkpoints
+For a bound C on the largest segment, an inner solver finds the minimum bytes g(C) of checkpoints
 that respect it, and the largest segment B(C) <= C of its solution. g falls as C grows. The least
 g(C) + B(C) is wanted, over all C.
 
@@ -23,7 +23,7 @@ from tfckpt.errors import PlanError
 
 
 def best_max_term(under: Callable[[int], tuple[int, int]], largest: int, most: int) -> int:
-    """Return the bound C for which g(C) + B(C) is least; among equals the least C.
+    """Return the bound C for which g(C) + B(C) is least; among equals the minimum C.
 
     Args:
       under: C in bytes -> (g(C), B(C)); must have an answer for every C >= 0.

@@ -99,7 +99,7 @@ def _entry(candidate: Candidate) -> dict[str, Any]:
     schedule, recursion = candidate.schedule, candidate.recursion
     return {"keep": _bits(candidate.keep), "again": _bits(candidate.again),
             "deferred": candidate.moves.deferred, "released": candidate.moves.released,
-            "thrifty": candidate.thrifty, "source": candidate.source,
+            "reordered": candidate.reordered, "source": candidate.source,
             "schedule": None if schedule is None else [list(step) for step in schedule],
             "recursion": None if recursion is None else {
                 "made": recursion.made, "through": recursion.through,
@@ -110,7 +110,7 @@ def _candidate(entry: dict[str, Any]) -> Candidate:
     schedule, recursion = entry["schedule"], entry["recursion"]
     return Candidate(
         _numbers(entry["keep"]), _numbers(entry["again"]),
-        Moves(tuple(entry["deferred"]), tuple(entry["released"])), entry["thrifty"],
+        Moves(tuple(entry["deferred"]), tuple(entry["released"])), entry["reordered"],
         entry["source"], None if schedule is None else tuple((v, copy) for v, copy in schedule),
         None if recursion is None else Recursion(
             tuple(recursion["made"]), tuple(recursion["through"]),

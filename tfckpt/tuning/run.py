@@ -153,11 +153,11 @@ class _Tuning:
         return f"{name}, {BY_EXECUTOR if compiled else BY_XLA}"
 
     def _least(self, options: Options, other: bool) -> Iterator[Ran]:
-        """Yield the plans of the least peak: one that weighs time, and one that does not."""
+        """Yield the plans of the minimum peak: one that weighs time, and one that does not."""
         for objective in dict.fromkeys((options.objective, "memory")):
             if self._has_time():
                 found = self._planned(dataclasses.replace(options, objective=objective),
-                                      "min" if objective == options.objective else "least peak",
+                                      "min" if objective == options.objective else "minimum peak",
                                       other)
                 if found is not None:
                     yield found

@@ -60,12 +60,12 @@ class Optimum:
 def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time",
           order: Sequence[int] | None = None, copies: int | None = None,
           time_limit: float = TIME_LIMIT, start: Schedule | None = None) -> Optimum:
-    """Return the fastest schedule within a budget, or the one of least peak.
+    """Return the fastest schedule within a budget, or the one of minimum peak.
 
     Args:
       graph: joint graph.
-      budget: dynamic bytes that no step may pass; None for the least peak.
-      objective: "time" for the fastest schedule within the budget, "memory" for the least peak,
+      budget: dynamic bytes that no step may pass; None for the minimum peak.
+      objective: "time" for the fastest schedule within the budget, "memory" for the minimum peak,
         and of those the fastest.
       order: order of the originals (`tfckpt.simulate.order.base_order`); the graph's by default.
       copies: most copies of one vertex; None for any number.
@@ -76,7 +76,7 @@ def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time
     Raises:
       PlanError: OR-tools is missing; the graph is too large; unknown objective; the time ran
         out before any schedule was found.
-      InfeasibleBudgetError: no schedule of the class fits; names the least peak found.
+      InfeasibleBudgetError: no schedule of the class fits; names the minimum peak found.
 
     Deterministic: one worker, a fixed seed, no wall clock. Runs in a process of its own where
     this one has loaded TensorFlow (see `tfckpt.solvers.exact.own_process`).
@@ -116,7 +116,7 @@ def check_size(graph: CostGraph, order: Sequence[int] | None = None) -> None:
 def _infeasible(budget: int, least: Optimum) -> InfeasibleBudgetError:
     proven = "" if least.status == OPTIMAL else " found"
     return InfeasibleBudgetError(
-        f"plan: no schedule fits in {budget} bytes; the least peak{proven} is "
+        f"plan: no schedule fits in {budget} bytes; the minimum peak{proven} is "
         f"{least.peak_bytes} bytes", least.peak_bytes)
 
 
@@ -143,7 +143,7 @@ class _Problem:
         self.units = [math.floor(time * self.scale) for time in times]
 
     def fastest(self, budget: int, start: Schedule | None = None) -> Optimum:
-        """Return the least time within the budget."""
+        """Return the minimum time within the budget."""
         stages = StageModel(self.cp, self.graph, self.order, self.copies)
         stages.limit(budget // stages.unit)
         stages.model.minimize(self._time(stages))
@@ -155,7 +155,7 @@ class _Problem:
         return self._optimum(schedule, plain + bound / self.scale, status)
 
     def least(self) -> Optimum:
-        """Return the least peak."""
+        """Return the minimum peak."""
         stages = StageModel(self.cp, self.graph, self.order, self.copies)
         most = simulate(self.graph, tuple((v, 0) for v in self.order)).peak_bytes
         peak = stages.model.new_int_var(0, most // stages.unit, "peak")

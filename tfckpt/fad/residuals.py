@@ -18,7 +18,7 @@ def elements(graph: Graph, tensor: TensorId) -> int:
     return (output.bytes or 0) // DTYPE_BYTES[output.dtype]
 
 
-class Held:
+class Residuals:
     """What the backward reads of x and of the tensors of a region.
 
     Args:
