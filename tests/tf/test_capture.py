@@ -187,6 +187,23 @@ def test_what_followed_a_gradient_is_backward_without_its_control_edge():
     assert found == [FORWARD, OTHER, BACKWARD, BACKWARD, BACKWARD]
 
 
+def test_the_tail_of_a_backward_pass_without_a_scope_is_backward_as_far_as_it_reads_activations():
+    """As custom gradients with variables make it; a product with the learning rate is update."""
+    names = ["x", "w", "h", "y", "gradient_tape/seed", "slope", "of_h", "of_w", "rate", "step",
+             "assign"]
+    read = [[], [], [0, 1], [2, 1], [], [3, 4], [5, 1], [0, 6], [], [7, 8], [9]]
+    writes = [name == "assign" for name in names]
+    arguments = [read, [[]] * len(names), writes]
+    blind = regions(names, *arguments, later=[5])
+    assert blind[5:] == [UPDATE, UPDATE, UPDATE, UPDATE, UPDATE, UPDATE]
+    found = regions(names, *arguments, later=[5], fed=[0, 8], variables=[1])
+    assert found[2:4] == [FORWARD, FORWARD]
+    assert found[5:] == [BACKWARD, UPDATE, UPDATE, UPDATE, UPDATE, UPDATE]
+    deeper = [[], [], [0, 1], [2, 1], [], [3, 4], [5, 1], [2, 6], [], [7, 8], [9]]
+    found = regions(names, deeper, *arguments[1:], later=[5], fed=[0, 8], variables=[1])
+    assert found[5:8] == [BACKWARD, BACKWARD, BACKWARD] and found[9] == UPDATE
+
+
 def test_what_followed_no_gradient_before_ops_were_merged():
     """In any order, and with the cycle of a lowered loop."""
     names = ["AddN", "gradient_tape/mul", "merge", "next", "x", "gradient_tape/list", "awaits"]

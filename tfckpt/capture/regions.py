@@ -18,6 +18,10 @@ Rules (numbered; branches below cite them):
      one of their names, and drops control edges that a custom gradient hangs by, so its graphs
      tell too little: which ops followed a gradient, and which none, is asked of the graph as it
      was before (`around_gradients`).
+  9. An update reads no activation. What lies downstream of a gradient and reads one is backward,
+     and so is what leads to it from there: the tail of a backward pass that custom gradients make
+     has no scope, and no gradient follows it. An activation is computed from the batch and from
+     variables, upstream of all gradients.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ def regions(
     empty_lists: Collection[int] = (),
     forward: Collection[int] = (),
     later: Collection[int] = (),
+    fed: Collection[int] = (),
+    variables: Collection[int] = (),
 ) -> list[str]:
     """Return the region of every op.
 
@@ -54,6 +60,8 @@ def regions(
       empty_lists: ops that make a list without entries.
       forward: ops that are known to follow no gradient.
       later: ops that are known to follow one.
+      fed: ops that hand in what a call gives the step.
+      variables: ops that read variables.
     """
     count = len(names)
     read_by_forward = _ancestors([op in forward for op in range(count)], inputs)
@@ -62,7 +70,8 @@ def regions(
               for op, name in enumerate(names)]
     followers = _followers(scoped, inputs, controls, empty_lists, later)
     downstream = [a or b for a, b in zip(scoped, followers, strict=True)]  # rules 1, 2
-    needed_by_gradient = _ancestors(scoped, inputs)
+    read = _read_activations(inputs, downstream, fed, variables)  # rule 9
+    needed_by_gradient = _ancestors([a or b for a, b in zip(scoped, read, strict=True)], inputs)
     to_write = _ancestors([w and d for w, d in zip(writes, downstream, strict=True)], inputs)
     # rule 2: also a gradient that is returned rather than applied
     backward = [scoped[op] or downstream[op] and (
@@ -84,6 +93,19 @@ def regions(
         else:
             result.append(OTHER)  # rule 7
     return result
+
+
+def _read_activations(inputs: Sequence[Sequence[int]], downstream: Sequence[bool],
+                      fed: Collection[int], variables: Collection[int]) -> list[bool]:
+    """Return which ops downstream of a gradient read an activation (rule 9)."""
+    from_batch = [op in fed for op in range(len(inputs))]
+    from_variables = [op in variables for op in range(len(inputs))]
+    for op, sources in enumerate(inputs):
+        from_batch[op] |= any(from_batch[source] for source in sources)
+        from_variables[op] |= any(from_variables[source] for source in sources)
+    return [downstream[op] and any(
+        from_batch[source] and from_variables[source] and not downstream[source]
+        for source in sources) for op, sources in enumerate(inputs)]
 
 
 def around_gradients(

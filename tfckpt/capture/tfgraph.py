@@ -19,7 +19,7 @@ from tfckpt.errors import CaptureError
 from tfckpt.ir.branches import conditions, has_branches
 from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor, check_graph, topological_order
 from tfckpt.ir.target import Target
-from tfckpt.ops import Source, record
+from tfckpt.ops import Access, Source, record
 
 _LARGE_CONSTANT = 10 << 20
 """Bytes above which an op that makes less of a constant than it reads is not repeated.
@@ -27,6 +27,8 @@ _LARGE_CONSTANT = 10 << 20
 While Grappler optimises a graph it holds several copies of a constant for each of its readers: that
 may be far more than the op's result takes.
 """
+
+_FED = (Source.ARGUMENT, Source.DEFAULT, Source.ELEMENT)
 
 
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
@@ -70,7 +72,9 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                      [[source for source, _ in entry] for entry in inputs], controls, writes,
                      {i for i, op in enumerate(operations) if record(op.type).lists.empty},
                      {i for i, op in enumerate(operations) if op.name in forward},
-                     {i for i, op in enumerate(operations) if op.name in later})
+                     {i for i, op in enumerate(operations) if op.name in later},
+                     {i for i, op in enumerate(operations) if _is_fed(op)},
+                     {i for i, op in enumerate(operations) if _reads_variable(op)})
     _place_observers(operations, inputs, region)
     needed = conditions(
         (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
@@ -184,6 +188,17 @@ def _writes(op: tf.Operation, stateful: bool) -> bool:
     if any(map(tf_adapter.is_reference, op.inputs)):
         return is_write(op.type, True, True)
     return is_write(op.type, stateful and any(t.dtype == tf.resource for t in op.inputs), stateful)
+
+
+def _is_fed(op: tf.Operation) -> bool:
+    """Return whether an op hands in what a call gives the step, variables apart."""
+    return record(op.type).source in _FED and all(
+        t.dtype not in (tf.resource, tf.variant) for t in op.outputs)
+
+
+def _reads_variable(op: tf.Operation) -> bool:
+    known = record(op.type)
+    return known.access in (Access.VALUE, Access.READ) or known.source is Source.REFERENCE
 
 
 def _large_constants(operations: Sequence[tf.Operation], outputs: Sequence[tuple[Tensor, ...]]
