@@ -102,7 +102,7 @@ def test_single_and_disconnected(solver):
 def test_refusals(solver):
     with pytest.raises(PlanError, match="objective"):
         solver.lower_sets(chain(3), 100, objective="speed")
-    with pytest.raises(InfeasibleBudgetError, match="least budget"):
+    with pytest.raises(InfeasibleBudgetError, match="minimum budget"):
         solver.lower_sets(chain(3), -1)
 
 

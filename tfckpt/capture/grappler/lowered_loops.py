@@ -7,8 +7,8 @@ at the graph, which it does more often where there is more to fold. So it is ask
 lowered. What of its answer the step's results need is taken, and where that is an end of a loop or
 of a branch, the op that was lowered stands for it.
 
-  1. What a loop or branch reads is what its lowered form reads; where that reads nothing any more,
-     what the op read before.
+  1. What a loop or branch reads is what its lowered form reads. Where that reads nothing any more
+     it is what the op read before; if its functions never read it, and that is gone, a zero.
   2. It waits for what it waited for before.
 """
 
@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfckpt.capture.grappler.control_edges import wait_as_asked
 from tfckpt.ops import Calls, record
+from tfckpt.ops.names import CONST
 
 _NUMBERED = re.compile(r"(.+)/([^/]+)/_(\d+)$")
 _ENTER, _EXIT, _MERGE = "Enter", "Exit", "Merge"
@@ -32,6 +33,9 @@ _RESULTS = ("output", "merge")
 _RUN = frozenset(("branch_executed", "LoopExecuted"))
 """What others wait for, that wait for a lowered op."""
 _PREDICATE = "switch_pred"
+
+
+_WITHOUT_ZERO = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
 
 class NotRaised(ValueError):
@@ -129,9 +133,38 @@ class _Raised:
         for i, text in enumerate(data):
             entry = next((self.made[name] for name in loop.entries[i] if name in self.made
                           and self.made[name].op in _LOWERED), None)
-            node.input.append(self._tensor(
-                self._handed_on(text) if entry is None else _read_by(entry, i)))
+            node.input.append(self._tensor(_read_by(entry, i)) if entry is not None
+                              else self._unused(loop.op, i, text))
         return node
+
+    def _unused(self, loop: tf.compat.v1.NodeDef, place: int, text: str) -> str:
+        """Return what a loop or branch reads where nothing in it needs that (rule 1)."""
+        text = self._handed_on(text)
+        name = _op_of(text)
+        kind = _input_type(loop, place)
+        if name in self.made or name in self.loops or kind in _WITHOUT_ZERO or (
+                self._reads(loop, place)):
+            return self._tensor(text)
+        zero = tf.compat.v1.NodeDef(name=f"{loop.name}/unused_{place}", op=CONST,
+                                    device=loop.device)
+        zero.attr["dtype"].type = kind
+        zero.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(
+            "" if kind == tf.string else 0, tf.as_dtype(kind), ()))
+        self.before[zero.name] = zero
+        return zero.name
+
+    def _reads(self, loop: tf.compat.v1.NodeDef, place: int) -> bool:
+        """Return whether functions of a loop or branch read one of its inputs."""
+        place -= record(loop.op).calls is Calls.BRANCHES  # no function has the first, which chooses
+        names = {function.name for attr in loop.attr.values() for function in (
+            [attr.func] if attr.HasField("func") else attr.list.func)}
+        for function in self.asked.library.function:
+            if function.signature.name in names:
+                argument = function.signature.input_arg[place].name if place >= 0 else ""
+                read = {text.partition(":")[0] for node in function.node_def for text in node.input}
+                if not argument or argument in {*read, *function.ret.values()}:
+                    return True
+        return not names
 
     def _handed_on(self, text: str) -> str:
         """Return what was read, behind what only hands it on and is gone."""
@@ -162,6 +195,13 @@ class _Raised:
         return f"{loop}:{number}" if number else loop
 
 
+def _input_type(loop: tf.compat.v1.NodeDef, place: int) -> int:
+    """Return the type of what a loop or branch reads."""
+    if record(loop.op).calls is Calls.LOOP:
+        return loop.attr["T"].list.type[place]
+    return loop.attr["Tin"].list.type[place - 1] if place else tf.int32.as_datatype_enum
+
+
 def _read_by(entry: tf.compat.v1.NodeDef, place: int) -> str:
     """Return what an op hands on to the inside of a loop or branch, or what chooses the branch."""
     return entry.input[1 if entry.op in _SWITCHES and not place else 0]
@@ -179,7 +219,7 @@ def _lowered_loops(asked: tf.compat.v1.GraphDef, lowered: tf.compat.v1.GraphDef
     for node in lowered.node:
         if node.op in _LOWERED and (found := _NUMBERED.match(node.name)):
             parts.setdefault(found[1], []).append((int(found[3]), found[2], node))
-    switches = _switches(lowered.node)
+    switches, alike = _switches(lowered.node), _alike(nodes)
     for op in filter(_is_loop, asked.node):
         if op.name in nodes and _is_loop(nodes[op.name]):
             raise NotRaised(f"{op.name} is not lowered")
@@ -188,7 +228,7 @@ def _lowered_loops(asked: tf.compat.v1.GraphDef, lowered: tf.compat.v1.GraphDef
         if record(op.op).calls is Calls.LOOP:
             yield op.name, _loop(op, ends, data, nodes)
         else:
-            yield op.name, _branch(op, ends, data, switches)
+            yield op.name, _branch(op, ends, data, switches, alike)
 
 
 def _loop(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.NodeDef]],
@@ -207,14 +247,15 @@ def _loop(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.
 
 
 def _branch(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.NodeDef]],
-            data: int, switches: Mapping[str, Sequence[str]]) -> _Lowered:
+            data: int, switches: Mapping[str, Sequence[str]], alike: Mapping[str, Sequence[str]]
+            ) -> _Lowered:
     merges = [node.name for _, kind, node in ends if node.op == _MERGE and kind in _RESULTS]
     if len(merges) != len(op.attr["Tout"].list.type):
         raise NotRaised(f"{op.name} has other results once it is lowered")
     passing = switches.get(op.name, ())
     if len(passing) != data - 1:
         raise NotRaised(f"{op.name} has {data} inputs, and {len(passing)} once it is lowered")
-    return _Lowered(op, {0: passing, **{i: (name,) for i, name in enumerate(passing, start=1)}},
+    return _Lowered(op, {0: passing, **{i: alike[name] for i, name in enumerate(passing, start=1)}},
                     {name: i for i, name in enumerate(merges)})
 
 
@@ -227,6 +268,27 @@ def _switches(nodes: Iterable[tf.compat.v1.NodeDef]) -> dict[str, list[str]]:
         if read and scope.endswith(read) and number.isdigit():
             found.setdefault(scope.removesuffix(read), []).append((int(number), node.name))
     return {name: [switch for _, switch in sorted(switches)] for name, switches in found.items()}
+
+
+def _alike(nodes: Mapping[str, tf.compat.v1.NodeDef]) -> dict[str, list[str]]:
+    """Return for each switch those that hand on the same for the same choice, itself first.
+
+    Grappler leaves one of them.
+    """
+    def made_by(text: str) -> str:
+        name, _, slot = text.partition(":")
+        while record(nodes[name].op).passes_on:
+            text = nodes[name].input[int(slot or 0)]
+            name, _, slot = text.partition(":")
+        return text
+
+    found: dict[tuple[str, ...], list[str]] = {}
+    keys = {node.name: (node.op, *map(made_by, node.input[:2])) for node in nodes.values()
+            if node.op in _SWITCHES}
+    for name, key in keys.items():
+        found.setdefault(key, []).append(name)
+    return {name: [name, *(other for other in found[key] if other != name)]
+            for name, key in keys.items()}
 
 
 def _op_of(text: str) -> str:

@@ -60,7 +60,7 @@ class Question:
         config = tf.compat.v1.ConfigProto.FromString(self.config)
         meta = self._inlined(config, lower)
         inlined(meta.graph_def)
-        found = (_optimized(config, meta) if lower or not has_loops(meta.graph_def)
+        found = (self._needed(_optimized(config, meta)) if lower or not has_loops(meta.graph_def)
                  else self._around_loops(config, meta))
         for node in found.node:
             _show(node)
@@ -80,6 +80,24 @@ class Question:
             logging.info("tfckpt: what is around loops is optimised by itself: %s", error)
         found = _optimized(config, meta)
         wait_as_asked(meta.graph_def, found)
+        return found
+
+    def _needed(self, found: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+        """Return what has to run of a graph: Grappler leaves ops in it that nothing reads."""
+        nodes = {node.name: node for node in found.node}
+        pending = [name for name in self.running if name in nodes]
+        if not pending:
+            return found
+        needed = {*pending, *(name for name in self._number if name in nodes)}
+        while pending:
+            for text in nodes[pending.pop()].input:
+                name = text.lstrip("^").partition(":")[0]
+                if name not in needed:
+                    needed.add(name)
+                    pending.append(name)
+        left = [node for node in found.node if node.name in needed]
+        del found.node[:]
+        found.node.extend(left)
         return found
 
     @functools.cached_property
