@@ -51,7 +51,7 @@ class Match:
 class Walk:
     """Follows the backward of one region; `forms` and `plain` hold what it found."""
 
-    def __init__(self, graph: Graph, region: Region, samples: Samples, live: Liveness):
+    def __init__(self, graph: Graph, region: Region, samples: Samples, live: Liveness) -> None:
         self.graph, self.region, self.samples, self.live = graph, region, samples, live
         x = region.source
         self.shape = graph.ops[x[0]].outputs[x[1]].shape

@@ -27,7 +27,7 @@ _GRID = 8.0
 class Derivatives:
     """Derivatives of one region, sharing one program."""
 
-    def __init__(self, graph: Graph, region: Region, known: Constants):
+    def __init__(self, graph: Graph, region: Region, known: Constants) -> None:
         self.graph, self.region, self.known = graph, region, known
         self.builder = Builder()
         self._done: dict[TensorId, Term | None] = {}
@@ -85,7 +85,7 @@ class Samples:
     constant whose elements differ or are unknown is a different random number at each point.
     """
 
-    def __init__(self, graph: Graph, region: Region, known: Constants):
+    def __init__(self, graph: Graph, region: Region, known: Constants) -> None:
         self.graph, self.region, self.known = graph, region, known
         read = sorted({s for i in region.ops for s, _ in graph.ops[i].inputs if s in known})
         values = [known.get(s) for s in read]

@@ -27,7 +27,7 @@ class Residuals:
     """
 
     def __init__(self, graph: Graph, region: Region, live: Liveness,
-                 root: Sequence[tuple[TensorId, ...]], known: Constants):
+                 root: Sequence[tuple[TensorId, ...]], known: Constants) -> None:
         self.graph, self.live, self.root = graph, live, root
         x = root[region.source[0]][region.source[1]]
         self.storage: dict[TensorId, TensorId] = {x: x}

@@ -100,7 +100,7 @@ def _drop_dead_readers(graph: Graph, replaced: dict[Name, Name], removed: set[in
 class _Writer:
     """Writes one alternative's ops."""
 
-    def __init__(self, graph: Graph, alternative: Alternative):
+    def __init__(self, graph: Graph, alternative: Alternative) -> None:
         self.graph, self.alternative = graph, alternative
         source = graph.ops[alternative.region.source[0]]
         x = source.outputs[alternative.region.source[1]]

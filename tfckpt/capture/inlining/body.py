@@ -59,7 +59,7 @@ class Placed:
     """
 
     def __init__(self, graph: tf.Graph, body: Body, inputs: Sequence[tf.Tensor],
-                 waits: Sequence[tf.Operation], scope: str, device: str):
+                 waits: Sequence[tf.Operation], scope: str, device: str) -> None:
         """Add the ops to `graph`; nothing reads or awaits them yet.
 
         Args:

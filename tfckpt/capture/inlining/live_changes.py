@@ -44,7 +44,7 @@ class LiveChanges:
       graph: a FuncGraph whose trace is complete, or an imported graph.
     """
 
-    def __init__(self, graph: Any):
+    def __init__(self, graph: Any) -> None:
         self.graph = graph
         self._log: list[tuple[Hashable, Callable[[], None]]] = []
         self._broken = 0

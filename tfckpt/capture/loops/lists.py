@@ -91,7 +91,7 @@ class _Loop:
     """A loop, its body and its condition."""
 
     def __init__(self, loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
-                 target: Target = HERE):
+                 target: Target = HERE) -> None:
         self.op, self.known, self.target = loop, known, target
         self.cond = tf_adapter.called_graph(loop, "cond")
         self.body = tf_adapter.called_graph(loop, "body")

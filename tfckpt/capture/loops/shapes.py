@@ -48,7 +48,7 @@ def tell_shapes_behind_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph) 
 class _Known:
     """Gives the op that stands for one of the live graph."""
 
-    def __init__(self, scratch: tf.Graph, number: dict[str, str]):
+    def __init__(self, scratch: tf.Graph, number: dict[str, str]) -> None:
         self.scratch, self.number = scratch, number
 
     def __call__(self, op: tf.Operation) -> tf.Operation:
