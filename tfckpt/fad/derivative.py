@@ -10,6 +10,7 @@ gradient for an incoming gradient of one, and finite wherever that is (the deriv
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -150,7 +151,7 @@ class Samples:
 def on_samples(samples: Samples, builder: Builder) -> list[Array]:
     """Return every node of a program on the samples."""
     nodes = builder.program()
-    wanted: Mapping = {node.attr("tensor"): samples.value(node.attr("tensor"))
-                       for node in nodes if node.type == TENSOR}
+    wanted: Mapping[object, Any] = {node.attr("tensor"): samples.value(node.attr("tensor"))
+                                    for node in nodes if node.type == TENSOR}
     with np.errstate(all="ignore"):
         return run(nodes, wanted)
