@@ -63,6 +63,8 @@ class Placed:
         """Add the ops to `graph`; nothing reads or awaits them yet.
 
         Args:
+          graph: the caller's.
+          body: of the function that is called.
           inputs: what the arguments stand for.
           waits: what the call waits for (rule 2 of `tfckpt.capture.inlining.inline`).
           scope: name scope to begin with.

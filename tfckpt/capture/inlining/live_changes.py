@@ -90,6 +90,7 @@ class LiveChanges:
 
         Args:
           order: names; those without a place come last, in the order in which they were made.
+          hidden: names of ops that are hidden, besides those that are already.
         """
         _, before = tf_adapter.how_shown(self.graph)
         tf_adapter.show_operations(self.graph, order, before.union(hidden))
