@@ -33,10 +33,10 @@ def device_key(device: str) -> str:
 
 
 def device_parts(graph: Graph, target: Target = HERE) -> dict[str, Graph]:
-    """Return the part of each device that computes gradients, by its name as ops spell it, if they
-    do.
+    """Return the part of each device that computes gradients, by the device's name.
 
-    A single entry, the graph itself, where all ops run on one device.
+    Names are spelt as ops spell them, if they do. A single entry, the graph itself, where all ops
+    run on one device.
     """
     placed = _placed(graph)
     names: dict[str, str] = {}
@@ -56,7 +56,9 @@ def has_inner_collective(graph: Graph) -> bool:
 
 
 def _placed(graph: Graph) -> list[str]:
-    """Return the device of each op; an op without one is where its only readers are, or its inputs.
+    """Return the device of each op.
+
+    An op without one is where its only readers are, or its inputs.
     """
     keys: dict[str, str] = {"": ""}
     for op in graph.ops:

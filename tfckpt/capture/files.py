@@ -45,8 +45,7 @@ class Document:
         return [self.proto.graph_def if self.kind == META_GRAPH else self.proto]
 
     def meta_graphs(self) -> list[Any]:
-        """Return the MetaGraphDefs inside, in the order of `graph_defs`; None for a bare GraphDef.
-        """
+        """Return the MetaGraphDefs inside, in that order; None for a bare GraphDef."""
         if self.kind == SAVED_MODEL:
             return list(self.proto.meta_graphs)
         return [self.proto if self.kind == META_GRAPH else None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,8 +24,9 @@ _LARGEST_READ = 1 << 20
 
 
 def attrs_of(op: tf.Operation) -> dict[str, object]:
-    """Return what later stages read of an op; of a constant the value, if all its elements share
-    it.
+    """Return what later stages read of an op.
+
+    Of a constant that is the value, if all its elements share it.
     """
     known = record(op.type)
     if known.is_constant:
@@ -37,7 +39,7 @@ def attrs_of(op: tf.Operation) -> dict[str, object]:
     return {key: op.get_attr(key) for key in known.attrs}
 
 
-def _common_value(proto) -> float | None:
+def _common_value(proto: Any) -> float | None:
     count = math.prod(dimension.size for dimension in proto.tensor_shape.dim)
     repeated = len(proto.tensor_content) == 0  # the last value given stands for the rest
     if not count or (count > _LARGEST_COMPARED and not repeated):
@@ -56,6 +58,7 @@ def results_of(op: tf.Operation, lists: Mapping[int, int],
     """Return what an op makes.
 
     Args:
+      op: the op.
       lists: bytes of its results that are lists, by slot.
       shapes: of its results; default what its graph knows.
     """

@@ -118,9 +118,13 @@ def around_gradients(
 
     Ops in a gradient scope are in neither.
 
+    Unlike for `regions` ops may be in any order, with cycles, if need be.
+
     Args:
-      names, inputs, controls, empty_lists: of a graph whose ops are called what they are, in any
-        order and with cycles, if need be; as `regions`.
+      names: op names.
+      inputs: for each op the indices of the ops it reads.
+      controls: for each op the indices of the ops it waits for.
+      empty_lists: ops that make a list without entries.
     """
     scoped = [is_gradient_scope(name) and op not in empty_lists for op, name in enumerate(names)]
     followers = _followers(scoped, inputs, controls, empty_lists)
@@ -132,10 +136,10 @@ def around_gradients(
 def _followers(scoped: Sequence[bool], inputs: Sequence[Sequence[int]],
                controls: Sequence[Sequence[int]], empty_lists: Collection[int],
                later: Collection[int] = ()) -> list[bool]:
-    """Return which ops are gradients that were computed, or lie downstream of one (rule 2), or
-    later.
+    """Return which ops are gradients that were computed, or lie downstream of one (rule 2).
 
-    A constant leads nowhere: Grappler merges the backward's with equal ones of the forward.
+    Those in `later` count as such. A constant leads nowhere: Grappler merges the backward's with
+    equal ones of the forward.
     """
     found = [bool(s and read) for s, read in zip(scoped, inputs, strict=True)]
     readers: list[list[int]] = [[] for _ in scoped]

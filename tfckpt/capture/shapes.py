@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -78,7 +79,7 @@ _NO_SHAPES = frozenset((tf.resource, tf.variant, tf.string))
 """Types of tensors that take no memory of a known size."""
 
 
-def _size(tensor) -> tuple[int, ...] | None:
+def _size(tensor: Any) -> tuple[int, ...] | None:
     shape = tf.TensorShape(tensor.shape)
     return tuple(shape.as_list()) if shape.is_fully_defined() else None
 
@@ -90,26 +91,26 @@ def has_unknown_shapes(graph: tf.Graph) -> bool:
                for t in op.outputs if t.dtype not in _NO_SHAPES)
 
 
-def call_tensors(arguments: object) -> list:
-    """Return the tensors and arrays in a nest of a call's arguments, those of composites included.
-    """
+def call_tensors(arguments: object) -> list[Any]:
+    """Return the tensors and arrays in a nest of a call's arguments, and those of composites."""
     return [t for t in tf.nest.flatten(arguments, expand_composites=True)
             if hasattr(t, "shape") and hasattr(t, "dtype") and not isinstance(t, tf.Variable)]
 
 
-def uncaptured_inputs(func_graph) -> list[tf.Tensor]:
-    """Return the placeholders that stand for a call's arguments, not for what the function
-    captures.
+def uncaptured_inputs(func_graph: tf_adapter.FuncGraph) -> list[tf.Tensor]:
+    """Return the placeholders that stand for a call's arguments.
+
+    Those that stand for what the function captures are left out.
     """
     captured = {t.name for t in func_graph.internal_captures}
     return [t for t in func_graph.inputs if t.name not in captured]
 
 
-def composite_parts(func_graph, inputs: Sequence[tf.Tensor]) -> frozenset[str]:
-    """Return the placeholders among the inputs that are parts of ragged and sparse tensors, by op
-    name.
+def composite_parts(func_graph: tf.Graph, inputs: Sequence[tf.Tensor]) -> frozenset[str]:
+    """Return the placeholders among the inputs that are parts of ragged and sparse tensors.
 
-    Their leading dimensions are no batch: they have as many rows as there are values.
+    They are given by op name. Their leading dimensions are no batch: they have as many rows as
+    there are values.
     """
     specs = tf.nest.flatten(getattr(func_graph, "structured_input_signature", None) or ())
     parts = [not isinstance(spec, tf.TensorSpec) for spec in specs
@@ -125,6 +126,7 @@ def leaves_batch_open(graph: tf.Graph, inputs: Mapping[str, Sequence[int]], size
     """Return whether a leading dimension of what the graph is given stays unknown.
 
     Args:
+      graph: FuncGraph or imported graph.
       inputs: shapes of placeholders that are known.
       sizes: of the call, for the elements of a dataset that the graph reads.
       parts: placeholders whose leading dimension is no batch.
@@ -145,11 +147,10 @@ def leaves_batch_open(graph: tf.Graph, inputs: Mapping[str, Sequence[int]], size
 
 def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
                    sizes: CallSizes | None = None, placeholders: Sequence[tf.Tensor] = (),
-                   library=None) -> tuple[tf.Graph | None, str]:
-    """Return a scratch graph with the shapes to plan for, and in words what open ones are taken to
-    be.
+                   library: Any = None) -> tuple[tf.Graph | None, str]:
+    """Return a scratch graph with the shapes to plan for, and what open ones are taken to be.
 
-    It need not hold ops whose shapes the graph knows.
+    The latter is told in words. The graph need not hold ops whose shapes the graph knows.
 
     Args:
       graph: FuncGraph or imported graph.
@@ -182,10 +183,10 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
             ", ".join(words))
 
 
-def concrete_shapes(graph: tf.Graph, batch_size: int | None,
-                    inputs: Mapping[str, Sequence[int]], library=None,
-                    sizes: CallSizes | None = None, parts: Collection[str] = (),
-                    part: tf.compat.v1.GraphDef | None = None) -> tf.Graph:
+def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str, Sequence[int]],
+                    library: Any = None, sizes: CallSizes | None = None,
+                    parts: Collection[str] = (), part: tf.compat.v1.GraphDef | None = None
+                    ) -> tf.Graph:
     """Return a scratch graph with the same op names and as many shapes known as can be.
 
     Args:
@@ -228,7 +229,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:200]
 
 
-def _fix_element(shapes, batch_size: int | None, sizes: CallSizes) -> None:
+def _fix_element(shapes: Sequence[Any], batch_size: int | None, sizes: CallSizes) -> None:
     """Fill in what is known of a dataset's element."""
     for shape, known in zip(shapes, sizes.element(len(shapes)), strict=True):
         if known is not None and tf.TensorShape(shape).is_compatible_with(known):
@@ -237,12 +238,13 @@ def _fix_element(shapes, batch_size: int | None, sizes: CallSizes) -> None:
 
 
 def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
-    """Return the graph's definition; large constants, of which it would hold copies, by shape
-    alone.
+    """Return the graph's definition.
+
+    Large constants, of which it would hold copies, are given by shape alone.
     """
     operations = graph.get_operations()
-    large = {op.name for op in operations if record(op.type).is_constant and _LARGE < (
-        op.outputs[0].shape.num_elements() or 0) * op.outputs[0].dtype.size}
+    large = {op.name for op in operations if record(op.type).is_constant and (
+        op.outputs[0].shape.num_elements() or 0) * op.outputs[0].dtype.size > _LARGE}
     if not large:
         return graph.as_graph_def()
     definition = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
@@ -257,7 +259,8 @@ def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     return definition
 
 
-def _fix_placeholder(node, op: tf.Operation, batch_size, inputs) -> None:
+def _fix_placeholder(node: tf.compat.v1.NodeDef, op: tf.Operation, batch_size: int | None,
+                     inputs: Mapping[str, Sequence[int]]) -> None:
     output = op.outputs[0]
     if output.dtype == tf.resource:
         data = tf_adapter.handle_shape(output)
@@ -272,7 +275,7 @@ def _fix_placeholder(node, op: tf.Operation, batch_size, inputs) -> None:
     _fill(target, batch_size)
 
 
-def to_variable(node, shape: tf.TensorShape, dtype: tf.DType) -> None:
+def to_variable(node: tf.compat.v1.NodeDef, shape: tf.TensorShape, dtype: tf.DType) -> None:
     """Make a NodeDef that stands for a resource the handle of a variable."""
     node.op = VAR_HANDLE
     node.ClearField("attr")
@@ -281,6 +284,6 @@ def to_variable(node, shape: tf.TensorShape, dtype: tf.DType) -> None:
     node.attr["shared_name"].s = node.name.encode()
 
 
-def _fill(shape, batch_size: int | None) -> None:
+def _fill(shape: Any, batch_size: int | None) -> None:
     if batch_size is not None and not shape.unknown_rank and shape.dim and shape.dim[0].size < 0:
         shape.dim[0].size = batch_size

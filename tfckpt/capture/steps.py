@@ -129,13 +129,14 @@ def _refusal(source: str, error: Exception) -> CaptureError:
                         f"{type(error).__name__}: {error}")
 
 
-def _refuse_rewritten(source: str, definition) -> None:
+def _refuse_rewritten(source: str, definition: tf.compat.v1.GraphDef) -> None:
     if any(is_rewritten(node.name) for node in tf_adapter.nodes_with_bodies(definition)):
         raise CaptureError(f"capture: {source!r} was rewritten by tfckpt before; start from the "
                            "original")
 
 
-def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
+def _function_step(meta: int, definition: tf.compat.v1.GraphDef, function: Any,
+                   batch_size: int | None) -> list[Step]:
     live = tf_adapter.function_graph(function, definition)
     plain = question(live, (), tf_adapter.shown_definition(live))
     inlining = Inlining(live, definition.library.function)
@@ -150,7 +151,8 @@ def _function_step(meta: int, definition, function, batch_size) -> list[Step]:
                  inlining if inlining.results else None, live, compiled, plain)]
 
 
-def _main_step(document: Document, meta: int, definition, batch_size, fetches) -> list[Step]:
+def _main_step(document: Document, meta: int, definition: tf.compat.v1.GraphDef,
+               batch_size: int | None, fetches: Sequence[str]) -> list[Step]:
     live = imported(definition)
     inlining = Inlining(live, definition.library.function)
     wanted = [inlining.tensor(live.get_tensor_by_name(name)) for name in fetches if ":" in name]
@@ -164,7 +166,7 @@ def _main_step(document: Document, meta: int, definition, batch_size, fetches) -
                  live)] if trains(graph) else []
 
 
-def known_shapes(live: tf.Graph, batch_size: int | None, library) -> tf.Graph | None:
+def known_shapes(live: tf.Graph, batch_size: int | None, library: Any) -> tf.Graph | None:
     """Return the graph with its unknown dimensions filled in; None where none is unknown."""
     return planned_shapes(live, batch_size, may_assume=False, library=library)[0]
 

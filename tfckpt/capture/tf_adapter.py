@@ -90,9 +90,9 @@ def _watch_gradients() -> None:
         setattr(kind, method, _watched(getattr(kind, method)))
 
 
-def _watched(make: Callable) -> Callable:
+def _watched(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
-    def called(self, *args, **kwargs):
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         callback = getattr(self._func_graph, _BEFORE_GRADIENTS, None)
         if callback is not None:
             setattr(self._func_graph, _BEFORE_GRADIENTS, None)
@@ -110,10 +110,13 @@ def is_tf_function(fn: object) -> bool:
     return isinstance(fn, polymorphic_function.Function)
 
 
-def clone_function(fn, python_function: Callable, jit_compile: bool | None = None):
+def clone_function(fn: polymorphic_function.Function, python_function: Callable[..., Any],
+                   jit_compile: bool | None = None) -> polymorphic_function.Function:
     """Return the same `tf.function` (signature, autograph ...) over another body.
 
     Args:
+      fn: the `tf.function`.
+      python_function: what is traced in place of its body.
       jit_compile: whether XLA compiles it; None where that is to be as it was.
     """
     made = fn._clone(python_function)
@@ -137,13 +140,13 @@ def watch_calls(watcher: Callable[[Any, Callable[[], Any]], Any] | None) -> None
         return
 
     @functools.wraps(_CALL)
-    def watched(self, *args, **kwargs):
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         return watcher(self, functools.partial(_CALL, self, *args, **kwargs))
 
     polymorphic_function.Function.__call__ = watched
 
 
-def compiles_with_xla(fn) -> bool:
+def compiles_with_xla(fn: object) -> bool:
     """Return whether a `tf.function` was made with `jit_compile=True`.
 
     Its context is entered by calls only: `get_concrete_function` traces outside of it.
@@ -151,7 +154,8 @@ def compiles_with_xla(fn) -> bool:
     return bool(getattr(fn, "_jit_compile", None))
 
 
-def optimized_hlo(fn, args, kwargs) -> Any:
+def optimized_hlo(fn: polymorphic_function.Function, args: Sequence[Any], kwargs: Mapping[str, Any]
+                  ) -> Any:
     """Return what XLA made of a `tf.function` for these arguments, as an HloProto.
 
     It is compiled for this; nothing runs.
@@ -165,7 +169,8 @@ def optimized_hlo(fn, args, kwargs) -> Any:
     return hlo_pb2.HloProto.FromString(stages(stage="optimized_hlo_proto_serialized"))
 
 
-def lowered_hlo(fn, args, kwargs) -> bytes:
+def lowered_hlo(fn: polymorphic_function.Function, args: Sequence[Any], kwargs: Mapping[str, Any]
+                ) -> bytes:
     """Return what XLA is given of a `tf.function`, a serialized module; as `optimized_hlo`."""
     return fn.experimental_get_compiler_ir(*args, **kwargs)(stage="hlo_serialized")
 
@@ -177,8 +182,10 @@ def compiled_graph(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
     The graph may be one whose FunctionDef is not made yet. It is left as it is.
 
     Args:
+      graph: a FuncGraph whose trace is complete.
       definition: what is compiled: the graph's own, or an edited one with its inputs and outputs.
       shapes: of each of the graph's inputs, fully defined but for resources.
+      device: name of the device that it is compiled for.
 
     Raises:
       ValueError, tf.errors.OpError: it cannot be compiled: a variable is not known outside of the
@@ -348,8 +355,9 @@ def called_function(call: tf.Operation) -> str:
 
 
 def called_functions(op: tf.Operation) -> list[str]:
-    """Return the names of all functions that an op calls (branches, condition and body, a call's
-    own).
+    """Return the names of all functions that an op calls.
+
+    These are branches, condition and body, or a call's own.
     """
     found: list[str] = []
     for attr in op.op_def.attr:
@@ -366,6 +374,7 @@ def called_graph(call: tf.Operation, attr: str,
     """Return the graph of a function that an op calls.
 
     Args:
+      call: the op.
       attr: of the op, which names the function ("body" of a loop).
       shapes: what the arguments are given; default what they were traced with. With shapes, ops
         keep their names, and what variables hold has no shape.
@@ -452,6 +461,7 @@ def import_nodes(graph: tf.Graph, definition: tf.compat.v1.GraphDef,
     """Add nodes to a graph.
 
     Args:
+      graph: the graph.
       definition: the nodes; those that `inputs` names are missing.
       inputs: tensors of the graph, by the op whose only output they stand for.
       scope: name scope, with a slash at its end.
@@ -470,6 +480,7 @@ def add_functions(graph: tf.Graph, functions: Sequence[bytes]) -> None:
     """Add FunctionDefs, serialised, to those that a graph knows and may call; no op changes.
 
     Args:
+      graph: the graph.
       functions: each after those among them that it calls.
     """
     ctx = eager_context.context()
@@ -489,7 +500,9 @@ def add_functions(graph: tf.Graph, functions: Sequence[bytes]) -> None:
 
 
 def free_scope(graph: tf.Graph, scope: str) -> str:
-    """Return a name scope that no op is in yet, with a slash at its end; an op may have its name.
+    """Return a name scope that no op is in yet, with a slash at its end.
+
+    An op may have its name.
     """
     names, wanted = graph._names_in_use, scope
     while any(name.startswith(f"{scope.lower()}/") for name in names):
@@ -510,6 +523,7 @@ def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Collection[st
     makes of the graph, even where it is stateful.
 
     Args:
+      graph: the graph.
       order: names of ops; those without a place come last, in the order in which they were made.
       hidden: names of ops that nothing reads or waits for.
     """
@@ -551,8 +565,9 @@ _SHOWN = "_tfckpt_shown"
 
 
 def how_shown(graph: tf.Graph) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the order in which ops of a graph are shown, and those that are not
-    (`show_operations`).
+    """Return the order in which ops of a graph are shown, and the names of those that are not.
+
+    They are what `show_operations` was given.
     """
     return getattr(graph, _SHOWN, ((), frozenset()))
 
@@ -568,8 +583,7 @@ def is_stateful(op: tf.Operation) -> bool:
 
 
 def is_stateful_type(op_type: str) -> bool:
-    """Return what the registration of an op type says about state; False of one that is not known.
-    """
+    """Return what the registration of an op type says about state; False if there is none."""
     known = op_def_registry.get(op_type)
     return known is not None and known.is_stateful
 
@@ -600,8 +614,9 @@ def makes_variables(graph: FuncGraph) -> bool:
 
 
 def _outermost(handle: Any) -> Any:
-    """Return what a captured tensor is where TensorFlow runs eagerly; None where it is made in a
-    graph.
+    """Return what a captured tensor is where TensorFlow runs eagerly.
+
+    None where it is made in a graph.
     """
     while handle is not None and not hasattr(handle, "numpy"):
         around = getattr(handle.graph, "captures", ())
@@ -610,8 +625,9 @@ def _outermost(handle: Any) -> Any:
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:
-    """Return the batch size of the nearest batching step behind a dataset; None where there is
-    none.
+    """Return the batch size of the nearest batching step behind a dataset.
+
+    None where there is no such step, or its size is not known.
     """
     pending: list[Any] = [dataset]
     while pending:
@@ -630,8 +646,9 @@ def default_device() -> str:
 
 
 def uses_onednn() -> bool:
-    """Return whether oneDNN's kernels run on the CPU, by the processor or by
-    `TF_ENABLE_ONEDNN_OPTS`.
+    """Return whether oneDNN's kernels run on the CPU.
+
+    The processor decides that, or `TF_ENABLE_ONEDNN_OPTS`.
     """
     return bool(_pywrap_util_port.IsMklEnabled())
 
@@ -661,7 +678,8 @@ def control_outputs(graph: tf.Graph) -> list[tf.Operation]:
 
 
 def create_op(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor],
-              dtypes: Sequence[tf.DType], name: str, attrs: dict, device: str) -> tf.Operation:
+              dtypes: Sequence[tf.DType], name: str, attrs: dict[str, Any], device: str
+              ) -> tf.Operation:
     """Create one op in `graph` with exactly these inputs and attributes, on `device`."""
     with graph.as_default(), tf.device(None):
         op = graph._create_op_internal(
@@ -672,7 +690,7 @@ def create_op(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor],
     return op
 
 
-def node_attrs(op: tf.Operation) -> dict:
+def node_attrs(op: tf.Operation) -> dict[str, Any]:
     """Return the op's NodeDef attributes by name, as AttrValue protos."""
     return dict(op.node_def.attr)
 
@@ -694,7 +712,7 @@ def replace_control_inputs(op: tf.Operation, controls: Sequence[tf.Operation]) -
         op._add_control_inputs(list(controls))
 
 
-def record_executed_graphs(run: Callable[[], object]) -> list:
+def record_executed_graphs(run: Callable[[], object]) -> list[Any]:
     """Run a callable; return the GraphDefs of the partitions of the largest function run."""
     ctx = eager_context.context()
     ctx.ensure_initialized()
@@ -711,7 +729,7 @@ def record_executed_graphs(run: Callable[[], object]) -> list:
     return list(largest.partition_graphs) if largest is not None else []
 
 
-def instantiated(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list:
+def instantiated(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Return the GraphDefs that a concrete function would run, of each device; nothing runs.
 
     TensorFlow instantiates, inlines, places and optimises it for a call that is cancelled then.
@@ -724,10 +742,8 @@ def instantiated(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     call = manager.get_cancelable_function(_made_anew(function))
 
     def cancelled() -> None:
-        try:
+        with contextlib.suppress(tf.errors.CancelledError):
             call(*args, **kwargs)
-        except tf.errors.CancelledError:
-            pass
         _made_anew(_small_function())(tf.constant(0.0))  # until then nothing is recorded
 
     # other functions that are recorded meanwhile may be told as parts of this one
@@ -866,8 +882,9 @@ def _shape_of(shape: Any) -> tf.TensorShape:
 
 @functools.cache
 def _own_cpu() -> Any:
-    """Return what Grappler knows of this machine's CPU: by its memory it decides how large sums are
-    added.
+    """Return what Grappler knows of this machine's CPU.
+
+    By its memory Grappler decides how large sums are added.
     """
     from tensorflow.python.grappler import cluster
 
@@ -876,7 +893,9 @@ def _own_cpu() -> Any:
 
 
 def configured() -> Any:
-    """Return a ConfigProto of what this thread calls functions with, without optimizers of others.
+    """Return a ConfigProto of what this thread calls functions with.
+
+    Optimizers of others are left out.
     """
     ctx = eager_context.context()
     ctx.ensure_initialized()
@@ -897,7 +916,7 @@ def mark_ops(attribute: str) -> contextlib.AbstractContextManager[None]:
 # Grappler's virtual cluster (`grappler_ext.estimates`).
 
 
-def inlined(function) -> tf.compat.v1.GraphDef:
+def inlined(function: Any) -> tf.compat.v1.GraphDef:
     """Return a concrete function's graph with the functions that it calls in place of the calls.
 
     Captures become placeholders without the shape of the variable behind them.
@@ -945,8 +964,9 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
       definition: importable, every shape known, variables as `VarHandleOp`.
       fetches: names of the ops that must run.
       kind: "GPU" or "CPU".
-      flops_per_second, bytes_per_second: its rates; of the former Grappler is told a multiple of
-        10^9 (of 128 * 10^9 for a GPU), of the latter one of 10^6.
+      flops_per_second: its floating-point operations; Grappler is told a multiple of 10^9 (of
+        128 * 10^9 for a GPU).
+      bytes_per_second: what it reads and writes; Grappler is told a multiple of 10^6.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
@@ -979,17 +999,17 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
 # Eager tapes (`tfckpt.forward_ad`).
 
 
-def add_op_callback(callback: Callable) -> None:
+def add_op_callback(callback: Callable[..., Any]) -> None:
     """Have a callable called after each op that this thread runs or create."""
     op_callbacks.add_op_callback(callback)
 
 
-def remove_op_callback(callback: Callable) -> None:
+def remove_op_callback(callback: Callable[..., Any]) -> None:
     """Undo `add_op_callback`."""
     op_callbacks.remove_op_callback(callback)
 
 
-def stop_recording():
+def stop_recording() -> contextlib.AbstractContextManager[None]:
     """Return a context in which no tape of this thread records."""
     return record.stop_recording()
 
@@ -1005,10 +1025,10 @@ def is_recording_stopped() -> bool:
 
 
 def gradient_order(tensors: Sequence[tf.Tensor]) -> int:
-    """Return whether tapes follow these eager tensors: 0 none, 1 one tape, 2 several or a
-    persistent one.
+    """Return how many tapes follow these eager tensors.
 
-    With 2, gradients of gradients may be asked for.
+    0 is none, 1 one tape, 2 several or a persistent one. With 2, gradients of gradients may be
+    asked for.
     """
     return int(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(list(tensors)))
 
@@ -1018,7 +1038,8 @@ def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
     return bool(pywrap_tfe.TFE_Py_PackJVPs(list(tensors))[1])
 
 
-def replace_record(output: tf.Tensor, source: tf.Tensor, backward: Callable) -> None:
+def replace_record(output: tf.Tensor, source: tf.Tensor, backward: Callable[..., Any]
+                   ) -> None:
     """Have every tape forget how an eager tensor was made, and take `backward` for its gradient."""
     pywrap_tfe.TFE_Py_TapeSetDeleteTrace(output._id)
     record.record_operation("tfckpt_fad", [output], [source], backward)

@@ -45,7 +45,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
       name: of a graph that has none of its own.
       inlining: what was done to the graph's nested calls before.
       compiled: whether XLA will compile the graph.
-      forward, later: names of ops that are known to follow no gradient, or one.
+      forward: names of ops that are known to follow no gradient.
+      later: names of ops that are known to follow one.
 
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
@@ -112,7 +113,9 @@ def _known_in(shapes: tf.Graph | None) -> Callable[[tf.Operation], tf.Operation]
 def _held_by_calls(operations: Sequence[tf.Operation],
                    known: Callable[[tf.Operation], tf.Operation]
                    ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return what calls hold that XLA compiles by themselves, by name; and which it does not tell.
+    """Return the bytes that calls hold which XLA compiles by themselves, by name.
+
+    And a line for each call of which it does not tell that.
     """
     found, refused = {}, []
     for op in operations:
@@ -146,6 +149,7 @@ def _best(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
     `set_shape` on what a Python function returns leaves no mark in a graph's definition.
 
     Args:
+      op: the op.
       known: gives the op in a graph in which more shapes are known; where none is open, the op
         need not be looked for.
     """
@@ -182,8 +186,9 @@ def gradient_inside(graph: tf.Graph) -> str:
 
 
 def _writes(op: tf.Operation, stateful: bool) -> bool:
-    """Return whether an op writes a variable. What writes a reference is not registered as
-    stateful.
+    """Return whether an op writes a variable.
+
+    What writes a reference is not registered as stateful.
     """
     if any(map(tf_adapter.is_reference, op.inputs)):
         return is_write(op.type, True, True)

@@ -40,6 +40,7 @@ def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
     """Return what a resource tensor refers to, by name; `ANY` where that is not known.
 
     Args:
+      handle: the tensor.
       unsure: placeholders for resources that may be the same as others.
     """
     handle = behind(handle)

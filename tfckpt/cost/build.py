@@ -11,7 +11,7 @@ with their only reader (see `tfckpt.cost.rearranged_ops`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.fused import fused_ops
@@ -19,7 +19,7 @@ from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.rearranged_ops import absorbed_ops, workspace
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import fused_seconds, is_expensive, seconds
-from tfckpt.cost.variables import value_uses, variable_bytes
+from tfckpt.cost.variables import ValueUses, value_uses, variable_bytes
 from tfckpt.ir.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.ir.graph import FORWARD, KEEP, RECOMPUTE, Graph, Op, TensorId
 from tfckpt.ir.target import SMALL_CPU, Fusion, Rates
@@ -31,12 +31,16 @@ SMALL_BYTES = 256
 _FED_OR_CONSTANT = (Source.CONSTANT, Source.ARGUMENT, Source.ELSEWHERE)
 """What counts as an input or a constant; elements of datasets do not."""
 
+Roots = Sequence[tuple[TensorId, ...]]
+"""For each output of each op the tensor whose memory it lies in (`tfckpt.cost.storage.roots`)."""
+
 
 def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
                      fusion: Fusion | None = None) -> CostGraph:
     """Price a captured graph for a device.
 
     Args:
+      graph: the captured step.
       rates: how fast the device is.
       fusion: what XLA fuses, where it compiles the step (`tfckpt.cost.fused`); None where
         Grappler and TensorFlow's executor have it.
@@ -95,7 +99,7 @@ def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
     return {tensor: size for tensor, size in sizes.items() if size >= least}
 
 
-def _reads(op, root, big) -> list[TensorId]:
+def _reads(op: Op, root: Roots, big: Collection[TensorId]) -> list[TensorId]:
     if record(op.type).shape_only:
         return []
     tensors = (root[source][slot] for source, slot in op.inputs)
@@ -157,7 +161,8 @@ def merged_pairs(graph: Graph) -> dict[int, int]:
             if known[i].bias_gradient and op.inputs[0] in filters}
 
 
-def _storages(graph: Graph, members, big, fetched):
+def _storages(graph: Graph, members: Sequence[Sequence[int]], big: Mapping[TensorId, int],
+              fetched: Collection[TensorId]) -> tuple[list[Storage], dict[TensorId, int]]:
     storages = [Storage(f"{graph.ops[i].name}:{slot}", big[i, slot], v, (i, slot) in fetched,
                         (i, slot))
                 for v, ops in enumerate(members) for i in ops
@@ -165,7 +170,8 @@ def _storages(graph: Graph, members, big, fetched):
     return storages, {storage.tensor: index for index, storage in enumerate(storages)}
 
 
-def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...]:
+def _reuses(op: Op, root: Roots, index: Mapping[TensorId, int], own: int, read: Sequence[int],
+            write: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Pairs of what a kernel writes and whose buffer it may take, first wish first."""
     if record(op.type).reuses_input:
         return tuple((w, r) for w in write for r in read)
@@ -176,7 +182,7 @@ def _reuses(op: Op, root, index, own, read, write) -> tuple[tuple[int, int], ...
     return tuple((index[w], index[r]) for w, r in pairs if w in index and r in index)
 
 
-def _sums_rows(graph: Graph, root, members: Sequence[int]) -> bool:
+def _sums_rows(graph: Graph, root: Roots, members: Sequence[int]) -> bool:
     """Return whether ops read, behind views alone, what sums over rows, and reads these first."""
     pending = [source for i in members for source, _ in graph.ops[i].inputs]
     seen: set[int] = set()
@@ -191,7 +197,8 @@ def _sums_rows(graph: Graph, root, members: Sequence[int]) -> bool:
     return False
 
 
-def _extra(graph, root, inner, members, fusion: Fusion | None) -> int:
+def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Sequence[int],
+           fusion: Fusion | None) -> int:
     """Return the bytes that an op, or a group, holds besides its results while it runs."""
     if fusion is not None:
         heavy = record(graph.ops[members[0]].type).multiplies_matrices
@@ -201,8 +208,10 @@ def _extra(graph, root, inner, members, fusion: Fusion | None) -> int:
     return graph.ops[members[0]].workspace
 
 
-def _vertex(graph, members, root, reads, storages, index, needs, readers, awaited, rates, extra,
-            fusion, uses) -> Vertex:
+def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[Sequence[TensorId]],
+            storages: Sequence[Storage], index: Mapping[TensorId, int], needs: tuple[int, ...],
+            readers: list[list[int]], awaited: Collection[int], rates: Rates, extra: int,
+            fusion: Fusion | None, uses: ValueUses) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
     known = record(op.type)

@@ -22,6 +22,7 @@ def fused_ops(graph: Graph, anchors: Sequence[int], readers: Sequence[Sequence[i
     """Return for each op that XLA computes with its readers the anchor, the last of its group.
 
     Args:
+      graph: the captured step.
       anchors: ops that would be vertices, ascending.
       readers: as `Graph.consumers`.
       root: the tensor whose memory each tensor lies in (`tfckpt.cost.storage.roots`).
@@ -42,7 +43,9 @@ def fused_ops(graph: Graph, anchors: Sequence[int], readers: Sequence[Sequence[i
 
 def _group(graph: Graph, i: int, anchors: Collection[int], readers: Sequence[Sequence[int]],
            root: Sequence[tuple[TensorId, ...]], found: Mapping[int, int]) -> int | None:
-    """Return the anchor of the one group that all readers of an op are in; None if there is none.
+    """Return the anchor of the one group that all readers of an op are in.
+
+    None if they are in several, or one of them is in none.
     """
     op = graph.ops[i]
     _, behind = read_behind(graph, readers, (i, 0), lambda r: r not in anchors and (

@@ -8,8 +8,9 @@ from tfckpt.ops import BIAS, REARRANGED, SUM, record
 
 
 def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bool:
-    """Return whether TensorFlow may merge an op into its only reader; `readers` as
-    `Graph.consumers`.
+    """Return whether TensorFlow may merge an op into its only reader.
+
+    `readers` are those of `Graph.consumers`.
     """
     merges = record(graph.ops[i].type).merges_into
     wanted = REARRANGED if multiplies_by_one(graph, i) else merges
@@ -35,12 +36,14 @@ def _sums_alike(graph: Graph, op: int) -> bool:
 
 def only_reader(graph: Graph, op: int, readers: list[list[int]],
                 equal: bool = False) -> int | None:
-    """Return the only op that reads an op's results, behind pass-throughs, which TensorFlow
-    removes.
+    """Return the only op that reads an op's results, behind pass-throughs; None if there is none.
 
-    It removes as well what undoes a broadcast that did not happen.
+    TensorFlow removes pass-throughs, and what undoes a broadcast that did not happen as well.
 
     Args:
+      graph: the captured step.
+      op: index of the op.
+      readers: as `Graph.consumers`.
       equal: whether equal products count as one, since TensorFlow keeps only one of them: x * x
         has two gradients.
     """

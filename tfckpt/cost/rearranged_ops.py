@@ -23,6 +23,7 @@ def absorbed_ops(graph: Graph, anchors: Sequence[int], readers: list[list[int]],
     """For each op that is merged with its reader the anchor, the last op of its group.
 
     Args:
+      graph: the captured step.
       anchors: ops that would be vertices, ascending.
       readers: as `Graph.consumers`.
       fetched: tensors that leave the step.
@@ -46,7 +47,7 @@ class _Merger:
     """Which ops Grappler rearranges with a reader."""
 
     def __init__(self, graph: Graph, anchors: Sequence[int], readers: list[list[int]],
-                 fetched: Collection[TensorId]):
+                 fetched: Collection[TensorId]) -> None:
         self.graph, self.readers, self.fetched = graph, readers, fetched
         self.anchors = frozenset(anchors)
         self.work = [0]  # expensive ops before each op
@@ -91,7 +92,9 @@ class _Merger:
                 and only_reader(self.graph, source, self.readers) == op)
 
     def _fused(self, source: int, op: int) -> bool:
-        """Return a bias before an activation, or a contraction before the bias, that round as one.
+        """Return whether an op rounds as one with its reader and an activation.
+
+        It is a bias before the activation, or a contraction before the bias.
         """
         ops = self.graph.ops
         bias, activation = (source, op) if not self._known(source).rounds_with else (
@@ -125,10 +128,12 @@ class _Merger:
 
 def workspace(graph: Graph, root: Sequence[Sequence[TensorId]], inner: Mapping[TensorId, int],
               members: Sequence[int]) -> int:
-    """Return bytes that a group holds besides its result while it runs, written in place where it
-    can.
+    """Return bytes that a group holds besides its result while it runs.
+
+    What an op of it makes is written in place of what dies, where it can be.
 
     Args:
+      graph: the captured step.
       root: the tensor whose storage each tensor is (`tfckpt.cost.storage.roots`).
       inner: bytes of the results that stay inside of groups.
       members: the group's anchor, then its other ops, ascending.

@@ -61,7 +61,7 @@ class _Bounds:
        the first rule alone, bounds would double with each op that reads two such tensors.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._bytes: dict[TensorId, int] = {}
         self._length: dict[TensorId, int] = {}  # of one unknown dimension
@@ -126,6 +126,7 @@ def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ..
     op that reads it has the memory of what it is computed from (`tfckpt.cost.views`).
 
     Args:
+      graph: the captured step.
       fusion: what XLA fuses, where it compiles the step.
     """
     result: list[tuple[TensorId, ...]] = []
@@ -152,7 +153,9 @@ def is_view(graph: Graph, root: Sequence[tuple[TensorId, ...]], index: int) -> b
     """Return whether XLA computes an op again in each op that reads it, so that it has no memory.
 
     Args:
+      graph: the captured step.
       root: as `roots` returns it.
+      index: of the op.
     """
     op = graph.ops[index]
     known = record(op.type)

@@ -45,7 +45,10 @@ def fused_seconds(graph: Graph, ops: Sequence[int], moved: int, rates: Rates = S
     """Run time of ops that are computed in one loop: what comes in and goes out is moved once.
 
     Args:
+      graph: the captured step.
+      ops: indices of the ops.
       moved: bytes that the loop reads and writes.
+      rates: how fast the device is.
     """
     if any(graph.ops[i].loop is not None or _told(graph.ops[i], rates) is not None
            or is_expensive(graph.ops[i]) for i in ops):

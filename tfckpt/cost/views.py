@@ -49,7 +49,9 @@ def read_behind(graph: Graph, readers: Sequence[Sequence[int]], start: TensorId,
     Ops that read shapes alone do not count.
 
     Args:
+      graph: the captured step.
       readers: as `Graph.consumers`.
+      start: the tensor.
       passes: whether an op hands on what it reads.
     """
     tensors: dict[TensorId, None] = {start: None}
@@ -78,7 +80,7 @@ class Views:
       in_memory: names of ops that are known to be none, and the elements of their results.
     """
 
-    def __init__(self, graph: Graph, in_memory: Mapping[str, int]):
+    def __init__(self, graph: Graph, in_memory: Mapping[str, int]) -> None:
         self.graph, self.in_memory = graph, in_memory
         self.readers = graph.consumers()
         self.fetched = frozenset(graph.fetches)
@@ -87,6 +89,7 @@ class Views:
         """Return the tensor in whose memory a result of an op lies: its own, but for views.
 
         Args:
+          tensor: index of the op and slot of the result.
           root: that of each op before.
         """
         op = self.graph.ops[tensor[0]]

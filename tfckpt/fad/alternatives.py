@@ -144,7 +144,8 @@ def _why(walk: Walk) -> str:
             "gradient, a gradient that is not linear, or ops that are not element-wise")
 
 
-def _offer(graph, region, samples, walk, match: Match, live, root):
+def _offer(graph: Graph, region: Region, samples: Samples, walk: Walk, match: Match, live: Liveness,
+           root: Sequence[tuple[TensorId, ...]]) -> Alternative | Refusal:
     derivatives = Derivatives(graph, region, walk.samples.known)
     found = {v: derivatives.of(v) for v, _ in match.gradients if v != region.source}
     terms = {v: term for v, term in found.items() if term is not None}
@@ -175,7 +176,8 @@ def _offer(graph, region, samples, walk, match: Match, live, root):
                        tuple(addends), match.sink, removed, before, after)
 
 
-def _kept(graph: Graph, v: TensorId, gradients, program: Program, index: int) -> Kept:
+def _kept(graph: Graph, v: TensorId, gradients: tuple[TensorId, ...], program: Program, index: int
+          ) -> Kept:
     """Return what to keep of a derivative: a mask if it takes two values, never a widened copy."""
     node = program[index]
     if node.type == TWO:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +53,7 @@ class Match:
 class Walk:
     """Follows the backward of one region; `forms` and `plain` hold what it found."""
 
-    def __init__(self, graph: Graph, region: Region, samples: Samples, live: Liveness):
+    def __init__(self, graph: Graph, region: Region, samples: Samples, live: Liveness) -> None:
         self.graph, self.region, self.samples, self.live = graph, region, samples, live
         x = region.source
         self.shape = graph.ops[x[0]].outputs[x[1]].shape
@@ -134,11 +136,11 @@ class Walk:
         return None
 
     def _changes_no_shape(self, op: Op) -> bool:
-        """Return whether the op undoes a broadcast that did not happen (shapes unknown when
-        traced).
+        """Return whether the op undoes a broadcast that did not happen.
 
-        TensorFlow then sums a gradient over the axes that `BroadcastGradientArgs` finds at run
-        time, and reshapes it. Between tensors of one shape there are none.
+        Where shapes are unknown when a step is traced, TensorFlow sums a gradient over the axes
+        that `BroadcastGradientArgs` finds at run time, and reshapes it. Between tensors of one
+        shape there are none.
         """
         part = record(op.type).broadcast
         if part is Broadcast.RESHAPE and op.outputs[0].shape == self.shape:
@@ -163,8 +165,7 @@ class Walk:
             record(op.type).is_constant and length) else None
 
     def _broadcasts(self, shape: tuple[int | None, ...] | None) -> bool:
-        """Return whether a shape cannot make x's grow, whatever x's first dimension is at run time.
-        """
+        """Return whether a shape cannot make x's grow, whatever x's first dimension will be."""
         if shape is None or self.shape is None:
             return False
         return shape == self.shape or len(shape) < len(self.shape) or shape[:1] == (1,)
@@ -192,8 +193,7 @@ class Walk:
         return best[1] if best else None
 
     def _rewritten(self, form: Form) -> list[Form]:
-        """Return the form, and the form in which constant multiples of one gradient are put
-        together.
+        """Return the form, and the form with constant multiples of one gradient put together.
 
         Branches of a region often end in constant factors (celu), and their incoming gradients
         are then multiples of the one gradient that reaches their sum.
@@ -238,7 +238,7 @@ class Walk:
         return any(s in self.mine or (s, slot) == self.region.source
                    for s, slot in self.graph.ops[i].inputs)
 
-    def _gradients(self, form: Form):
+    def _gradients(self, form: Form) -> tuple[tuple[TensorId, tuple[TensorId, ...]], ...] | None:
         """For each v the gradients whose coefficient is dv/dx, or None if one has no v."""
         groups: dict[TensorId, list[TensorId]] = {}
         for g, coefficient in form.items():
@@ -257,7 +257,7 @@ class Walk:
         return None
 
 
-def _linear(op: Op, inputs: list, moving: list[int]) -> Form | None:
+def _linear(op: Op, inputs: Sequence[Any], moving: list[int]) -> Form | None:
     """Return the linear form of an op's result, or None where it is not linear in the gradients."""
     known = record(op.type)
     if SUM in known.kinds:
@@ -278,7 +278,7 @@ def _linear(op: Op, inputs: list, moving: list[int]) -> Form | None:
             for g, c in inputs[position].items()}
 
 
-def _selected(inputs: list, moving: list[int]) -> Form | None:
+def _selected(inputs: Sequence[Any], moving: list[int]) -> Form | None:
     if 0 in moving or any(n not in moving and np.any(inputs[n]) for n in (1, 2)):
         return None
     mask, on, off = (entry if isinstance(entry, dict) or n == 0 else {}
@@ -288,10 +288,10 @@ def _selected(inputs: list, moving: list[int]) -> Form | None:
 
 
 def agree(a: Array, b: Array, dtype: str) -> bool:
-    """Return whether two arrays are equal wherever both are finite, up to constants rounded in
-    `dtype`.
+    """Return whether two arrays are equal wherever both are finite.
 
-    At least a third of the samples must be finite on both sides (a logarithm has half).
+    Differences that come of constants rounded in `dtype` do not count. At least a third of the
+    samples must be finite on both sides (a logarithm has half).
     """
     good = np.isfinite(a) & np.isfinite(b)
     if good.sum() * 3 < len(good):

@@ -10,6 +10,7 @@ gradient for an incoming gradient of one, and finite wherever that is (the deriv
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ _GRID = 8.0
 class Derivatives:
     """Derivatives of one region, sharing one program."""
 
-    def __init__(self, graph: Graph, region: Region, known: Constants):
+    def __init__(self, graph: Graph, region: Region, known: Constants) -> None:
         self.graph, self.region, self.known = graph, region, known
         self.builder = Builder()
         self._done: dict[TensorId, Term | None] = {}
@@ -85,7 +86,7 @@ class Samples:
     constant whose elements differ or are unknown is a different random number at each point.
     """
 
-    def __init__(self, graph: Graph, region: Region, known: Constants):
+    def __init__(self, graph: Graph, region: Region, known: Constants) -> None:
         self.graph, self.region, self.known = graph, region, known
         read = sorted({s for i in region.ops for s, _ in graph.ops[i].inputs if s in known})
         values = [known.get(s) for s in read]
@@ -150,7 +151,7 @@ class Samples:
 def on_samples(samples: Samples, builder: Builder) -> list[Array]:
     """Return every node of a program on the samples."""
     nodes = builder.program()
-    wanted: Mapping = {node.attr("tensor"): samples.value(node.attr("tensor"))
-                       for node in nodes if node.type == TENSOR}
+    wanted: Mapping[object, Any] = {node.attr("tensor"): samples.value(node.attr("tensor"))
+                                    for node in nodes if node.type == TENSOR}
     with np.errstate(all="ignore"):
         return run(nodes, wanted)

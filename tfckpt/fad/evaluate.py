@@ -25,7 +25,9 @@ def evaluate(op_type: str, args: Sequence[Array], attrs: Mapping[str, object]) -
     """Return the op on samples; args are arrays of one length or scalars."""
     known = record(op_type)
     assert known.evaluate is not None, f"nothing computes {op_type}"
-    return known.evaluate(*args, **{name: attrs[name] for name in known.attrs if name in attrs})
+    value: Array = known.evaluate(
+        *args, **{name: attrs[name] for name in known.attrs if name in attrs})
+    return value
 
 
 def run(program: Program, tensors: Mapping[object, Array]) -> list[Array]:

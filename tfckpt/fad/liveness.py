@@ -19,7 +19,7 @@ class Liveness:
       readers: for each op the live and dead ops that read or wait for it, ascending.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
         count = len(graph.ops)
         self.pinned = [False] * count

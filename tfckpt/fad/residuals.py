@@ -27,7 +27,7 @@ class Residuals:
     """
 
     def __init__(self, graph: Graph, region: Region, live: Liveness,
-                 root: Sequence[tuple[TensorId, ...]], known: Constants):
+                 root: Sequence[tuple[TensorId, ...]], known: Constants) -> None:
         self.graph, self.live, self.root = graph, live, root
         x = root[region.source[0]][region.source[1]]
         self.storage: dict[TensorId, TensorId] = {x: x}
@@ -52,8 +52,7 @@ class Residuals:
         return None
 
     def bytes(self, removed: Sequence[int] = (), read: Sequence[TensorId] = ()) -> int:
-        """Return bytes held once these ops are removed and these tensors are read by the backward.
-        """
+        """Return bytes held once these ops are removed and the backward reads these tensors."""
         gone = frozenset(removed)
         held = {self.storage[t] for t, readers in self.readers.items()
                 if any(r not in gone for r in readers)}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import networkx as nx
 
@@ -25,7 +25,7 @@ from tfckpt.fad.alternatives import Alternative, Kept
 from tfckpt.fad.liveness import Liveness
 from tfckpt.fad.residuals import DTYPE_BYTES
 from tfckpt.ir.edits import PROTECTED, Create, Edits, Rewire, op_of
-from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, check_graph
+from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph, Op, Tensor, TensorId, check_graph
 from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import names, record
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Node
@@ -100,7 +100,7 @@ def _drop_dead_readers(graph: Graph, replaced: dict[Name, Name], removed: set[in
 class _Writer:
     """Writes one alternative's ops."""
 
-    def __init__(self, graph: Graph, alternative: Alternative):
+    def __init__(self, graph: Graph, alternative: Alternative) -> None:
         self.graph, self.alternative = graph, alternative
         source = graph.ops[alternative.region.source[0]]
         x = source.outputs[alternative.region.source[1]]
@@ -144,7 +144,7 @@ class _Writer:
         return result
 
     def _product(self, kept: Kept) -> Name:
-        """g * D, in the dtype in which D is kept, then in x's."""
+        """Return g * D, in the dtype in which D is kept, then in x's."""
         node = self.alternative.program[kept.node]
         dtype = self.graph.ops[kept.of[0]].outputs[kept.of[1]].dtype
         g = self._sum([_name(self.graph, g) for g in kept.gradients], dtype)
@@ -230,7 +230,8 @@ class _Writer:
         return self._add(self.sink.name, kind, inputs, dtype, self.shape,
                          attrs or {"T": f"dtype:{dtype}"}, BACKWARD, self.alternative.sink[0])
 
-    def _add(self, near: str, kind: str, inputs, dtype: str, shape, attrs, region: str,
+    def _add(self, near: str, kind: str, inputs: tuple[Name, ...], dtype: str,
+             shape: tuple[int | None, ...] | None, attrs: Mapping[str, object], region: str,
              behind: int, controls: tuple[str, ...] = ()) -> Name:
         letter = "g" if region == BACKWARD else "d"
         name = f"{near}{MARK}_{letter}{len(self.added)}"
@@ -242,7 +243,7 @@ class _Writer:
         return f"{name}:0"
 
 
-def _name(graph: Graph, tensor) -> Name:
+def _name(graph: Graph, tensor: TensorId) -> Name:
     return f"{graph.ops[tensor[0]].name}:{tensor[1]}"
 
 

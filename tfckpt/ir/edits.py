@@ -191,8 +191,9 @@ def check_edits(graph: Graph, edits: Edits) -> None:
 
 def edited(graph: Graph, edits: Edits) -> tuple[dict[str, list[str]], dict[str, list[str]],
                                                 dict[str, str]]:
-    """Return the edited graph: by op what it reads (`op:slot`), the ops that it waits for, and its
-    type.
+    """Return the edited graph: what each op reads, the ops that it waits for, and its type.
+
+    Each is a dict by the name of the op; what is read is named `op:slot`.
 
     Raises:
       RewriteError: an edit names what does not exist, or a name that is taken.

@@ -203,6 +203,7 @@ def depth_first_order(roots: Iterable[Key], sources: Callable[[Key], Iterable[Ke
     """Return the roots and all that they need, each after its sources, in the order of the roots.
 
     Args:
+      roots: keys to begin with.
       sources: gives those of a key; the last is looked at first.
 
     Raises:

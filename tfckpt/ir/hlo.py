@@ -164,4 +164,5 @@ def _results(part: Any) -> list[Any]:
 
 def _elements(shape: Any) -> int:
     """Return the elements of an array, or of the largest of several."""
-    return max([math.prod(shape.dimensions), *map(_elements, shape.tuple_shapes)])
+    own: int = math.prod(shape.dimensions)
+    return max([own, *map(_elements, shape.tuple_shapes)])

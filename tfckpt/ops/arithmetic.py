@@ -9,7 +9,7 @@ import numpy as np
 
 from tfckpt.ops.op_record import BIAS, PRODUCT, SUM, UNARY, Array, OpRecord
 from tfckpt.ops.registry import register
-from tfckpt.ops.tangents import At, branch, fused, same, zero
+from tfckpt.ops.tangents import At, TangentRule, branch, fused, same, zero
 from tfckpt.ops.terms import Term, cast, select
 
 _BINARY = functools.partial(OpRecord, reuses_input=True, fused_by_xla=True)
@@ -33,7 +33,7 @@ def _div_no_nan(a: Array, b: Array) -> Array:
 
 
 def _pow_exponent(o: At) -> Term:
-    """y ln(a), and 0 where a <= 0, as TensorFlow has it."""
+    """Return y ln(a), and 0 where a <= 0, as TensorFlow has it."""
     if o.a.number is not None:
         return o.t * o.y * (math.log(o.a.number) if o.a.number > 0 else 0.0)
     positive = o.a.test("Greater", 0.0)
@@ -86,7 +86,7 @@ register(
 
 
 # Choices: two-valued derivatives.
-def _tie_to_first(test: str):
+def _tie_to_first(test: str) -> tuple[TangentRule, TangentRule]:
     def chosen(o: At) -> Term:
         return o.a.test(test, o.b)
     return branch(chosen, True), branch(chosen, False)

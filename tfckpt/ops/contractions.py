@@ -14,8 +14,8 @@ def _convolution(kernel: int | None, result: int | None, depthwise: bool = False
     """Two operations for each element of a convolution's result and of the kernel behind it.
 
     Args:
-      kernel, result: the inputs that have the shape of the kernel, or of the convolution's
-        result; None: the output has.
+      kernel: the input that has the shape of the kernel; None: the output has.
+      result: the input that has the shape of the convolution's result; None: the output has.
       depthwise: whether each channel has kernels of its own.
     """
     def flops(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object]) -> float:
@@ -41,9 +41,7 @@ def _einsum(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object])
     text = equation.decode() if isinstance(equation, bytes) else str(equation)
     sizes: dict[str, int] = {}
     for shape, labels in zip(inputs, text.split("->")[0].split(","), strict=False):
-        for label, dimension in zip(reversed(labels.replace("...", "")), reversed(shape),
-                                    strict=False):
-            sizes[label] = dimension
+        sizes.update(zip(reversed(labels.replace("...", "")), reversed(shape), strict=False))
     return 2.0 * math.prod(sizes.values())
 
 

@@ -61,8 +61,9 @@ register(
 
 # Activations. Relu and its like have two-valued derivatives.
 def _sigmoid(x: Array) -> Array:
-    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (
+    result: Array = np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (
         1 + np.exp(-np.abs(x))))
+    return result
 
 
 def _relu(o: At) -> Term:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 TENSOR, NUMBER, TWO = "tensor", "number", "two"
 CAST = "Cast"
@@ -38,7 +39,7 @@ class Node:
     dtype: str
     attrs: tuple[tuple[str, object], ...] = ()
 
-    def attr(self, name: str):
+    def attr(self, name: str) -> Any:
         """Return the value of an attribute that is there."""
         return dict(self.attrs)[name]
 
@@ -114,7 +115,7 @@ class Term:
             return None
         return Term(self.builder, node.args[0]), node.attr("on"), node.attr("off")
 
-    def op(self, kind: str, *others: Term | float, dtype: str = "", **attrs) -> Term:
+    def op(self, kind: str, *others: Term | float, dtype: str = "", **attrs: object) -> Term:
         """Return an op applied to this term and others, without simplification."""
         terms = tuple(self._term(o) for o in others)
         return self.builder.node(kind, (self, *terms), dtype or self.dtype, attrs)
@@ -201,6 +202,10 @@ class Term:
         return self._term(other) - self
 
 
+TwoValued = tuple[Term, float, float]
+"""A mask, and the values where it holds and elsewhere."""
+
+
 def select(mask: Term, on: Term, off: Term) -> Term:
     """`on` where the mask holds, else `off`: two-valued where both are, on compatible masks."""
     builder = mask.builder
@@ -236,14 +241,14 @@ def both(a: Term, b: Term) -> Term:
     return a if a.index == b.index else a.test("LogicalAnd", b)
 
 
-def _both(first, second, term: Term) -> Term | None:
+def _both(first: TwoValued, second: TwoValued, term: Term) -> Term | None:
     """Product of two-valued terms that vanish where their masks do not hold."""
     if first[2] or second[2]:
         return None
     return term.builder.two(both(first[0], second[0]), first[1] * second[1], 0.0, term.dtype)
 
 
-def _either(first, second, term: Term) -> Term | None:
+def _either(first: TwoValued, second: TwoValued, term: Term) -> Term | None:
     """Sum of two-valued terms that never hold together and share their value."""
     if first[2] or second[2] or first[1] != second[1]:
         return None

@@ -9,6 +9,7 @@ which finds the same on a chain).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from tfckpt.ir.costgraph import FORWARD, CostGraph
 from tfckpt.plan.evaluate import Candidate, Evaluator
@@ -21,7 +22,8 @@ from tfckpt.solvers import lcg as lcg_solver
 from tfckpt.solvers import recursive_front as recursive_times
 from tfckpt.solvers.forward.cuts import narrow_cuts
 from tfckpt.solvers.forward.division_tree import division_tree
-from tfckpt.solvers.forward.forward import ForwardGraph, forward_view
+from tfckpt.solvers.forward.forward import forward_view
+from tfckpt.solvers.forward.forward_graph import ForwardGraph
 from tfckpt.solvers.forward.lower_sets import kept_storages
 from tfckpt.solvers.forward.main_path import trunk
 from tfckpt.solvers.forward.reforwarding import Checkpoints
@@ -41,6 +43,20 @@ BUDGETS, FEWEST, MOST = 30_000, 6, 48
 """
 
 Proposals = Iterator[frozenset[int]]
+
+Solver = Callable[[Evaluator, str], Iterator[frozenset[int] | Recursion]]
+"""Takes what prices candidates, and an objective; yields proposals."""
+
+
+class _LowerSetSolver(Protocol):
+    """A module that searches sequences of lower sets."""
+
+    def smallest_budget(self, forward: ForwardGraph) -> int:
+        """Return the minimum budget in bytes for which `lower_sets` has an answer."""
+
+    def lower_sets(self, forward: ForwardGraph, budget: int, *, objective: str = "time"
+                   ) -> tuple[int, ...]:
+        """Return the best sequence of lower sets within a budget in bytes, as bitmasks."""
 
 
 def store_all(evaluator: Evaluator, objective: str) -> Proposals:
@@ -151,7 +167,7 @@ def exact_dp(evaluator: Evaluator, objective: str) -> Proposals:
     yield from _at_inner_budgets(exact_dp_solver, evaluator, objective)
 
 
-def _at_inner_budgets(solver, evaluator, objective):
+def _at_inner_budgets(solver: _LowerSetSolver, evaluator: Evaluator, objective: str) -> Proposals:
     forward = forward_view(evaluator.graph)
     if not len(forward):
         return
@@ -179,7 +195,7 @@ def recursive(evaluator: Evaluator, objective: str) -> Iterator[Recursion]:
     yield from recursive_times.proposals(fine, coarse, max(FEWEST, min(MOST, count)))
 
 
-SOLVERS: dict[str, Callable[[Evaluator, str], Iterator[frozenset[int] | Recursion]]] = {
+SOLVERS: dict[str, Solver] = {
     "store_all": store_all,
     "chen": chen,
     "lcg": lcg,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tfckpt.ir.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 
@@ -33,7 +33,9 @@ def coarsen(graph: CostGraph, order: Sequence[int], size: int) -> Coarse:
     """Contract runs of at most `size` vertices of an order.
 
     Args:
+      graph: joint graph.
       order: vertices in a planned order; joins that it leaves out are left out.
+      size: vertices of a run, at most.
 
     Complexity: linear in vertices and reads.
     """
@@ -55,7 +57,7 @@ def coarsen(graph: CostGraph, order: Sequence[int], size: int) -> Coarse:
     return Coarse(coarse, kept)
 
 
-def _leaves(graph, run_of, s):
+def _leaves(graph: CostGraph, run_of: Mapping[int, int], s: int) -> bool:
     """Return whether a storage is read outside the run that makes it, or not at all."""
     storage = graph.storages[s]
     home = run_of.get(storage.producer)
@@ -83,7 +85,7 @@ def _runs(graph: CostGraph, order: Sequence[int], size: int) -> list[list[int]]:
     return runs
 
 
-def _kind(graph, v):
+def _kind(graph: CostGraph, v: int) -> tuple[str, str, bool, int]:
     vertex = graph.vertices[v]
     return vertex.region, vertex.device, vertex.recomputable, v if vertex.join else -1
 
@@ -103,7 +105,8 @@ def _crossing(graph: CostGraph, order: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(change[:-1]))
 
 
-def _vertex(graph, number, run, run_of, index):
+def _vertex(graph: CostGraph, number: int, run: Sequence[int], run_of: Mapping[int, int],
+            index: Mapping[int, int]) -> Vertex:
     """One vertex for a run."""
     members = [graph.vertices[v] for v in run]
     reads = sorted({index[s] for m in members for s in m.reads
@@ -120,7 +123,7 @@ def _vertex(graph, number, run, run_of, index):
                               if s in index and index[s] in reads})))
 
 
-def _workspace(graph, run, index):
+def _workspace(graph: CostGraph, run: Sequence[int], index: Mapping[int, int]) -> int:
     """Most bytes held inside the run at once, above what it hands on."""
     last = {s: v for v in run for s in graph.vertices[v].reads}
     inner = handed = most = 0

@@ -76,7 +76,7 @@ class Priced:
 class Evaluator:
     """Prices candidates on one graph and remembers what it has priced."""
 
-    def __init__(self, graph: CostGraph):
+    def __init__(self, graph: CostGraph) -> None:
         self.graph = graph
         self._known: dict[Candidate, Priced] = {}
         self._base_order = functools.cache(functools.partial(base_order, graph))

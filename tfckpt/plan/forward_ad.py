@@ -15,10 +15,11 @@ from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.storage import roots
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
+from tfckpt.fad.regions import Region
 from tfckpt.fad.transform import take
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.edits import Edits
-from tfckpt.ir.graph import Graph
+from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ir.target import HERE, Target
 from tfckpt.plan.planner import AUTO, Planned, best_of
 
@@ -90,7 +91,8 @@ def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object =
       cost: its cost graph.
       plans: what plans any cost graph of this step; see `plans_of`.
       fad: False keeps no derivative, True every one that saves bytes, "auto" weighs them.
-      budget, objective: what `plans` plans for.
+      budget: dynamic bytes that `plans` plans for; None for the minimum peak.
+      objective: "time" or "memory": what `plans` plans for.
       plain_bytes: dynamic peak of the plain step.
       target: what the step is planned for; `cost` was priced with its rates.
 
@@ -128,7 +130,10 @@ def with_derivatives(graph: Graph, cost: CostGraph, taken: Sequence[bool], targe
     """Return the step with derivatives kept as in an earlier decision, its cost, and the edits.
 
     Args:
+      graph: the captured step.
+      cost: its cost graph.
       taken: whether each of that decision's regions keeps its derivative, in their order.
+      target: what the step is planned for.
 
     Raises:
       PlanError: the step has other regions.
@@ -147,7 +152,7 @@ def with_derivatives(graph: Graph, cost: CostGraph, taken: Sequence[bool], targe
 
 
 def _weighed(graph: Graph, cost: CostGraph, plans: Planner, target: Target, offers: Offers,
-             useful: Sequence[Alternative], reasons: dict, budget: int | None,
+             useful: Sequence[Alternative], reasons: dict[TensorId, str], budget: int | None,
              objective: str) -> Iterator[Decision]:
     """Yield the plans without, with all, and with part of the alternatives, best first."""
     tried: dict[Taken, Decision | None] = {}  # the next decision for each
@@ -232,7 +237,7 @@ def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
 
 
 def _compatible(graph: Graph, alternatives: Sequence[Alternative]
-                ) -> tuple[list[Alternative], dict]:
+                ) -> tuple[list[Alternative], dict[TensorId, str]]:
     """Return the alternatives that can be taken together, and why the others cannot.
 
     All of them but where one removes what another reads; then one after the other.
@@ -260,7 +265,7 @@ def _too_little(alternative: Alternative, least: int) -> str:
 
 
 def _told(graph: Graph, offers: Offers, decision: Decision, chosen: Sequence[Alternative],
-          reasons: dict, otherwise: str) -> Decision:
+          reasons: dict[TensorId, str], otherwise: str) -> Decision:
     """Return the decision with a line for each region; its plan records which are taken."""
     taken = {a.region.source for a in chosen}
     names = tuple(graph.ops[op].name for op, _ in sorted(taken))
@@ -279,6 +284,7 @@ def _told(graph: Graph, offers: Offers, decision: Decision, chosen: Sequence[Alt
                                regions=tuple(lines[s] for s in sorted(lines)))
 
 
-def _line(graph: Graph, region, saved: int | None, taken: bool, why: str) -> ForwardAdRegion:
+def _line(graph: Graph, region: Region, saved: int | None, taken: bool, why: str
+          ) -> ForwardAdRegion:
     return ForwardAdRegion(graph.ops[region.source[0]].name,
                            tuple(graph.ops[i].name for i in region.ops), saved, taken, why)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class CopySchedule:
     """
 
     def __init__(self, graph: CostGraph, order: Sequence[int],
-                 copies: Iterable[tuple[int, int]] = ()):
+                 copies: Iterable[tuple[int, int]] = ()) -> None:
         self.graph, self.order = graph, tuple(order)
         count = len(self.order)
         self.place = {v: i for i, v in enumerate(self.order)}
@@ -222,7 +222,7 @@ class CopySchedule:
         keys = self.keys
         return slice(bisect_left(keys, start), bisect_right(keys, end))
 
-    def _change(self, v: int, key: int, undo: _Undo, change) -> None:
+    def _change(self, v: int, key: int, undo: _Undo, change: Callable[[Keys, int], Keys]) -> None:
         """Change what a vertex's inputs and outputs are used or made by, and what is live."""
         vertex = self.graph.vertices[v]
         touched = [key] if vertex.reuses else []

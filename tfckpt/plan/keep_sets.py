@@ -46,7 +46,7 @@ class Ordered:
       graph, order: as for `keep_schedule`.
     """
 
-    def __init__(self, graph: CostGraph, order: Sequence[int]):
+    def __init__(self, graph: CostGraph, order: Sequence[int]) -> None:
         self.graph, vertices = graph, graph.vertices
         self.order = tuple(order)
         self.steps: list[Step] = [(v, 0) for v in self.order]
@@ -69,7 +69,7 @@ class Ordered:
 class _Builder:
     """Walks the base order and inserts what each backward vertex misses."""
 
-    def __init__(self, ordered: Ordered, dropped: Sequence[bool], again: frozenset[int]):
+    def __init__(self, ordered: Ordered, dropped: Sequence[bool], again: frozenset[int]) -> None:
         self.ordered, self.graph, self.dropped = ordered, ordered.graph, dropped
         self.brief = [gone and not stays for gone, stays in zip(
             dropped, ordered.residual, strict=True)]

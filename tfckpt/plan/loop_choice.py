@@ -63,9 +63,12 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
     A budget that is met with nothing computed again ends the search.
 
     Args:
-      graph, cost: the step.
+      graph: the step.
+      cost: its cost graph.
       plans: what plans a graph of it.
-      budget, objective: what `plans` plans for.
+      budget: dynamic bytes that `plans` plans for; None for the minimum peak.
+      objective: "time" or "memory": what `plans` plans for.
+      target: what the step is planned for.
       allowed: says, whenever a decision is asked for, whether it may have loops in segments.
 
     Raises:

@@ -55,7 +55,7 @@ class Neighbourhood:
       left: evaluations left, of the changes that are tried.
     """
 
-    def __init__(self, graph: CostGraph, schedule: Schedule, seed: int = 1):
+    def __init__(self, graph: CostGraph, schedule: Schedule, seed: int = 1) -> None:
         self.graph = graph
         order = [v for v, copy in schedule if not copy]
         self.state = CopySchedule(graph, order, copies_of(schedule))
@@ -106,8 +106,10 @@ class Neighbourhood:
         """Split until the budget holds; return whether it does.
 
         Args:
+          budget: dynamic bytes that no step may pass.
           most: time that the schedule must stay below.
           tabu: keys of copies that may not be added.
+          noise: by what fraction the price of a split is raised at random, at most.
         """
         state = self.state
         excess = self.excess(budget)
@@ -266,6 +268,8 @@ class Neighbourhood:
         Where the budget holds the time is lowered, else the bytes above it.
 
         Args:
+          budget: dynamic bytes that no step may pass.
+          evaluations: changes that may be tried.
           lower: stop as soon as the budget holds.
         """
         check_time()
@@ -302,6 +306,7 @@ class Neighbourhood:
         """Lower the peak, in ever smaller steps where that fails, and return it.
 
         Args:
+          evaluations: changes that may be tried.
           bound: bytes that no schedule stays below.
         """
         self.left += evaluations
@@ -380,6 +385,7 @@ def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
     """Return schedules of which none is both slower and larger than another.
 
     Args:
+      graph: joint graph.
       starts: schedules known before, over the same originals in the same order, at least one.
       rungs: where between the smallest and the largest peak a budget is tried, ascending.
       evaluations: changes that are tried, or a few more.

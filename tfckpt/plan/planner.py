@@ -20,8 +20,8 @@ from tfckpt.ir.costgraph import FORWARD, CostGraph
 from tfckpt.ir.schedule import Plan, plain_plan, resolve
 from tfckpt.ir.target import HERE, Target
 from tfckpt.plan import search
-from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS
-from tfckpt.plan.evaluate import Candidate, Evaluator, Priced
+from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS, Solver
+from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
 from tfckpt.plan.neighbourhood import working_set
 from tfckpt.simulate.allocator import allocated_peaks
 from tfckpt.simulate.check import check_plan
@@ -128,15 +128,17 @@ class _Finished:
         return self.least <= usable and self.peak <= usable
 
 
-def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tuple]) -> _Finished:
+def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tuple[float, ...]]
+            ) -> _Finished:
     """Return the entry whose peak has the minimum value, the first of equals.
 
     Asked for are the peaks of those alone that may be it by what their peaks are not below.
 
     Args:
+      finished: entries to choose from, at least one.
       value: takes a peak and the entry; it never falls while the peak rises.
     """
-    best: tuple[tuple, int, _Finished] | None = None
+    best: tuple[tuple[float, ...], int, _Finished] | None = None
     for bound, number, entry in sorted(
             ((value(f.least, f), n, f) for n, f in enumerate(finished)), key=lambda e: e[:2]):
         if best is not None and bound > best[0]:
@@ -192,8 +194,9 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
 def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
              objective: str = "time", free_moves: bool = True, await_updates: bool = True,
              target: Target = HERE, plain: Plain | None = None,
-             known: dict[tuple, StepPlanner] | None = None, memory: Memory | None = None,
-             effort: float = 1.0, worth: float = 1.0) -> Iterator[Planned]:
+             known: dict[tuple[object, ...], StepPlanner] | None = None,
+             memory: Memory | None = None, effort: float = 1.0, worth: float = 1.0
+             ) -> Iterator[Planned]:
     """Yield different plans of a step, best first, each made when it is asked for.
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
@@ -241,7 +244,9 @@ def baseline(graph: CostGraph, target: Target = HERE, peak: int | None = None) -
     that would be a larger part of what the step really needs.
 
     Args:
-      peak: as the allocator counts it, where it is known.
+      graph: joint graph.
+      target: what the step is planned for.
+      peak: in bytes, as the allocator counts it, where it is known.
     """
     if not target.orders_by_control:
         moves = moves_of_xla(graph)
@@ -250,9 +255,8 @@ def baseline(graph: CostGraph, target: Target = HERE, peak: int | None = None) -
         return Plain(plan, timeline, timeline.peak_bytes)
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
-    found = []
-    for order in Edges(graph, resolved, plan.moves.released, ()).orders(ORDERS):
-        found.append((simulate_order(graph, resolved, order), order))
+    found = [(simulate_order(graph, resolved, order), order)
+             for order in Edges(graph, resolved, plan.moves.released, ()).orders(ORDERS)]
     timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
     plan = dataclasses.replace(plan, order=tuple(order))
     if target.smallest_counted is None or peak is not None:
@@ -272,6 +276,8 @@ def executed_peaks(graph: CostGraph, target: Target, settled: bool = True,
     less even than simulated ones.
 
     Args:
+      graph: joint graph.
+      target: what the step is planned for.
       settled: whether what comes about in the long run counts.
       plan: with its fences and waits; None for the graph as it is, with its own edges alone.
     """
@@ -316,7 +322,7 @@ class StepPlanner:
     def __init__(self, graph: CostGraph, solver: str, objective: str, free_moves: bool,
                  await_updates: bool, target: Target,
                  plain: Plain | None = None, memory: Memory | None = None,
-                 effort: float = 1.0, worth: float = 1.0):
+                 effort: float = 1.0, worth: float = 1.0) -> None:
         check_names(solver, objective)
         check_effort(effort)
         self.memory, self.effort, self.worth = memory, effort, worth
@@ -330,10 +336,10 @@ class StepPlanner:
     def plans(self, budget: int | None) -> Iterator[Planned]:
         """Yield plans, best first; see `plans_of`."""
         pool = self._made(budget)
-        front = self._points(search.non_dominated(pool.priced))
+        front = self._points(non_dominated(pool.priced))
         others = tuple(p for p in self._points(search.best_of_each(pool.priced))
                        if p not in front)
-        given: set[tuple] = set()
+        given: set[tuple[object, ...]] = set()
         for chosen in self._least(pool) if budget is None else self._fitting(pool, budget):
             plan = chosen.plan
             edits = plan.schedule, plan.moves.released, plan.waits  # what they depend on
@@ -372,7 +378,7 @@ class StepPlanner:
                               [p.candidate for p in pool.choices])
         return pool
 
-    def _solvers(self) -> tuple[Callable, ...]:
+    def _solvers(self) -> tuple[Solver, ...]:
         """Return what `auto` draws on: on small graphs also what is dear, or refuses others."""
         forward = sum(v.region == FORWARD for v in self.graph.vertices)
         return CHEAP if forward > EXACT_FORWARD else (*CHEAP, *DEAR)
@@ -434,7 +440,7 @@ class StepPlanner:
         near = [p for p in choices if p.peak <= most]
         if len(near) > limit:
             return [self._finish(p)
-                    for p in search.spread(search.non_dominated(near)[::-1], limit)]
+                    for p in search.spread(non_dominated(near)[::-1], limit)]
         found: list[_Finished] = []
         for priced in choices:
             if found and (len(found) >= limit or self._floor(priced) >= _smallest_peak(found)):
@@ -443,10 +449,10 @@ class StepPlanner:
         return found
 
     def _least(self, pool: search.Pool) -> Iterator[_Finished]:
-        """Yield the smallest peak, but for a little memory that buys much time; then so among the
-        rest.
+        """Yield the smallest peak, but for a little memory that buys much time.
 
-        Every choice that may win by that rule is finished, the likeliest first, up to a limit.
+        Then so among the rest. Every choice that may win by that rule is finished, the likeliest
+        first, up to a limit.
         """
         plain = self.plain.peak_bytes, self.plain.timeline.time
         room = ROOM * self.plain.peak_bytes
@@ -479,7 +485,7 @@ class StepPlanner:
 
     def _further(self, pool: search.Pool) -> Iterator[_Finished]:
         """Finish choices from the whole front, for who has refused what came before."""
-        front = search.non_dominated(pool.choices)[::-1]
+        front = non_dominated(pool.choices)[::-1]
         for priced in search.spread(front, search.few(self.graph, FINALISTS)):
             yield self._finish(priced)
 
@@ -515,8 +521,9 @@ class StepPlanner:
             f"peak it can promise is {needed:,} bytes", needed)
 
     def _untouched(self) -> _Finished:
-        """Return the plain step as a plan of this graph, whose updates may wait for more than its
-        own.
+        """Return the plain step as a plan of this graph.
+
+        Its updates may wait for more than the plain step's own.
         """
         plain = self.plain
         plan = plain_plan(self.graph) if self.target.orders_by_control else plain.plan

@@ -17,6 +17,8 @@ def recompute_as_asked(graph: CostGraph, schedule: Schedule, deferred: Collectio
     the copy reads is held for it, as liveness has it.
 
     Args:
+      graph: joint graph.
+      schedule: the steps as planned without regard to what is asked.
       deferred: forward vertices that run just before their first reader.
     """
     if not graph.again:

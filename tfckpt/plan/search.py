@@ -12,7 +12,7 @@ same plans and never gets a slower one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tfckpt.common.clock import time_is_over
 from tfckpt.errors import PlanError
@@ -20,7 +20,7 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Moves
 from tfckpt.ir.target import HERE, ORDER, Target
 from tfckpt.plan import neighbourhood
-from tfckpt.plan.candidates import OWN, recursive
+from tfckpt.plan.candidates import OWN, Solver, recursive
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated, proposed
 from tfckpt.plan.improve import descend, speed_up
@@ -61,7 +61,7 @@ class Point:
 class _Run(Evaluator):
     """An evaluator that lends its prices and counts what one run has asked for."""
 
-    def __init__(self, whole: Evaluator):
+    def __init__(self, whole: Evaluator) -> None:
         self.graph, self.whole = whole.graph, whole
         self._mine: dict[Candidate, Priced] = {}
 
@@ -101,11 +101,12 @@ def pool_of(priced: Iterable[Priced], groups: Iterable[Iterable[Priced]]) -> Poo
     return Pool(tuple(priced), tuple({p.candidate: p for p in fronts}.values()))
 
 
-def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequence[Callable],
+def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequence[Solver],
             plain_bytes: int, effort: float = 1.0) -> Pool:
     """Return the pool of `auto`.
 
     Args:
+      evaluator: prices candidates of the graph that is planned.
       patterns: what `templates` returned.
       solvers: whose proposals are searched from, besides `OWN`.
       plain_bytes: requested peak of the plain step.
@@ -131,7 +132,7 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
     return pool_of(evaluator.priced, groups)
 
 
-def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Callable]
+def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Solver]
               ) -> list[Collection[Priced]]:
     """Return what each solver alone would choose from, under each objective."""
     found: list[Collection[Priced]] = []
@@ -146,7 +147,7 @@ def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[C
 
 
 def _explore_coarse(evaluator: Evaluator, patterns: Sequence[Candidate],
-                    families: Sequence[Sequence[Callable]], plain_bytes: int,
+                    families: Sequence[Sequence[Solver]], plain_bytes: int,
                     effort: float) -> Pool:
     """Return the pool of a graph that is searched on a coarse one."""
     graph, pattern = evaluator.graph, patterns[-1]
@@ -227,7 +228,7 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
     return found + [dataclasses.replace(t, reordered=True) for t in found[1:]]
 
 
-def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Callable],
+def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Solver],
            objective: str) -> list[Priced]:
     """Return the solvers' proposals, priced under the last pattern's moves, and the patterns."""
     found = [evaluator.price(proposed(patterns[-1], proposal, solve.__name__))
@@ -239,6 +240,7 @@ def improve(run: Evaluator, plain_bytes: int, effort: float, whole: bool) -> Non
     """Lead the best of what a run has priced down to less memory.
 
     Args:
+      run: has priced a candidate at least, and prices what is found.
       plain_bytes: requested peak of the plain step.
       effort: see `explore`.
       whole: whether it is made faster as well, on the way back up.
@@ -267,6 +269,7 @@ def reschedule(run: Evaluator, share: float) -> None:
     plans of that order.
 
     Args:
+      run: has priced a candidate at least, and prices what is found.
       share: of `CHANGES`.
     """
     graph, vertices = run.graph, len(run.graph.vertices)
@@ -290,7 +293,9 @@ def _originals(priced: Priced) -> list[int]:
 
 
 def best_of_each(pool: Sequence[Priced]) -> list[Priced]:
-    """Return what is not dominated by another of the same solver, solvers in the order of the pool.
+    """Return what is not dominated by another of the same solver.
+
+    Solvers come in the order of the pool.
     """
     solvers: dict[str, list[Priced]] = {}
     for priced in pool:

@@ -68,6 +68,7 @@ def extras(segments: Segments, count: int) -> tuple[int, ...]:
     """Return the slots of the forward's loop that the gradient's new loop is given.
 
     Args:
+      segments: how the forward's loop and the gradient's belong together.
       count: how many slots it has.
     """
     states = frozenset(segments.states)
@@ -98,6 +99,7 @@ def best_length(op: Op, share: float = 1.0) -> int:
     """Return the length of a loop's segments with which it holds least.
 
     Args:
+      op: a loop that can be recomputed segment by segment.
       share: by how much more the states count: they are held while other loops run.
     """
     assert op.loop is not None
@@ -126,6 +128,8 @@ def in_segments(graph: Graph, lengths: Lengths, fixed: bool = False) -> tuple[Gr
     """Return the step with some loops recomputed segment by segment, and the edits that make it.
 
     Args:
+      graph: the step.
+      lengths: iterations of a segment, for each loop that is changed.
       fixed: whether all shapes are those of every call, as where XLA compiles the step.
 
     Raises:
@@ -157,7 +161,7 @@ class _New:
 class _Change:
     """One loop and its gradient's, of a graph, to be recomputed in segments of a length."""
 
-    def __init__(self, graph: Graph, forward: Op, length: int, fixed: bool):
+    def __init__(self, graph: Graph, forward: Op, length: int, fixed: bool) -> None:
         assert forward.loop is not None and forward.loop.segments is not None
         self.graph, self.forward, self.loop = graph, forward, forward.loop
         self.segments, self.length, self.fixed = forward.loop.segments, length, fixed
@@ -263,8 +267,9 @@ class _Change:
 
     def _rebuilt(self, before: Sequence[_New], forward: _New, gradient: _New
                  ) -> tuple[Graph, tuple[Rewire, ...]]:
-        """Return the graph with the new loops in the places of the old, and what reads them
-        rewired.
+        """Return the graph with the new loops in the places of the old.
+
+        What reads them is rewired.
         """
         place = {old: new + 1 for new, old in enumerate(
             kept_slots(self.segments, len(self.gradient.outputs)))}

@@ -43,7 +43,7 @@ class Chunk:
 
     __slots__ = ("address", "after", "before", "place", "size", "used")
 
-    def __init__(self, size: int, address: int, before: Chunk | None, after: Chunk | None):
+    def __init__(self, size: int, address: int, before: Chunk | None, after: Chunk | None) -> None:
         self.size, self.address, self.before, self.after = size, address, before, after
         self.used = False
         self.place = 0  # among free chunks: by size, then by address
@@ -151,6 +151,8 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
     came before is not known, so the step is replayed behind blocks of several sizes.
 
     Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
       order: positions in execution order; None as scheduled.
       smallest: requests below this size are not counted.
 
@@ -169,8 +171,11 @@ def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[i
     """Return the same for the moments of an execution, in whatever way it came about.
 
     Args:
+      graph: joint graph.
+      moments: in the order of execution.
       size: bytes of each instance.
       storage: of each instance that is one of a storage; instances behind them are of none.
+      smallest: requests below this size, in bytes, are not counted.
       before: bytes of a block that was allocated before the step, for each of the heaps.
       settled: where variables move, so that each step meets another heap, whether the middle one
         of some later steps counts, and not the second step.
@@ -241,22 +246,29 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
                 donated = i < len(storage) and storage[i] in vertex.donates
                 kind = _DONATE if donated and size[i] in sizes else _RELEASE
                 found.append((kind, slot.pop(i), size[i]))
-        for variable in vertex.holds:
-            held[variable] -= 1
-            if not held[variable]:
-                del held[variable]
-                if variable in old:
-                    old.discard(variable)
-                    found.append((_RELEASE, len(size) + variable, 0))
+        if vertex.holds:
+            found.extend((_RELEASE, len(size) + variable, 0)
+                         for variable in _let_go(vertex.holds, held) if variable in old)
     found.extend((_RELEASE, s, 0) for s in slot.values())
     return _Requests(tuple(v for v in variables if v >= smallest), len(size) + len(variables),
                      tuple(found), any(kind in (_UPDATE, _DONATE) for kind, *_ in found))
 
 
+def _let_go(holds: Sequence[int], held: collections.Counter[int]) -> list[int]:
+    """Count off the variables that a vertex holds; return those that nothing holds any more."""
+    gone = []
+    for variable in holds:
+        held[variable] -= 1
+        if not held[variable]:
+            del held[variable]
+            gone.append(variable)
+    return gone
+
+
 class _Replay:
     """Serves the requests of one step as often as wanted from the same heap."""
 
-    def __init__(self, requests: _Requests, block: int):
+    def __init__(self, requests: _Requests, block: int) -> None:
         self.requests, self.heap = requests, BestFit()
         if block:
             self.heap.allocate(block)

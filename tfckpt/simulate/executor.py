@@ -28,7 +28,8 @@ def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int]
     """Return positions of the schedule's steps in the order an executor would run them.
 
     Args:
-      graph, resolved: the graph and its resolved schedule.
+      graph: joint graph.
+      resolved: its schedule, resolved.
       released: joins that are not waited for.
       waits: each delays one step until another has run.
       fences: each delays its gated steps until its awaited steps have run.
@@ -53,7 +54,7 @@ class Edges:
     """
 
     def __init__(self, graph: CostGraph, resolved: Resolved, released: Sequence[int],
-                 fences: Sequence[Fence]):
+                 fences: Sequence[Fence]) -> None:
         self.graph, self.resolved = graph, resolved
         steps = self.steps = len(resolved.schedule)
         self.where = {step: p for p, step in enumerate(resolved.schedule)}

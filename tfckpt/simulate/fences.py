@@ -10,6 +10,7 @@ schedule, hence no fence can close a cycle.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Mapping
 
 from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph
 from tfckpt.ir.schedule import NO_MOVES, Fence, Moves, Plan, Resolved, Schedule, resolve
@@ -28,6 +29,8 @@ def fences(graph: CostGraph, resolved: Resolved, *, await_updates: bool = True
     """Return the fences of a resolved schedule, in order.
 
     Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
       await_updates: also wait for update steps scheduled earlier. On one device this keeps
         released gradients from piling up; across devices a fence must never wait for what
         descends from a collective, so there it is False.
@@ -55,7 +58,8 @@ def _regions(resolved: Resolved) -> list[tuple[int, int]]:
     return found
 
 
-def _leaves(graph, resolved, original, start, stop, regions) -> list[int]:
+def _leaves(graph: CostGraph, resolved: Resolved, original: Mapping[int, int], start: int,
+            stop: int, regions: Collection[str]) -> list[int]:
     """Steps in the window that no later step of the window reads or waits for.
 
     What only updates read is a leaf where these are not awaited.

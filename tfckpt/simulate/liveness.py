@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfckpt.ir.costgraph import CostGraph, Vertex
 from tfckpt.ir.schedule import Resolved, Schedule, resolve
@@ -27,6 +28,8 @@ def walk(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None) -> I
     """Yield the moments of an execution.
 
     Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
       order: positions in execution order; None as scheduled.
 
     Complexity: linear in the number of steps and reads.
@@ -70,7 +73,7 @@ class Account:
       PlanError: a step reads a storage that nothing has made yet.
     """
 
-    def __init__(self, graph: CostGraph, schedule: Schedule):
+    def __init__(self, graph: CostGraph, schedule: Schedule) -> None:
         tables = self.tables = graph.tables
         count = len(schedule)
         self.vertex = np.fromiter((v for v, _ in schedule), np.int64, count)
@@ -128,7 +131,7 @@ class Account:
         return born, end
 
 
-def _before(count: np.ndarray) -> np.ndarray:
+def _before(count: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.cumsum(count) - count
 
 

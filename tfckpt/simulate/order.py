@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.ir.schedule import Moves
@@ -69,7 +69,9 @@ def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, .
 
 
 def moves_of_xla(graph: CostGraph) -> Moves:
-    """Return what XLA does by itself: it has no joins, and fuses what only an update needs into it.
+    """Return what XLA does by itself.
+
+    It has no joins, and fuses what only an update needs into it.
     """
     joins = releasable(graph)
     return Moves(deferrable(graph, joins), joins)
@@ -147,6 +149,8 @@ def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = 
     exist.
 
     Args:
+      graph: joint graph.
+      moves: the free moves of the plan.
       dropped: for each storage whether it must be recomputed before its first backward reader;
         given, the backward is ordered thriftily, else it keeps the graph's order.
       waiting: backward vertices that a branchwise order runs only when asked for (see `idle`).
@@ -167,7 +171,7 @@ class BranchwiseOrder:
       graph, moves, waiting: as for `base_order`.
     """
 
-    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]):
+    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]) -> None:
         start = self._start = _Emitter(graph, moves, waiting)
         apart = start.late | start.joins
         backward = [v for v, vertex in enumerate(graph.vertices)
@@ -198,23 +202,10 @@ class BranchwiseOrder:
 
     def _ordered(self, dropped: Sequence[bool]) -> tuple[int, ...]:
         emitter, outside = self._start.copy(), list(self._member)  # backward, not found ready yet
-        graph, size, written = emitter.graph, self._bytes, self._written
-        unread, touched = emitter.unread, emitter.touched
-        vertices, readers, ready = graph.vertices, emitter.readers, emitter.ready
+        readers, ready, readers_of = emitter.readers, emitter.ready, emitter.graph.readers
         growth: dict[int, int] = {}  # of what is ready
         heap: list[tuple[int, int]] = []  # of it the latest, and what it was before
-
-        def price(v: int) -> None:
-            total = written[v]
-            for s in vertices[v].reads:
-                if dropped[s] and not touched[s]:
-                    total += size[s]
-                if unread[s] == 1:
-                    total -= size[s]
-            if growth.get(v) != total:
-                growth[v] = total
-                heapq.heappush(heap, (total, v))
-
+        price = self._pricer(emitter, dropped, growth, heap)
         for v in self._first:
             outside[v] = False
             price(v)
@@ -231,17 +222,36 @@ class BranchwiseOrder:
                         outside[r] = False
                         price(r)
             for s in emitter.changed:
-                for r in graph.readers[s]:
+                for r in readers_of[s]:
                     if r in growth:
                         price(r)
             emitter.changed.clear()
         return emitter.finish()
 
+    def _pricer(self, emitter: _Emitter, dropped: Sequence[bool], growth: dict[int, int],
+                heap: list[tuple[int, int]]) -> Callable[[int], None]:
+        """Return what notes the bytes that a ready vertex adds now, where they have changed."""
+        size, written, vertices = self._bytes, self._written, emitter.graph.vertices
+        unread, touched = emitter.unread, emitter.touched
+
+        def price(v: int) -> None:
+            total = written[v]
+            for s in vertices[v].reads:
+                if dropped[s] and not touched[s]:
+                    total += size[s]
+                if unread[s] == 1:
+                    total -= size[s]
+            if growth.get(v) != total:
+                growth[v] = total
+                heapq.heappush(heap, (total, v))
+
+        return price
+
 
 class _Emitter:
     """Emits vertices so that what they need comes first and what they allow comes next."""
 
-    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]):
+    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]) -> None:
         self.graph = graph
         joins = self.joins = frozenset(moves.released)
         late = self.late = frozenset(moves.deferred) | waiting

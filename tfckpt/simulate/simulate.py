@@ -61,6 +61,8 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
     """Return the timeline of a resolved schedule whose steps run in `order`.
 
     Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
       order: positions in execution order; None as scheduled.
 
     Raises:

@@ -31,6 +31,10 @@ def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
     """Return waits that bring the simulated executors' peaks down to `target` bytes where they can.
 
     Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
+      released: joins that are not waited for.
+      fences: of the schedule.
       target: usually the planned peak, in bytes.
       await_updates: whether update steps may be awaited (never across devices).
       edges: of the schedule with its fences, where they are known.
@@ -55,10 +59,11 @@ def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
 class _Placer:
     """Collects waits round by round."""
 
-    def __init__(self, graph: CostGraph, resolved: Resolved, edges: Edges, await_updates: bool):
+    def __init__(self, graph: CostGraph, resolved: Resolved, edges: Edges, await_updates: bool
+                 ) -> None:
         self.graph, self.resolved, self.edges = graph, resolved, edges
         self.regions = (FORWARD, BACKWARD) + (("update",) if await_updates else ())
-        self.waits: dict[tuple, Wait] = {}
+        self.waits: dict[tuple[int, int], Wait] = {}
         self.before: tuple[Wait, ...] = ()
         self.account = Account(graph, resolved.schedule)
         self.known: list[tuple[list[int], Timeline]] = []  # of the round before
@@ -176,6 +181,8 @@ def _turns(graph: CostGraph, resolved: Resolved, needed: Sequence[Collection[int
     moved there every edge of the step still leads forward.
 
     Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
       needed: `tfckpt.simulate.executor.needed_before`, without waits.
     """
     turns = list(range(len(resolved.schedule)))

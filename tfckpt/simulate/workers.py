@@ -35,7 +35,7 @@ _NOTHING: Mapping[int, int] = {}
 class _Threads:
     """What waits for each thread."""
 
-    def __init__(self, count: int, roots: Sequence[int]):
+    def __init__(self, count: int, roots: Sequence[int]) -> None:
         self.own: list[deque[int]] = [deque() for _ in range(count)]
         self.pool: list[deque[int]] = [deque() for _ in range(count)]
         for number, node in enumerate(roots):
@@ -112,13 +112,7 @@ def walk_events(graph: CostGraph, resolved: Resolved, happened: Sequence[Event]
     storage, workspace = resolved.storage, len(resolved.storage)
     schedule, reads, writes = resolved.schedule, resolved.reads, resolved.writes
     vertices, (starting, ending) = graph.vertices, graph.halves
-    left = [0] * workspace
-    for bound in reads:
-        for i in bound:
-            left[i] += 1
-    for i, s in enumerate(storage):
-        if graph.storages[s].fetched:
-            left[i] = -1  # never 0
+    left = _reads_left(graph, resolved)
     gone = [False] * workspace
     for position, ends in happened:
         index = schedule[position][0]
@@ -141,10 +135,20 @@ def walk_events(graph: CostGraph, resolved: Resolved, happened: Sequence[Event]
             if not gone[i] and (not left[i] or storage[i] in vertex.donates):
                 gone[i] = True
                 freed.append(i)
-        for i in made:
-            if not left[i] and not gone[i]:
-                freed.append(i)
+        freed.extend(i for i in made if not left[i] and not gone[i])
         yield vertex, (), _NOTHING, freed
+
+
+def _reads_left(graph: CostGraph, resolved: Resolved) -> list[int]:
+    """Return how often each instance is read; a negative number where it is fetched."""
+    left = [0] * len(resolved.storage)
+    for bound in resolved.reads:
+        for i in bound:
+            left[i] += 1
+    for i, s in enumerate(resolved.storage):
+        if graph.storages[s].fetched:
+            left[i] = -1  # never 0
+    return left
 
 
 def sizes(graph: CostGraph, resolved: Resolved) -> list[int]:
@@ -163,14 +167,15 @@ def requested_peak(moments: Sequence[Moment], size: Sequence[int]) -> int:
     return peak
 
 
-def concurrent(edges: Edges, policy: str, count: int, waits: Sequence[Wait] = (),
-               pace: int = 0) -> list[Moment]:
+def concurrent(edges: Edges, policy: str, count: int, waits: Sequence[Wait] = (), pace: int = 0
+               ) -> list[Moment]:
     """Return the moments of a schedule that runs on several threads.
 
     Args:
       edges: of the schedule with its fences.
-      policy, waits: as for `tfckpt.simulate.executor.executor_order`.
+      policy: as for `tfckpt.simulate.executor.executor_order`.
       count: threads.
+      waits: each delays one step until another has run.
       pace: 0 has every step take its time, any other number some up to `UNEVEN` times as long and
         others as much less.
 
@@ -197,7 +202,11 @@ def concurrent_peak(edges: Edges, target: Target, waits: Sequence[Wait], least: 
     As the allocator counts it, where the target has one: in the middle one of several heaps.
 
     Args:
-      least: what is returned where the peak is less: heaps that cannot change that are left out.
+      edges: of the schedule with its fences.
+      target: has the threads, and says which requests its allocator counts.
+      waits: each delays one step until another has run.
+      least: bytes that are returned where the peak is less: heaps that cannot change that are
+        left out.
     """
     size = sizes(edges.graph, edges.resolved)
     for policy in ORDERS:
@@ -215,8 +224,11 @@ def several_peaks(edges: Edges, target: Target, settled: bool, waits: Sequence[W
     """Return the peaks that may come about, in several heaps each, ascending.
 
     Args:
+      edges: of the schedule with its fences.
+      target: has the threads, and says which requests its allocator counts.
       settled: whether they are those of the long run, where variables move
         (`tfckpt.simulate.allocator.replayed_peaks`); on several threads at uneven paces as well.
+      waits: each delays one step until another has run.
     """
     size = sizes(edges.graph, edges.resolved)
     found = [_heaps(edges, concurrent(edges, policy, target.threads, waits), size, target,

@@ -81,7 +81,8 @@ def solve_under(graph: ForwardGraph, max_term: int, *, needs_inputs: Iterable[in
     return price(graph, solver.checkpoints(min(max_term, solver.recomputable)))
 
 
-def _prepare(graph, needs_inputs, tree):
+def _prepare(graph: ForwardGraph, needs_inputs: Iterable[int], tree: DivisionTree | None
+             ) -> _OnTree:
     if len(graph) > LARGEST:
         raise PlanError(f"plan: acg takes at most {LARGEST} vertices, not {len(graph)}; use auto")
     return _OnTree(graph, tree or division_tree(graph), inputs_to_store(graph, needs_inputs))
@@ -100,7 +101,7 @@ class _OnTree:
       recomputable: bytes of all that may be recomputed.
     """
 
-    def __init__(self, graph: ForwardGraph, tree: DivisionTree, must_store: frozenset[int]):
+    def __init__(self, graph: ForwardGraph, tree: DivisionTree, must_store: frozenset[int]) -> None:
         self.graph, self.tree = graph, tree
         total = sum(graph.bytes)
         inside = [total + 1 if v in must_store else size for v, size in enumerate(graph.bytes)]
@@ -144,7 +145,7 @@ class _OnTree:
                 below.extend(part.segment for part in segment.parts)
         return sorted(found)
 
-    def _solve(self, limit):
+    def _solve(self, limit: int) -> tuple[list[int], list[int], dict[int, list[int]]]:
         """For each segment, its ends stored: bytes of checkpoints, of the largest, path taken."""
         stored = [0] * len(self.whole)
         largest = list(self.largest)

@@ -1,8 +1,8 @@
-"""Dynamic programming over a family of lower sets; `approx_dp` takes L^v for each node v.
+r"""Dynamic programming over a family of lower sets; `approx_dp` takes L^v for each node v.
 
 A state (L, t, m) says: some sequence ends in L, recomputes for time t and keeps m bytes. A step
-to a larger set L' adds T(V' \\ boundary(L')) to t and M(boundary(L') \\ L) to m, and is allowed if
-m + 2 M(V') + M(d+(L') \\ L') + M(d-(d+(L')) \\ L') fits the budget, V' being L' \\ L.
+to a larger set L' adds T(V' \ boundary(L')) to t and M(boundary(L') \ L) to m, and is allowed if
+m + 2 M(V') + M(d+(L') \ L') + M(d-(d+(L')) \ L') fits the budget, V' being L' \ L.
 
 Domination. Time-centric, a state is dropped if another of the same L has t' <= t and m' <= m.
 Memory-centric looks for the largest t, so a state is kept unless another has t' >= t and
@@ -22,6 +22,7 @@ import dataclasses
 import functools
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
@@ -30,6 +31,9 @@ from tfckpt.solvers.forward.lower_sets import reach_lower_sets
 OBJECTIVES = ("time", "memory")
 
 UNREACHED = np.iinfo(np.int64).max
+
+States = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Undominated states of one set: times, and bytes kept."""
 
 LARGEST = 2_000
 """Nodes of a graph; every pair of lower sets takes some 40 bytes, 0.2 GB in all."""
@@ -134,7 +138,7 @@ def steps_between(forward: ForwardGraph, masks: tuple[int, ...]) -> Steps:
     )
 
 
-def _rows(family, count):
+def _rows(family: tuple[int, ...], count: int) -> NDArray[np.bool_]:
     """Return the sets as a boolean matrix of one row each."""
     width = (count + 7) // 8
     packed = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in family), np.uint8)
@@ -157,7 +161,7 @@ def smallest(steps: Steps) -> int:
     return high
 
 
-def _fits(steps, budget):
+def _fits(steps: Steps, budget: int) -> bool:
     """Return whether some sequence fits; per set only the fewest kept bytes matter."""
     size = len(steps.family)
     fewest = np.full(size + 1, UNREACHED)
@@ -187,7 +191,7 @@ def search(steps: Steps, budget: int, *, objective: str = "time") -> tuple[int, 
     return _trace_back(steps, budget, states)
 
 
-def _forward_pass(steps, budget, objective):
+def _forward_pass(steps: Steps, budget: int, objective: str) -> list[States]:
     """For each set (the empty one first) its undominated states: times and bytes kept.
 
     The best state comes first.
@@ -217,7 +221,7 @@ def _forward_pass(steps, budget, objective):
     return states
 
 
-def _front(best, objective):
+def _front(best: NDArray[np.int64], objective: str) -> NDArray[np.int64]:
     """Times whose state no other dominates, the best time first."""
     values = best if objective == "time" else best[::-1]
     lowest = np.minimum.accumulate(values)
@@ -225,7 +229,7 @@ def _front(best, objective):
     return keep if objective == "time" else len(best) - 1 - keep
 
 
-def _trace_back(steps, budget, states):
+def _trace_back(steps: Steps, budget: int, states: list[States]) -> tuple[int, ...]:
     """Return the sequence that leads to the best state of V; the smallest predecessor on a tie."""
     column = len(steps.family) - 1
     time, kept = int(states[-1][0][0]), int(states[-1][1][0])

@@ -20,7 +20,7 @@ import dataclasses
 
 import numpy as np
 
-from tfckpt.solvers.lattice import WORD, Lattice, Rows, row_order
+from tfckpt.solvers.lattice import WORD, Floats, Ints, Lattice, Rows, row_order
 
 FAR = 1 << 61  # more bytes than any graph has
 NEIGHBOURS = 8
@@ -64,6 +64,8 @@ def arrival(sets: Lattice, budget: int, sign: int, price: float) -> Arrival:
     """Bounds for sequences within a budget.
 
     Args:
+      sets: all lower sets of the graph.
+      budget: bytes that equation (2) may reach.
       sign: 1 if time kept is gained, -1 if it is lost.
       price: gain per byte, not negative.
     """
@@ -87,16 +89,17 @@ def no_bounds(sets: Lattice, price: float = 0.0) -> Arrival:
                               price)
 
 
-def _with_smaller_sets(sets, least, score, sign, price):
+def _with_smaller_sets(sets: Lattice, least: Ints, score: Floats, sign: int, price: float
+                       ) -> Arrival:
     room = _over_smaller_sets(sets, np.minimum, least - 2 * sets.held)
     below = _over_smaller_sets(sets, np.maximum, score)
     hope = np.maximum(0.0, sign * sets.edge_time - price * sets.edge_bytes)
     return Arrival(least, score, room, below, hope, hope.sum(axis=1), price)
 
 
-def _lowest_end(sets):
+def _lowest_end(sets: Lattice) -> Ints:
     """For each set the least 2 M(L) + (iii) + (iv), L being the set or larger."""
-    lowest = 2 * sets.held + sets.beyond
+    lowest: Ints = 2 * sets.held + sets.beyond
     first, to = sets.up.first, sets.up.to
     for begin, end in zip(sets.level[-3::-1], sets.level[-2:0:-1], strict=True):
         after = np.minimum.reduceat(lowest[to[first[begin]:first[end]]],
@@ -105,7 +108,7 @@ def _lowest_end(sets):
     return lowest
 
 
-def _over_smaller_sets(sets, extreme, values):
+def _over_smaller_sets(sets: Lattice, extreme: np.ufunc, values: np.ndarray) -> np.ndarray:
     """For each set the least or largest value of itself and all smaller ones."""
     values = values.copy()
     first, to = sets.down.first, sets.down.to
@@ -116,11 +119,11 @@ def _over_smaller_sets(sets, extreme, values):
     return values
 
 
-def _launch(sets, least, score, at):
+def _launch(sets: Lattice, least: Ints, score: Floats, at: Ints) -> _Walkers:
     return _Walkers(at, sets.edge[at], sets.held[at], least[at], score[at])
 
 
-def _step(sets, walkers, budget, lowest):
+def _step(sets: Lattice, walkers: _Walkers, budget: int, lowest: Ints) -> _Walkers:
     """Return every walker to every set with one node more from which some end fits the budget."""
     row, step = sets.up.out_of(walkers.at)
     at = sets.up.to[step]
@@ -132,7 +135,7 @@ def _step(sets, walkers, budget, lowest):
     return dataclasses.replace(walkers.take(row), at=at, kept=kept)
 
 
-def _undominated(sets, walkers):
+def _undominated(sets: Lattice, walkers: _Walkers) -> _Walkers:
     """Drop walkers than which an earlier one nearby, when sorted, is no worse in anything."""
     group = sets.group(walkers.at, walkers.kept)
     slack = walkers.bytes - 2 * walkers.start
@@ -145,7 +148,8 @@ def _undominated(sets, walkers):
     return walkers.take(order[keep])
 
 
-def _arrive(sets, walkers, budget, sign, price, least, score):
+def _arrive(sets: Lattice, walkers: _Walkers, budget: int, sign: int, price: float, least: Ints,
+            score: Floats) -> None:
     """Lower `least` and raise `score` by the walkers whose segment may end where they are."""
     need = (walkers.bytes + 2 * (sets.held[walkers.at] - walkers.start)
             + sets.beyond[walkers.at])

@@ -1,11 +1,11 @@
-"""Dynamic programming over all lower sets, by walking from set to set one node at a time.
+r"""Dynamic programming over all lower sets, by walking from set to set one node at a time.
 
 The search goes from V back to the empty set. A state (L, n, g) says: what follows L can be done
 if n bytes are left beyond those kept at L, and keeps values worth time g. It follows from a
-segment V' = L' \\ L and a state (L', n', g'):
+segment V' = L' \ L and a state (L', n', g'):
 
-  n = max(2 M(V') + (iii) + (iv) of L', n' + M(boundary(L') \\ L)),
-  g = g' + T(boundary(L') \\ L).
+  n = max(2 M(V') + (iii) + (iv) of L', n' + M(boundary(L') \ L)),
+  g = g' + T(boundary(L') \ L).
 
 At the empty set n is the peak of equation (2), and the time recomputed, equation (1), is
 T(V) - g. Since n and g do not depend on the budget, the minimum n is the smallest budget.
@@ -42,6 +42,7 @@ import dataclasses
 import functools
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.solvers import approx_dp
@@ -49,7 +50,7 @@ from tfckpt.solvers.approx_dp import LARGEST_BUDGET, LARGEST_TOTAL, OBJECTIVES
 from tfckpt.solvers.exact_bounds import Arrival, arrival, no_bounds
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
 from tfckpt.solvers.forward.lower_sets import boundary, weight
-from tfckpt.solvers.lattice import WORD, Lattice, Rows, lattice, row_order
+from tfckpt.solvers.lattice import WORD, Ints, Lattice, Rows, lattice, row_order
 
 LARGEST_FRONT = 8_000_000
 """Walkers on one level before the search gives up; about 1 GB."""
@@ -149,9 +150,11 @@ class _Problem:
     arrival: Arrival
 
 
-def _problem(forward, sets, budget, objective):
-    """Return the problem with its bounds, and a gain that some sequence has (-inf if none was
-    found).
+def _problem(forward: ForwardGraph, sets: Lattice, budget: int, objective: str
+             ) -> tuple[_Problem, float]:
+    """Return the problem with its bounds, and a gain that some sequence has.
+
+    The gain is -inf if no sequence was found.
     """
     sign = 1 if objective == "time" else -1
     price = _price(forward, budget) if sign > 0 else 0.0
@@ -168,7 +171,7 @@ def _problem(forward, sets, budget, objective):
             float(history[-1].gain.max()))
 
 
-def _price(forward, room):
+def _price(forward: ForwardGraph, room: int) -> float:
     """Time that the last byte keeps if nodes are kept in the order of time per byte."""
     nodes = sorted((v for v in range(len(forward)) if forward.bytes[v]),
                    key=lambda v: (-forward.time[v] / forward.bytes[v], v))
@@ -183,6 +186,7 @@ def _search(problem: _Problem, least: float = -np.inf, beam: int | None = None) 
     """Advance all walkers level by level.
 
     Args:
+      problem: the lattice, the budget, the objective and its bounds.
       least: states that cannot lead to this gain are dropped.
       beam: walkers to keep on a level, the most promising; None for all.
 
@@ -210,16 +214,17 @@ def _search(problem: _Problem, least: float = -np.inf, beam: int | None = None) 
     return history
 
 
-def _launch(sets, begun, number):
+def _launch(sets: Lattice, begun: _States, number: int) -> _States:
     """Walkers that leave the states; these are numbered from `number`."""
     at = begun.at
     return dataclasses.replace(begun, edge=sets.edge[at], end=2 * sets.held[at] + sets.beyond[at],
                                origin=number + np.arange(len(at)))
 
 
-def _step(problem, walkers, size, time, least):
-    """Return every walker to every set with one node less that may still begin a segment within
-    budget.
+def _step(problem: _Problem, walkers: _States, size: Ints, time: Ints, least: float) -> _States:
+    """Return every walker to every set with one node less.
+
+    Those that can no longer begin a segment within the budget are left out.
     """
     sets, budget = problem.sets, problem.budget
     row, step = sets.down.out_of(walkers.at)
@@ -242,15 +247,15 @@ def _step(problem, walkers, size, time, least):
                    walkers.origin[row[rows]])
 
 
-def _promising(problem, at, edge, need, gain, least):
-    """Return whether a walker may still lead to the gain `least`, which is a whole number or -inf.
-    """
+def _promising(problem: _Problem, at: Ints, edge: Ints, need: Ints, gain: Ints, least: float
+               ) -> NDArray[np.bool_]:
+    """Return whether a walker may still lead to the gain `least`, a whole number or -inf."""
     if least == -np.inf:
         return np.ones(len(at), dtype=bool)
     arrived = problem.arrival
     bound = gain - arrived.price * need + arrived.below[at]
     spare = least - 0.5 - arrived.price * problem.budget
-    promising = bound + arrived.hope_sum[at] >= spare
+    promising: NDArray[np.bool_] = bound + arrived.hope_sum[at] >= spare
     rows = np.flatnonzero(promising)
     at, edge, bound = at[rows], edge[rows], bound[rows]
     for slot in range(arrived.hope.shape[1]):
@@ -259,7 +264,7 @@ def _promising(problem, at, edge, need, gain, least):
     return promising
 
 
-def _undominated_walkers(sets, walkers):
+def _undominated_walkers(sets: Lattice, walkers: _States) -> _States:
     """Drop walkers that another in the same place with the same nodes kept is no worse than.
 
     Sorted by bytes, a walker can only be dominated by an earlier one. Only the nearest few are
@@ -275,7 +280,7 @@ def _undominated_walkers(sets, walkers):
     return walkers.take(order[keep])
 
 
-def _begin(problem, walkers, least):
+def _begin(problem: _Problem, walkers: _States, least: float) -> _States:
     """Undominated states of the walkers whose segment may begin where they are."""
     arrived, budget = problem.arrival, problem.budget
     rows = np.flatnonzero(walkers.need <= budget - arrived.bytes[walkers.at])
@@ -295,7 +300,7 @@ def _begin(problem, walkers, least):
     return walkers.take(order[keep])
 
 
-def _trace_back(sets, history):
+def _trace_back(sets: Lattice, history: list[_States]) -> tuple[int, ...]:
     """Return the sequence of lower sets from the best state of the empty set on."""
     at = np.concatenate([states.at for states in history])
     origin = np.concatenate([states.origin for states in history])

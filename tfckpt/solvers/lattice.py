@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfckpt.errors import PlanError
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
@@ -23,6 +25,9 @@ LARGEST_FAMILY = 100_000
 """Lower sets that `lattice` enumerates before it refuses the graph; about two seconds."""
 
 WORD = 62  # bits of a boundary that one integer holds
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-    """Lower sets by size, then by value, the empty one first and V last.
+    r"""Lower sets by size, then by value, the empty one first and V last.
 
     A node on a boundary occupies a *slot*. Two nodes that are on one boundary never share a
     slot, so a subset of a boundary is a few bits, however large the graph.
@@ -58,7 +63,7 @@ class Lattice:
       masks: the sets as bitmasks of nodes.
       level: index of the first set of each size, and the number of sets; n + 2 entries.
       held: M(L), int64.
-      beyond: M(d+(L) \\ L) + M(d-(d+(L)) \\ L), int64: terms (iii) and (iv) of equation (2).
+      beyond: M(d+(L) \ L) + M(d-(d+(L)) \ L), int64: terms (iii) and (iv) of equation (2).
       edge: slots of the boundary, int64 of shape (sets, words).
       edge_bytes, edge_time: costs of the node in each slot, int64 of shape (sets, slots).
       slot_word, slot_bit: for each node the word and the bit of its slot; bit 0 if it is on no
@@ -81,11 +86,12 @@ class Lattice:
     up: Steps
 
     def group(self, at: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return keys that are equal exactly where the set and the slots are. Sets of one level
-        only.
+        """Return keys that are equal exactly where the set and the slots are.
+
+        The sets must be of one level.
         """
         width = int(self.edge.max(initial=0)).bit_length()
-        key = at - at.min(initial=len(self.masks))
+        key: Ints = at - at.min(initial=len(self.masks))
         for word in slots.T:
             if int(key.max(initial=0)).bit_length() + width > WORD:
                 key = np.unique(key, return_inverse=True)[1]
@@ -162,7 +168,7 @@ def lattice(forward: ForwardGraph, largest: int = LARGEST_FAMILY) -> Lattice:
     )
 
 
-def _steps(count, source, to, node):
+def _steps(count: int, source: Sequence[int], to: Sequence[int], node: Sequence[int]) -> Steps:
     """Return the steps ordered by the set they lead out of."""
     order = np.argsort(source, kind="stable")
     first = np.searchsorted(np.array(source, dtype=np.int64)[order], np.arange(count + 1))
@@ -170,9 +176,11 @@ def _steps(count, source, to, node):
                  np.array(node, dtype=np.int64)[order])
 
 
-def _enumerate(forward, largest):
-    """Return the sets, the start of each level, and the columns (from, to, node added) of the
-    steps.
+def _enumerate(forward: ForwardGraph, largest: int
+               ) -> tuple[list[_LowerSet], list[int], tuple[list[int], list[int], list[int]]]:
+    """Return the sets, the start of each level, and the steps as columns.
+
+    The columns are: from, to, node added.
     """
     needs = [sum(1 << p for p in nodes) for nodes in forward.predecessors]
     feeds = [sum(1 << w for w in nodes) for nodes in forward.successors]
@@ -205,7 +213,8 @@ def _enumerate(forward, largest):
     return family, level, (sources, targets, nodes)
 
 
-def _add(forward, needs, feeds, lower, node):
+def _add(forward: ForwardGraph, needs: Sequence[int], feeds: Sequence[int], lower: _LowerSet,
+         node: int) -> _LowerSet:
     """Return the lower set with one node more."""
     mask = lower.mask | 1 << node
     edge = lower.edge
@@ -219,8 +228,10 @@ def _add(forward, needs, feeds, lower, node):
     return _LowerSet(mask, edge, lower.fed | feeds[node], ready)
 
 
-def _slots(count, edges):
-    """Return a slot for each node, the lowest that no node beside it on any boundary has; else -1.
+def _slots(count: int, edges: Sequence[int]) -> list[int]:
+    """Return a slot for each node, -1 where it is on no boundary.
+
+    It is the lowest that no node beside it on any boundary has.
     """
     beside = [0] * count
     for edge in dict.fromkeys(edges):
@@ -234,7 +245,8 @@ def _slots(count, edges):
     return slot
 
 
-def _held(forward, count, smaller, larger, node):
+def _held(forward: ForwardGraph, count: int, smaller: Sequence[int], larger: Sequence[int],
+          node: Sequence[int]) -> Ints:
     """M(L) for each set, from a smaller one."""
     held = [0] * count
     for one, other, added in zip(smaller, larger, node, strict=True):
@@ -242,7 +254,7 @@ def _held(forward, count, smaller, larger, node):
     return np.array(held, dtype=np.int64)
 
 
-def _beyond(forward, family):
+def _beyond(forward: ForwardGraph, family: Sequence[_LowerSet]) -> Ints:
     """Terms (iii) and (iv) of equation (2) for each set; few distinct ones, so remembered."""
     known: dict[tuple[int, int], int] = {}
     result = []

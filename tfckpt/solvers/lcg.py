@@ -75,13 +75,15 @@ def spans(inside: Sequence[int], gaps: Sequence[int]) -> tuple[list[int], list[i
 
 def shortest_path(cost: Sequence[int], start: Sequence[int], end: Sequence[int],
                   opened: Sequence[int], limit: int) -> tuple[int, list[int]]:
-    """Return the cheapest way from the first to the last position of a chain, in steps within a
-    limit.
+    """Return the cheapest way from the first to the last position of a chain.
+
+    No step passes over more bytes than the limit, unless it is one to the next position.
 
     Args:
       cost: bytes of each position if it is a checkpoint. The first and the last always are, and
         are not counted.
-      start, end: as `spans` makes them.
+      start: bytes up to the end of each position, as `spans` makes them.
+      end: bytes before each position, as `spans` makes them.
       opened: bytes to pay for stepping from a position to the next where the gap alone exceeds
         the limit.
       limit: bytes that a step may pass over.
@@ -119,7 +121,7 @@ def shortest_path(cost: Sequence[int], start: Sequence[int], end: Sequence[int],
     return best[last], path[::-1]
 
 
-def _check_chain(graph):
+def _check_chain(graph: ForwardGraph) -> None:
     """Raise `PlanError` for the first vertex that does not feed just the next one."""
     last = len(graph) - 1
     for vertex, after in enumerate(graph.successors):

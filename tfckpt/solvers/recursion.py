@@ -32,8 +32,9 @@ class Recursion:
 
     @property
     def original(self) -> frozenset[int]:
-        """Return what the original run keeps: its own, all of the last stage, and what has no
-        stage.
+        """Return the storages that the original run keeps.
+
+        They are its own, all of the last stage, and those that have no stage.
         """
         return self.kept[-1] | {s for s, stage in enumerate(self.made)
                                 if stage in (-1, len(self.kept) - 1)}
@@ -60,6 +61,8 @@ def recursive_schedule(graph: CostGraph, recursion: Recursion, keep: frozenset[i
     """Return the schedule in which runs of the forward keep what a recursion says.
 
     Args:
+      graph: joint graph.
+      recursion: what each run keeps for the stage that it leads to.
       keep: storages that the original run keeps (`Recursion.original`, or another choice).
       order: base order (`tfckpt.simulate.order.base_order`).
 
@@ -71,7 +74,7 @@ def recursive_schedule(graph: CostGraph, recursion: Recursion, keep: frozenset[i
 class _Builder:
     """Walks the base order and inserts what each backward vertex misses."""
 
-    def __init__(self, graph: CostGraph, recursion: Recursion, keep: frozenset[int]):
+    def __init__(self, graph: CostGraph, recursion: Recursion, keep: frozenset[int]) -> None:
         self.graph, self.recursion = graph, recursion
         self.free = [stage >= 0 for stage in recursion.made]
         self.there = [not free or s in keep for s, free in enumerate(self.free)]

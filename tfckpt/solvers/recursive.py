@@ -67,7 +67,7 @@ class Tables:
     end and number of stages (`_to`), so that all intervals of one length are plain slices.
     """
 
-    def __init__(self, stages: Stages, runs: int = RUNS):
+    def __init__(self, stages: Stages, runs: int = RUNS) -> None:
         self.stages, self.runs = stages, runs
         count = len(stages)
         self.peak_from = np.full((runs + 1, count + 1, count + 1), NEVER, dtype=np.int64)
@@ -112,7 +112,7 @@ class Tables:
         """Return bytes of running the first stage of each interval of a length."""
         stages = self.stages
         rows = len(stages) - length + 1
-        run = running[:rows] + stages.before[length:]
+        run: Numbers = running[:rows] + stages.before[length:]
         if length < stages.again.shape[1]:
             run[stages.again[:rows, length] == 0] = 0  # there is nothing to run
         run[-1] = running[rows - 1] + stages.forward[rows - 1]
@@ -122,6 +122,8 @@ class Tables:
         """Peak and time of each interval of a length if its first stage is taped.
 
         Args:
+          limit: times that a stage may run at most.
+          length: stages of each interval.
           held: whether the cut before the interval is, or goes once it has been read.
         """
         stages = self.stages

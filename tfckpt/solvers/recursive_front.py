@@ -44,7 +44,7 @@ class Times:
       runs: times that a stage may run at most.
     """
 
-    def __init__(self, tables: Tables, most: int, runs: int):
+    def __init__(self, tables: Tables, most: int, runs: int) -> None:
         self.tables, self.runs = tables, runs
         count = len(tables.stages)
         self.unit = max(most / SLOTS, 1e-9)
@@ -96,8 +96,9 @@ class Times:
         return np.concatenate((np.full(taken, np.inf), time[:SLOTS + 1 - taken]))
 
     def of(self, room: int) -> float:
-        """Return the time spent on running stages again within so many bytes; infinite where none
-        fits.
+        """Return the time spent on running stages again within so many bytes.
+
+        It is infinite where no schedule fits.
         """
         return float(self.time[1, 0, min(int(room / self.unit), SLOTS)])
 
@@ -151,6 +152,8 @@ def proposals(fine: Stages, coarse: Stages, count: int, runs: int = RUNS
     Args:
       fine: stages for the minimum peaks, which take the cube of their number.
       coarse: stages for all budgets, which take more for each: `fine`, or fewer.
+      count: budgets, about.
+      runs: times that a stage may run at most.
     """
     if not len(fine):
         return

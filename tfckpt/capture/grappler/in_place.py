@@ -139,8 +139,11 @@ def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDe
     """Put what Grappler made in the place of what is shown.
 
     Args:
+      graph: a FuncGraph whose trace is complete.
+      shown: the ops that it shows.
       asked: what Grappler was asked about: the step, functions inlined.
       found: what it made of it.
+      changes: of the graph.
     """
     inputs = {tensor.op.name: tensor for tensor in graph.inputs}
     scope = tf_adapter.free_scope(graph, OPTIMIZED)

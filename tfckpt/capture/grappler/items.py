@@ -28,7 +28,7 @@ def importable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     return copy
 
 
-def _make_importable(node) -> None:
+def _make_importable(node: tf.compat.v1.NodeDef) -> None:
     """Turn one `_Arg` into an op that says what is known of its shape."""
     attrs = {key: node.attr[key] for key in node.attr}
     shapes = {key: attrs[key].list.shape[0] if key in attrs and attrs[key].list.shape else None

@@ -86,7 +86,7 @@ class _Raised:
     """A graph that is put together of what Grappler made."""
 
     def __init__(self, found: tf.compat.v1.GraphDef, asked: tf.compat.v1.GraphDef,
-                 lowered: tf.compat.v1.GraphDef):
+                 lowered: tf.compat.v1.GraphDef) -> None:
         self.asked = asked
         self.library = found.library
         self.versions = found.versions

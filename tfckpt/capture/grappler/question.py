@@ -131,6 +131,7 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
     """Return a graph that runs by itself, for Grappler to be asked about.
 
     Args:
+      graph: a FuncGraph, or an imported graph.
       wanted: the ops that a session would run, by name; a FuncGraph knows its own.
       definition: of the graph, where it is not what the graph shows now; changed here.
       renamed: ops of the graph in whose place the definition has others.

@@ -59,10 +59,12 @@ class Placed:
     """
 
     def __init__(self, graph: tf.Graph, body: Body, inputs: Sequence[tf.Tensor],
-                 waits: Sequence[tf.Operation], scope: str, device: str):
+                 waits: Sequence[tf.Operation], scope: str, device: str) -> None:
         """Add the ops to `graph`; nothing reads or awaits them yet.
 
         Args:
+          graph: the caller's.
+          body: of the function that is called.
           inputs: what the arguments stand for.
           waits: what the call waits for (rule 2 of `tfckpt.capture.inlining.inline`).
           scope: name scope to begin with.

@@ -22,7 +22,7 @@ from tfckpt.ops.names import IDENTITY
 _COMPILED = "_XlaMustCompile"
 _NAMES = ("forward_function_name", "backward_function_name")
 """Attributes of functions by which those that do the same may differ."""
-_known: dict[tuple, int | str] = {}
+_known: dict[tuple[object, ...], int | str] = {}
 
 
 def is_compiled_call(op: tf.Operation) -> bool:
@@ -43,6 +43,7 @@ def held_by_call(call: tf.Operation, known: tf.Operation) -> tuple[int, str]:
     """Return the bytes that such a call holds besides its results while it runs.
 
     Args:
+      call: the op that calls the function.
       known: the same op in a graph in which more shapes are known.
 
     Returns:
@@ -68,7 +69,9 @@ def held_by_call(call: tf.Operation, known: tf.Operation) -> tuple[int, str]:
 
 
 def _given(here: tf.Tensor, there: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:
-    """Return shape and dtype of an argument, or of the variable behind it; None where it is open.
+    """Return shape and dtype of an argument, or of the variable behind it.
+
+    None where the shape is open.
     """
     if here.dtype == tf.resource:
         behind = tf_adapter.handle_shape(here) or tf_adapter.handle_shape(there)

@@ -92,7 +92,7 @@ class Inlining:
     """
 
     def __init__(self, graph: tf.Graph, library: Iterable[Any] = (),
-                 changes: LiveChanges | None = None):
+                 changes: LiveChanges | None = None) -> None:
         """Inline every call that can be, in place, those inside of others too.
 
         Args:
@@ -199,8 +199,9 @@ class Inlining:
             self._changes.replace_results("control_outputs", _in_place_of(call, ends, must_run))
 
     def _order(self) -> list[str]:
-        """Return names of the graph's ops, those of a body where its call stood: as if traced
-        there.
+        """Return names of the graph's ops, those of a body where its call stood.
+
+        They are in the order in which they would be if the body had been traced there.
         """
         inside = {op.name for body in self._bodies.values() for op in body}
         pending = [op for op in reversed(self.graph.get_operations()) if op.name not in inside]
@@ -222,11 +223,10 @@ def _in_place_of(call: tf.Operation, ends: Sequence[tf.Operation],
 
 
 def _scope(call: str, backward: bool) -> str:
-    """Return the name scope of a body: a gradient scope exactly where it is of the backward (rule
-    4).
+    """Return the name scope of a body: a gradient scope exactly where it is of the backward.
 
-    It begins as where TensorFlow inlines the call: equal ops are merged under the name that comes
-    first in the alphabet, and with it operands change their order.
+    That is rule 4. It begins as where TensorFlow inlines the call: equal ops are merged under the
+    name that comes first in the alphabet, and with it operands change their order.
     """
     named_so = is_gradient_scope(f"{call}/")
     if backward == named_so:

@@ -44,7 +44,7 @@ class LiveChanges:
       graph: a FuncGraph whose trace is complete, or an imported graph.
     """
 
-    def __init__(self, graph: Any):
+    def __init__(self, graph: Any) -> None:
         self.graph = graph
         self._log: list[tuple[Hashable, Callable[[], None]]] = []
         self._broken = 0
@@ -90,6 +90,7 @@ class LiveChanges:
 
         Args:
           order: names; those without a place come last, in the order in which they were made.
+          hidden: names of ops that are hidden, besides those that are already.
         """
         _, before = tf_adapter.how_shown(self.graph)
         tf_adapter.show_operations(self.graph, order, before.union(hidden))

@@ -91,7 +91,7 @@ class _Loop:
     """A loop, its body and its condition."""
 
     def __init__(self, loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
-                 target: Target = HERE):
+                 target: Target = HERE) -> None:
         self.op, self.known, self.target = loop, known, target
         self.cond = tf_adapter.called_graph(loop, "cond")
         self.body = tf_adapter.called_graph(loop, "body")
@@ -124,8 +124,10 @@ class _Loop:
         return None if attr is None else int(attr.i)
 
     def _of_segments(self, trips: int) -> tuple[dict[int, int], int]:
-        """Of a loop over segments, the bytes of lists that the loops inside hand on, and of those
-        that they fill and leave."""
+        """Return, for a loop over segments, the bytes of lists that the loops inside make.
+
+        First of those that they hand on, by slot, then of those that they fill and leave.
+        """
         passed: dict[int, int] = {}
         filled = 0
         for op in self.body.get_operations():
@@ -321,8 +323,9 @@ class _Loop:
         return shape.num_elements() * entry.dtype.size if shape.is_fully_defined() else None
 
     def _bytes_of_others(self, slot: int, dtype: tf.DType) -> int | None:
-        """Return the bytes of the entries that a list had before the loop, where an entry replaces
-        one.
+        """Return the bytes of the entries that a list had before the loop.
+
+        An entry that the loop sets replaces one of them.
         """
         op = _behind(self.body.outputs[slot]).op
         argument = self._slots.get(_behind(op.inputs[0]).name)
@@ -336,8 +339,7 @@ class _Loop:
         return tensor.shape.merge_with(self._as_given(tensor).shape)
 
     def _as_given(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return a tensor of the body, with the shape that follows from the loop's real arguments.
-        """
+        """Return a tensor of the body, with the shape that the loop's real arguments give it."""
         for traced, given in zip(self.body.inputs, self._inferred.inputs, strict=True):
             if traced.name == tensor.name:
                 return given

@@ -34,6 +34,7 @@ def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> 
     """Return whether a While or StatelessWhile may run twice, from what it and its functions hold.
 
     Args:
+      loop: the op.
       unsure: see `tfckpt.capture.variables.variable`.
     """
     try:
@@ -59,8 +60,9 @@ def reads_counted_list(op: tf.Operation) -> bool:
 
 
 def _is_counted(made: tf.Tensor) -> bool:
-    """Return whether the bytes of a list are known, but for a first entry (as `tf.scan` puts
-    there).
+    """Return whether the bytes of a list are known.
+
+    Those of a first entry, as `tf.scan` puts there, need not be.
     """
     op = behind(made).op
     known = record(op.type)
@@ -87,7 +89,10 @@ def _read_by_all(call: tf.Operation) -> set[int]:
 
 
 def _read(graph: tf.Graph) -> set[int]:
-    """Return which arguments of a function are handles of variables that it reads; raises as above.
+    """Return which arguments of a function are handles of variables that it reads.
+
+    Raises:
+      _Refusal: as `_read_by_all`.
     """
     handles: list[tf.Tensor] = []
     for op in graph.get_operations():

@@ -34,9 +34,11 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
     Those get their `Loop.later_writes`.
 
     Args:
+      graph: a FuncGraph, or an imported graph.
       operations: of the graph, in the order of `ops`.
       ops: what was captured of them.
       lists: what each loop keeps.
+      target: what the step is planned for.
       fetched: results that leave the step.
 
     Returns:
@@ -92,8 +94,9 @@ def without_loops(graph: Graph, reason: str) -> Graph | None:
 
 def _with_writers(ops: Sequence[Op], loop: int, again: Again, writers: Sequence[int]
                   ) -> tuple[Again, tuple[str, ...]]:
-    """Return what becomes of a loop whose variables some ops may write, and which of them come
-    later.
+    """Return what becomes of a loop whose variables some ops may write.
+
+    And the names of those of them that come later.
     """
     before = ancestors(ops, [loop])
     later = [w for w in writers if w not in before]

@@ -204,7 +204,7 @@ def _static(tensor: tf.Tensor) -> int | None:
 class _Function:
     """A function of a loop: what it hands on, and what uses its arguments."""
 
-    def __init__(self, loop: tf.Operation, attr: str):
+    def __init__(self, loop: tf.Operation, attr: str) -> None:
         graph: Any = tf_adapter.called_graph(loop, attr)
         self.graph, self.inputs, self.outputs = graph, list(graph.inputs), list(graph.outputs)
         self._slot = {tensor.name: n for n, tensor in enumerate(self.inputs)}

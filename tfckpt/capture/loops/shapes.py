@@ -48,7 +48,7 @@ def tell_shapes_behind_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph) 
 class _Known:
     """Gives the op that stands for one of the live graph."""
 
-    def __init__(self, scratch: tf.Graph, number: dict[str, str]):
+    def __init__(self, scratch: tf.Graph, number: dict[str, str]) -> None:
         self.scratch, self.number = scratch, number
 
     def __call__(self, op: tf.Operation) -> tf.Operation:
@@ -59,7 +59,7 @@ def _pieces(definition: tf.compat.v1.GraphDef) -> list[list[Any]]:
     """Return the nodes in a topological order, cut behind each whose shapes are to be told."""
     nodes = {node.name: node for node in definition.node}
     order = depth_first_order(nodes, lambda name: map(_op_of, nodes[name].input))
-    pieces: list[list] = [[]]
+    pieces: list[list[Any]] = [[]]
     for node in (nodes[name] for name in order):
         pieces[-1].append(node)
         if record(node.op).is_loop or record(node.op).lists.stacks:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from tfckpt.ir.costgraph import CostGraph
@@ -45,7 +46,8 @@ class StageModel:
     most n terms each.
     """
 
-    def __init__(self, cp, graph: CostGraph, order: Sequence[int], copies: int | None):
+    def __init__(self, cp: ModuleType, graph: CostGraph, order: Sequence[int], copies: int | None
+                 ) -> None:
         self.model = cp.CpModel()
         self.graph, self.order = graph, tuple(order)
         self.place = {v: t for t, v in enumerate(self.order)}
@@ -218,7 +220,9 @@ class StageModel:
         return terms
 
     def _is_live(self, t: int, u: int, s: int) -> Literal:
-        """Return whether a counted instance exists while step u of stage t, no writer of it, runs.
+        """Return whether a counted instance exists while step u of stage t runs.
+
+        Step u is no writer of the storage.
         """
         if self.fixed[s]:
             return self.held[t][s]
@@ -233,8 +237,7 @@ class StageModel:
         return self._not(self._either(self._not(self._counted(t, s)), self._not(needed)))
 
     def _counted(self, t: int, s: int) -> Literal:
-        """Return whether the instance that stage t reads counts, that is, no donor handed it over.
-        """
+        """Return whether the instance that stage t reads counts: no donor handed it over."""
         return True if self.given[t][s] is False else self._either(
             self.held[t][s], self._run(t, s))
 

@@ -20,6 +20,8 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.ir.costgraph import CostGraph
@@ -120,7 +122,7 @@ def _infeasible(budget: int, least: Optimum) -> InfeasibleBudgetError:
         f"{least.peak_bytes} bytes", least.peak_bytes)
 
 
-def _cp_sat():
+def _cp_sat() -> ModuleType:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
@@ -132,7 +134,8 @@ def _cp_sat():
 class _Problem:
     """One graph and order, as programmes for CP-SAT."""
 
-    def __init__(self, graph, order, copies, time_limit, start):
+    def __init__(self, graph: CostGraph, order: Sequence[int], copies: int | None,
+                 time_limit: float, start: Schedule | None) -> None:
         self.cp = _cp_sat()
         self.graph, self.order, self.copies = graph, order, copies
         self.time_limit, self.start = time_limit, start
@@ -166,10 +169,11 @@ class _Problem:
         schedule, bound, status = found
         return self._optimum(schedule, round(bound) * stages.unit, status)
 
-    def _time(self, stages: StageModel):
+    def _time(self, stages: StageModel) -> Any:
         return sum(self.units[v] * run for row in stages.runs for v, run in row.items())
 
-    def _solve(self, stages: StageModel, start: Schedule | None):
+    def _solve(self, stages: StageModel, start: Schedule | None
+               ) -> tuple[Schedule, float, str] | None:
         """Return a schedule, the bound on the objective and the status; None if nothing fits."""
         self._hint(stages, start)
         solver = self.cp.CpSolver()

@@ -11,16 +11,22 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from tfckpt.errors import PlanError
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
-def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
+
+def call(function: Callable[Parameters, Result], *args: Parameters.args,
+         **kwargs: Parameters.kwargs) -> Result:
     """Return what a module's function returns or raises when another Python process calls it.
 
     Args:
       function: importable by name; it, its arguments and its result must pickle.
+      *args: its positional arguments.
+      **kwargs: its keyword arguments.
 
     Raises:
       PlanError: the process could not be started, or died; names its last words.
@@ -37,7 +43,8 @@ def call(function: Callable, *args: Any, **kwargs: Any) -> Any:
         words = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise PlanError(f"plan: the process of {function.__name__!r} ended with "
                         f"{done.returncode} ({' '.join(words)}); use the solver 'auto'")
-    result, raised = pickle.loads(done.stdout)
+    outcome: tuple[Result, Exception | None] = pickle.loads(done.stdout)
+    result, raised = outcome
     if raised is not None:
         raise raised
     return result

@@ -157,7 +157,7 @@ def check_division_tree(graph: ForwardGraph, tree: DivisionTree) -> None:
         raise PlanError("plan: a segment of the division tree is part of none or of several")
 
 
-def _edges(graph, source, target):
+def _edges(graph: ForwardGraph, source: int, target: int) -> list[tuple[int, int]]:
     """Return all edges, those of the virtual ends included."""
     edges = [(u, v) for u, after in enumerate(graph.successors) for v in after]
     if source < 0:

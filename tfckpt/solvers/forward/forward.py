@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.graph import FORWARD
@@ -56,7 +57,7 @@ def forward_view(graph: CostGraph, limit: int = 160) -> ForwardGraph:
     return _build(graph, inside, before, group)
 
 
-def _predecessors(graph, inside):
+def _predecessors(graph: CostGraph, inside: Sequence[int]) -> tuple[list[list[int]], list[bool]]:
     """Positions in `inside` that each needs, and whether they order only (no data flows)."""
     position = {vertex: place for place, vertex in enumerate(inside)}
     storages, vertices = graph.storages, graph.vertices
@@ -79,12 +80,12 @@ def _predecessors(graph, inside):
     return before, ordering
 
 
-def _leaves_forward(graph, storage):
+def _leaves_forward(graph: CostGraph, storage: int) -> bool:
     """Return whether anything but the forward reads a storage."""
     return any(graph.vertices[reader].region != FORWARD for reader in graph.readers[storage])
 
 
-def _saved_bytes(graph, inside):
+def _saved_bytes(graph: CostGraph, inside: Sequence[int]) -> list[int]:
     """For each position the bytes that the backward reads, 0 where negligible."""
     saved = []
     for vertex in inside:
@@ -95,7 +96,8 @@ def _saved_bytes(graph, inside):
     return [0 if size * NEGLIGIBLE < total else size for size in saved]
 
 
-def _merge_chains(before, ordering, saved):
+def _merge_chains(before: Sequence[Sequence[int]], ordering: Sequence[bool], saved: Sequence[int]
+                  ) -> list[int]:
     """Pass 1: for each position the last position of its node."""
     count = len(before)
     after: list[list[int]] = [[] for _ in range(count)]
@@ -112,7 +114,7 @@ def _merge_chains(before, ordering, saved):
     return group
 
 
-def _node_order(before, group):
+def _node_order(before: Sequence[Sequence[int]], group: Sequence[int]) -> list[int]:
     """Nodes in topological order, given by their last position.
 
     A node that needs nothing stands just before its first consumer: a dropout mask made at the
@@ -131,7 +133,8 @@ def _node_order(before, group):
                   else (first_consumer.get(root, root), 0, root))
 
 
-def _merge_neighbours(graph, inside, before, group, limit):
+def _merge_neighbours(graph: CostGraph, inside: Sequence[int], before: Sequence[Sequence[int]],
+                      group: Sequence[int], limit: int) -> list[int]:
     """Pass 2: merges intervals of the topological order until `limit` remain."""
     order = _node_order(before, group)
     place_of = {root: place for place, root in enumerate(order)}
@@ -142,13 +145,14 @@ def _merge_neighbours(graph, inside, before, group, limit):
     return [end[rank] for rank in rank_of]
 
 
-def _bytes(graph, handed):
+def _bytes(graph: CostGraph, handed: Sequence[Sequence[int]]) -> list[int]:
     """For each node the bytes of the storages it hands on."""
     return [sum(graph.storages[s].bytes for s in storages if not graph.storages[s].fetched)
             for storages in handed]
 
 
-def _handed_on(graph, inside, node, count):
+def _handed_on(graph: CostGraph, inside: Sequence[int], node: Sequence[int], count: int
+               ) -> list[list[int]]:
     """For each node the storages that another node, or anything but the forward, reads."""
     node_of = dict(zip(inside, node, strict=True))
     handed: list[list[int]] = [[] for _ in range(count)]
@@ -160,7 +164,7 @@ def _handed_on(graph, inside, node, count):
     return handed
 
 
-def _narrow_cuts(before, node, count):
+def _narrow_cuts(before: Sequence[Sequence[int]], node: Sequence[int], count: int) -> list[bool]:
     """For each place in the order: does at most one node before the cut feed what follows?"""
     furthest = list(range(count))
     for place, others in enumerate(before):
@@ -173,7 +177,7 @@ def _narrow_cuts(before, node, count):
     return [crossing <= 1 for crossing in itertools.accumulate(change[:-1])]
 
 
-def _merge_intervals(size, narrow, limit):
+def _merge_intervals(size: Sequence[int], narrow: Sequence[bool], limit: int) -> list[int]:
     """Merge neighbouring intervals and return, for each place, the last place of its own.
 
     Order of merging: first inside a stretch, leaving alone its last node (which is the one worth
@@ -186,7 +190,7 @@ def _merge_intervals(size, narrow, limit):
     total = list(size)  # of the interval that starts here
     heap: list[tuple[int, int, int, int, int]] = []
 
-    def offer(left):
+    def offer(left: int) -> None:
         cut = end[left]
         right = cut + 1
         if right < count:
@@ -214,7 +218,8 @@ def _merge_intervals(size, narrow, limit):
     return result
 
 
-def _build(graph, inside, before, group):
+def _build(graph: CostGraph, inside: Sequence[int], before: Sequence[Sequence[int]],
+           group: Sequence[int]) -> ForwardGraph:
     """Return the view whose nodes are the groups, ordered topologically."""
     order = _node_order(before, group)
     place_of = {root: place for place, root in enumerate(order)}

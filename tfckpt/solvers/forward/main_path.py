@@ -8,6 +8,8 @@ join a neighbour.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfckpt.solvers.forward.forward_graph import ForwardGraph, neighbours
 
 __all__ = ["trunk"]
@@ -50,7 +52,7 @@ def trunk(forward: ForwardGraph) -> ForwardGraph:
     return _contract(forward, joined)
 
 
-def _contract(forward, joined):
+def _contract(forward: ForwardGraph, joined: Sequence[int]) -> ForwardGraph:
     """Return the graph whose nodes are those that joined none, with all that joined them."""
     roots = [node for node in range(len(forward)) if joined[node] == node]
     place = {root: i for i, root in enumerate(roots)}

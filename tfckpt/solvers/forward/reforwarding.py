@@ -22,7 +22,7 @@ section 4.1 (assumptions), definition 1 (closed sets: here segments and unions o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from tfckpt.errors import PlanError
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
@@ -51,7 +51,9 @@ class Checkpoints:
 
 
 def ends(graph: ForwardGraph) -> tuple[int, int]:
-    """Return the vertex before and the vertex after everything: real where unique, else -1 and n.
+    """Return the vertex before and the vertex after everything.
+
+    Each is real where it is unique; else they are -1 and n.
     """
     sources = [v for v, needs in enumerate(graph.predecessors) if not needs]
     targets = [v for v, after in enumerate(graph.successors) if not after]
@@ -145,7 +147,8 @@ def price(graph: ForwardGraph, vertices: Collection[int]) -> Checkpoints:
     return Checkpoints(chosen, sum(graph.bytes[v] for v in chosen), largest)
 
 
-def _component(graph, stored, seen, first):
+def _component(graph: ForwardGraph, stored: Sequence[bool], seen: list[bool], first: int
+               ) -> tuple[int, ...]:
     """Return the vertices connected with `first` without a checkpoint between, ascending."""
     seen[first] = True
     members = [first]
@@ -157,7 +160,8 @@ def _component(graph, stored, seen, first):
     return tuple(sorted(members))
 
 
-def _around(graph, stored, members, source, target):
+def _around(graph: ForwardGraph, stored: Sequence[bool], members: Sequence[int], source: int,
+            target: int) -> tuple[int, int]:
     """Return the checkpoint before and the checkpoint after a segment."""
     before = {p for v in members for p in graph.predecessors[v] if stored[p]}
     after = {s for v in members for s in graph.successors[v] if stored[s]}

@@ -11,7 +11,7 @@ low points is Hopcroft and Tarjan 1973.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tfckpt.errors import PlanError
 
@@ -52,7 +52,7 @@ def hanging_segments(after: Mapping[int, Mapping[int, object]]) -> list[Hanging]
     return sorted(found)
 
 
-def _stretches(after) -> Iterator[list[int]]:
+def _stretches(after: Mapping[int, Mapping[int, object]]) -> Iterator[list[int]]:
     """Vertices from one splitting vertex of the graph to the next, both included."""
     stretch: list[int] = []
     furthest = 0
@@ -64,7 +64,8 @@ def _stretches(after) -> Iterator[list[int]]:
         furthest = max((furthest, *after[vertex]))
 
 
-def _hanging_in(after, stretch):
+def _hanging_in(after: Mapping[int, Mapping[int, object]], stretch: Sequence[int]
+                ) -> Iterator[Hanging]:
     """Segments of one stretch: for each vertex removed, what hangs on an articulation point."""
     place = {vertex: i for i, vertex in enumerate(stretch)}
     last = len(stretch) - 1
@@ -83,7 +84,8 @@ def _hanging_in(after, stretch):
             yield size, stretch[first], stretch[second], stretch[child]
 
 
-def _articulations(beside, removed, root, end):
+def _articulations(beside: Sequence[Sequence[int]], removed: int, root: int, end: int
+                   ) -> Iterator[tuple[int, int, int]]:
     """(articulation point, first vertex beyond it, vertices beyond it), `end` never beyond.
 
     `beside` lists, for each vertex, its neighbours; the search starts at `root`.

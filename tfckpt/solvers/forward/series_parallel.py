@@ -57,6 +57,8 @@ def fold(edges: Iterable[tuple[int, int]], source: int, target: int) -> Piece:
 
     Args:
       edges: from lower to higher vertices; each vertex lies on a path from source to target.
+      source: the lowest vertex, which needs none.
+      target: the highest vertex, which none needs.
     """
     folded = _Folded(source, target)
     for u, v in sorted(edges):
@@ -102,7 +104,7 @@ class _Folded:
       before: for each vertex its predecessors, as the keys of a dict.
     """
 
-    def __init__(self, source: int, target: int):
+    def __init__(self, source: int, target: int) -> None:
         self.source, self.target = source, target
         self.after: dict[int, dict[int, Piece]] = {target: {}}
         self.before: dict[int, dict[int, None]] = {source: {}}

@@ -34,6 +34,7 @@ def stages_of(graph: CostGraph, order: Sequence[int], limit: int) -> Stages:
     """Return the stages of a graph whose originals run in `order`.
 
     Args:
+      graph: joint graph.
       order: every vertex but released joins (`tfckpt.simulate.order.base_order`).
       limit: stages at most, about.
 
@@ -45,7 +46,7 @@ def stages_of(graph: CostGraph, order: Sequence[int], limit: int) -> Stages:
 class _Builder:
     """What is known of each storage by places in the order and in the forward pass."""
 
-    def __init__(self, graph: CostGraph, order: Sequence[int]):
+    def __init__(self, graph: CostGraph, order: Sequence[int]) -> None:
         self.graph, self.order = graph, order
         vertices = graph.vertices
         count = len(graph.storages)
@@ -170,8 +171,9 @@ class _Builder:
         """At each position of the order what is live besides storages that may be recomputed."""
         steps = tuple((v, 0) for v in self.order)
         live = simulate_order(self.graph, resolve(self.graph, steps), None).live_bytes
-        return np.maximum(np.array(live, dtype=np.int64) - self._held(
+        rest: Numbers = np.maximum(np.array(live, dtype=np.int64) - self._held(
             self.free, self.born, self.last + 1, len(self.order)), 0)
+        return rest
 
     def _held(self, storages: Numbers, start: Numbers, stop: Numbers, length: int) -> Numbers:
         return self._alive(storages, start, np.minimum(stop, length), length)
@@ -236,6 +238,7 @@ class _Builder:
         """Most bytes in the forward of each stage.
 
         Args:
+          ends: place in the forward pass of the last vertex of each stage.
           held: storages, and the places between which each is live.
           made: only what a stage makes itself may give its buffer to what it makes.
         """
@@ -304,8 +307,9 @@ class _Builder:
         return found
 
     def _waiting(self) -> Numbers:
-        """Return bytes made before each position and read at it or later, of what is not
-        recomputed.
+        """Return bytes made before each position and read at it or later.
+
+        Only what is not recomputed counts.
         """
         fixed = np.setdiff1d(np.arange(len(self.bytes)), self.free)
         fixed = fixed[self.born[fixed] >= 0]
