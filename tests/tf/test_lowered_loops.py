@@ -53,7 +53,14 @@ def _scan(x, ws):
                    initializer=tf.zeros(WIDTH))
 
 
-BODIES = [_while, _until, _cond, _case, _nested, _called_twice, _scan]
+def _same_choice(x, ws):
+    """Two branches that one choice decides, and a sum that Grappler writes anew."""
+    positive, total = tf.reduce_sum(x) > 0, x + x + tf.sin(x)
+    return tf.cond(positive, lambda: total, lambda: total @ ws[0]) * tf.cond(
+        positive, lambda: tf.sin(total), lambda: total)
+
+
+BODIES = [_same_choice, _while, _until, _cond, _case, _nested, _called_twice, _scan]
 
 
 def _step(body, ws):
@@ -106,6 +113,18 @@ def test_where_it_is_not_understood_what_is_around_loops_is_optimised_by_itself(
     monkeypatch.setattr(grappler, "with_loops", refuse)
     graph = _step(_while, _weights()).get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph
     assert has_loops(grappler.question(graph).answer())
+
+
+@pytest.mark.parametrize("body", [_same_choice, _while, lambda x, ws: x @ ws[0] + x + tf.sin(x)])
+def test_what_nothing_needs_is_left_out(body):
+    """Of a sum that it writes anew Grappler leaves the terms' sums of two in the graph."""
+    graph = _step(body, _weights()).get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph
+    for lower in (False, True):
+        made = grappler.question(graph).answer(lower=lower)
+        read = {name.lstrip("^").partition(":")[0] for node in made.node for name in node.input}
+        ends = {op.name for op in graph.control_outputs}
+        assert all(node.name in read | ends or node.op in ("_Retval", "_Arg")
+                   for node in made.node)
 
 
 def test_what_is_in_a_loop_does_not_stand_for_what_is_around_it():

@@ -46,12 +46,12 @@ TangentRule = Callable[[At], Term]
 
 
 def zero(o: At) -> Term:
-    """Return the output does not move with this input."""
+    """State that the output does not move with this input."""
     return o.t * 0.0
 
 
 def same(o: At) -> Term:
-    """Return the output moves as this input does."""
+    """State that the output moves as this input does."""
     return o.t
 
 

@@ -23,11 +23,13 @@ _MERGE = "Merge"
 _PASSED_IN = re.compile(r"Func/(.*)/input/_\d+$")
 _BEFORE_BODY = re.compile(r"Func/(.*)/input_control_node/_\d+$")
 _BEFORE_LOOP = re.compile(r"(.*)/LoopControlInputs/_\d+$")
+_BEFORE_BRANCH = re.compile(r"(.*)/(?:switch_pred|branch_index)/_\d+$")
+_CHOICES = frozenset(("Switch", "_SwitchN"))
 
 
 def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
                    ) -> None:
-    """Have bodies and lowered loops wait for no more than their calls did.
+    """Have bodies, lowered loops and branches wait for no more than their calls did.
 
     What a lowered loop's condition waits for keeps its constants in the loop.
 
@@ -42,18 +44,18 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
             arguments.setdefault(found[1], set()).add(_op_of(node.input[0]))
     empty = set()
     for node in definition.node:
-        if node.op != NO_OP:
-            continue
-        if found := _BEFORE_BODY.match(node.name):
+        if node.op == NO_OP and (found := _BEFORE_BODY.match(node.name)):
             given = arguments.get(found[1], set())
-        elif found := _BEFORE_LOOP.match(node.name):
-            given = {_op_of(name) for name in node.input}
+        elif node.op == NO_OP and (found := _BEFORE_LOOP.match(node.name)) or (
+                node.op in _CHOICES and (found := _BEFORE_BRANCH.match(node.name))):
+            given = {_op_of(name) for name in node.input if name[:1] == "^"}
         else:
             continue
         more = given - set(calls[found[1]]) if found[1] in calls else {
             name for name in given if not (tf_adapter.is_stateful_type(kinds[name])
                                            or kinds[name] == _MERGE)}
-        _keep_inputs(node, [name for name in node.input if _op_of(name) not in more])
+        _keep_inputs(node, [name for name in node.input
+                            if name[:1] != "^" or name[1:] not in more])
         if not node.input:
             empty.add(node.name)
     kept = [node for node in definition.node if node.name not in empty]
