@@ -84,8 +84,7 @@ class Costs:
 
     @property
     def device_bytes(self) -> int:
-        """Return what the device must hold: all that is resident, the peak's dynamic part, lists.
-        """
+        """Return what the device must hold: what is resident, the peak's dynamic part, lists."""
         return self.resident_bytes + self.dynamic_bytes + self.list_bytes
 
 
@@ -176,6 +175,7 @@ def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) ->
     Args:
       definition: with every shape known and variables as `VarHandleOp`.
       graph: the part of it that runs.
+      device: for which Grappler's simulation is made: its kind and speeds.
 
     Raises:
       CostError: a dimension is unknown, or Grappler refuses the graph.

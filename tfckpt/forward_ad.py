@@ -226,7 +226,7 @@ class Sequences:
     def on_op(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
         """Called by TensorFlow after an op ran and the tape recorded it."""
         if self._busy or graph is not None:
-            return None
+            return
         self._busy = True
         try:
             if not tf_adapter.is_recording_stopped() and tf_adapter.gradient_order(inputs) < 2:
@@ -238,7 +238,7 @@ class Sequences:
                     tf_adapter.replace_record(outputs[0], source, _multiplier(entry.tangent))
         finally:
             self._busy = False
-        return None
+        return
 
     def _step(self, op_type, inputs, moving, attrs, outputs) -> _Fad | None:
         entries = [self._fad.get(id(t)) for t in inputs]

@@ -99,7 +99,7 @@ class BatchesSeen:
       planned: what open dimensions of a dataset's batches were planned for; None until then.
     """
 
-    def __init__(self, function: Callable, model: Any, records: Records):
+    def __init__(self, function: Callable, model: Any, records: Records) -> None:
         functools.update_wrapper(self, function)
         self._function, self._model, self._records = function, weakref.ref(model), records
         self._iterator: Callable[[], object] = lambda: None

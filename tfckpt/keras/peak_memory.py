@@ -55,7 +55,7 @@ class PeakMemory(keras.callbacks.Callback):
         do. None writes none.
     """
 
-    def __init__(self, compare: bool = False, log_dir: str | os.PathLike | None = None):
+    def __init__(self, compare: bool = False, log_dir: str | os.PathLike | None = None) -> None:
         super().__init__()
         self._compare = compare
         self._log_dir = log_dir

@@ -55,7 +55,7 @@ class Holds(Protocol):
 class ExecutorHolds:
     """Fences before regions, waits, and taps to wait through."""
 
-    def __init__(self, builder: EditBuilder):
+    def __init__(self, builder: EditBuilder) -> None:
         self.builder = builder
         self.regions = 0
         self.starts: list[int] = []

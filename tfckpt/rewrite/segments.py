@@ -66,7 +66,7 @@ class _Made:
 class _Loops:
     """A loop of the forward and its gradient's, and how they become loops over segments."""
 
-    def __init__(self, role: Role, live: tf.Graph):
+    def __init__(self, role: Role, live: tf.Graph) -> None:
         self.role, self.segments, self.live = role, role.segments, live
         operations = {op.name: op for op in live.get_operations()}
         self.forward = operations[role.forward]
@@ -305,7 +305,7 @@ def _name_of(text: bytes) -> str:
 class _Body:
     """Adds ops to a FunctionDef."""
 
-    def __init__(self, function: Any):
+    def __init__(self, function: Any) -> None:
         self.function = function
         self._taken = {node.name for node in function.node_def} | {
             argument.name for argument in function.signature.input_arg}

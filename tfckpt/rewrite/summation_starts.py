@@ -96,7 +96,7 @@ class _Sum:
     """The terms of one shape of a tree of sums in a vertex."""
 
     def __init__(self, builder: EditBuilder, v: int, adding: Collection[int],
-                 tree: Sequence[tuple[int, int]]):
+                 tree: Sequence[tuple[int, int]]) -> None:
         self.builder, self.v, self.adding, self.tree = builder, v, adding, tree
         self.terms = [builder.graph.ops[op].inputs[i] for op, i in tree]
 

@@ -38,7 +38,7 @@ class Entry:
     """
 
     def __init__(self, where: pathlib.Path, key: str, name: str, graph: Graph,
-                 wanted: Sequence[DevicePart]):
+                 wanted: Sequence[DevicePart]) -> None:
         self.where, self.key, self.name = where, key, name
         self.graph, self.wanted = graph, wanted
 

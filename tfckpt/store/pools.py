@@ -40,7 +40,7 @@ class Pools:
       name: of the step, for people.
     """
 
-    def __init__(self, where: pathlib.Path, name: str):
+    def __init__(self, where: pathlib.Path, name: str) -> None:
         self.where, self.name = where, name
 
     def read(self, graph: CostGraph, searched: object, plain_bytes: int) -> list[Candidate]:

@@ -17,7 +17,7 @@ _COPY = "-tfckpt"
 class Texts:
     """What is said of the ops of a step, by their indices."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph) -> None:
         self._names = tuple(op.name for op in graph.ops)
         self._index = {name: i for i, name in enumerate(self._names)}
 

@@ -57,7 +57,7 @@ class Before:
 class Kept:
     """The place of a tuned step in the store."""
 
-    def __init__(self, where: pathlib.Path, key: str, name: str, graph: Graph):
+    def __init__(self, where: pathlib.Path, key: str, name: str, graph: Graph) -> None:
         self.where, self.key, self.name, self.graph = where, key, name, graph
 
     def read(self) -> Before | None:

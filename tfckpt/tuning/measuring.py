@@ -61,7 +61,7 @@ class Bench:
       snapshot: what is put back after each of them.
     """
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], steps: int):
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], steps: int) -> None:
         self.args, self.kwargs, self.steps = args, kwargs, steps
         self.device = default_device()
         self.snapshot = Snapshot()

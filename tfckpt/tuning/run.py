@@ -66,7 +66,7 @@ def tune(step: CheckpointedStep, *args: Any, limit_seconds: float = 120.0, steps
 class _Tuning:
     """One step that is being tuned."""
 
-    def __init__(self, step: CheckpointedStep, bench: Bench, limit: float, xla: bool):
+    def __init__(self, step: CheckpointedStep, bench: Bench, limit: float, xla: bool) -> None:
         self.step, self.bench, self.limit, self.xla = step, bench, limit, xla
         self.started = time.perf_counter()
         self.ran: list[Ran] = []

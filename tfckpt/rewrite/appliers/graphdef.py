@@ -131,7 +131,7 @@ class _Nodes:
     """A list of NodeDefs being edited, and how tensors are named in it."""
 
     def __init__(self, nodes, arguments: Iterable[str], signatures: Mapping[str, Any],
-                 nested: bool = False):
+                 nested: bool = False) -> None:
         self.nodes, self.nested = nodes, nested
         self.arguments = frozenset(arguments)
         self.signatures = signatures

@@ -49,7 +49,7 @@ class XlaHolds:
       order, early: what has XLA keep the plan's order; None where nothing does.
     """
 
-    def __init__(self, builder: EditBuilder, target: Target):
+    def __init__(self, builder: EditBuilder, target: Target) -> None:
         self.builder = builder
         self.kind: type[Guard] = XLA_GUARDS[target.guard]
         self.weights = target.transposes_weights_early

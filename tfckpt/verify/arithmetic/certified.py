@@ -55,7 +55,7 @@ class Arithmetic:
     """
 
     def __init__(self, live: Any, plain: Question, marked: bool = False,
-                 answer: tf.compat.v1.GraphDef | None = None):
+                 answer: tf.compat.v1.GraphDef | None = None) -> None:
         self.live, self.marked, self._plain, self._known = live, marked, plain, answer
 
     def before(self, edits: Edits) -> Certificate:

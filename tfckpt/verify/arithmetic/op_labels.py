@@ -80,7 +80,7 @@ class Labels:
       function: gives the FunctionDef that is called by a name; None where it is not known.
     """
 
-    def __init__(self, arguments: Sequence[str], function: Callable[[str], Any]):
+    def __init__(self, arguments: Sequence[str], function: Callable[[str], Any]) -> None:
         self._arguments, self._find = arguments, function
         self._functions: dict[str, str] = {}
 

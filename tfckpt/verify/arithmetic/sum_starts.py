@@ -40,7 +40,7 @@ class Starts:
 
     def __init__(self, nodes: Mapping[str, Node], ordered: Sequence[str],
                  source: Callable[[Tensor], Tensor], lasting: Callable[[str], bool],
-                 holding: Callable[[str], bool]):
+                 holding: Callable[[str], bool]) -> None:
         self.nodes, self.ordered, self.source = nodes, ordered, source
         self.lasting, self.holding = lasting, holding
         self.readers: dict[Tensor, list[str]] = {}

@@ -137,7 +137,7 @@ class _Node:
 class _Graph:
     """One computation whose terms are being refined."""
 
-    def __init__(self, computation: Computation):
+    def __init__(self, computation: Computation) -> None:
         self.computation = computation
         self.definitions = {node.name: node for node in computation.nodes}
         self.nodes = {node.name: _node(node) for node in computation.nodes}

@@ -54,7 +54,7 @@ class AskedElsewhere(Asked):
       model: which GPU, a name in `gpu_compiler.TARGETS`.
     """
 
-    def __init__(self, live: tf.Graph, graph: Graph, model: str):
+    def __init__(self, live: tf.Graph, graph: Graph, model: str) -> None:
         super().__init__(live, graph)
         self.model = model
 
@@ -101,7 +101,7 @@ class _Process:
       RuntimeError: it has no compiler, or ended.
     """
 
-    def __init__(self, model: str):
+    def __init__(self, model: str) -> None:
         program = str(pathlib.Path(gpu_compiler.__file__))
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
         try:
