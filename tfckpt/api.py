@@ -257,6 +257,18 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
         return records if records is not None and owner() is args[0] else self._records
 
     def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        """Run the step, rewritten; trace it first where the call needs that.
+
+        Args:
+          *args: as the step takes them.
+          **kwargs: as the step takes them.
+
+        Returns:
+          What the step returns.
+
+        Raises:
+          TfckptError: at the first trace, as `checkpoint` says.
+        """
         function = self._compiled if traces_compiled() else self._fn
         if not tf.executing_eagerly():
             return called_with(function, *args, **kwargs)
@@ -328,6 +340,7 @@ class _BoundStep(functools.partial, Generic[_Others, _Result]):
         return dict(self._records.reports)
 
     def __call__(self, /, *args: _Others.args, **kwargs: _Others.kwargs) -> _Result:
+        """Run the step as a method of the instance."""
         _ = self._records  # from now on reports go there
         result: _Result = super().__call__(*args, **kwargs)
         return result
