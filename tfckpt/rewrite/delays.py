@@ -251,9 +251,7 @@ class ExecutorHolds:
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
 
     def _holding(self, held: Sequence[RetainedTerm]) -> list[list[Create | Clone]]:
-        """Return what holds the terms of sums, by the number of the first fence scheduled after
-        each.
-        """
+        """Return what holds the terms of sums, by the number of the first fence after each."""
         builder = self.builder
         where = {step: p for p, step in enumerate(builder.plan.schedule)}
         found: list[list[Create | Clone]] = [[] for _ in range(len(self.starts) + 1)]

@@ -37,6 +37,7 @@ def with_functions(edits: Edits, live: tf.Graph) -> Edits:
     """Return edits whose new loops over segments have functions to call.
 
     Args:
+      edits: what is done to the step; new loops over segments have a `Role` as an attribute.
       live: the graph that is edited.
 
     Raises:
@@ -225,8 +226,9 @@ class _Loops:
                       for key in sorted(made)}, (self.inner_cond, self.again, cond, body))
 
     def _only_reads(self, attrs: dict) -> bool:
-        """Return whether both loops, or the forward's, are known to write nothing that they are
-        given.
+        """Return whether both loops, or the forward's, are known to write nothing they are given.
+
+        Both are looked at unless the attributes are the forward loop's.
         """
         loops = [self.f] if attrs is self.f else [self.f, self.g]
         return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)

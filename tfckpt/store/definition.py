@@ -45,6 +45,7 @@ class _Functions:
         """Return a hash of ops, in their order.
 
         Args:
+          nodes: NodeDefs, of a graph or of a function.
           arguments: what they read beside one another.
         """
         nodes = list(nodes)

@@ -47,6 +47,7 @@ class Pools:
         """Return the candidates of a search of the same structure; none where none is kept.
 
         Args:
+          graph: the cost graph that is searched.
           searched: what else the search depends on.
           plain_bytes: requested peak of the plain step.
         """

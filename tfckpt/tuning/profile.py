@@ -28,7 +28,8 @@ def op_seconds(step: Callable, *args: Any, **kwargs: Any) -> dict[str, float]:
 
     Args:
       step: a `tf.function`, or what `tfckpt.checkpoint` made of one; it is run as it was given.
-      args, kwargs: of one call, as large as they will be.
+      *args: positional arguments of one call, as large as they will be.
+      **kwargs: keyword arguments of that call.
 
     Returns:
       Seconds by the name of what ran; some names are those of ops that Grappler made.

@@ -64,6 +64,7 @@ def choice(rows: Sequence[Measured], allowed: int | None) -> Measured | None:
     Where no plan's largest peak fits, medians count.
 
     Args:
+      rows: what was measured of the plain step and of plans.
       allowed: bytes; None for the smallest peak: what is within `NEAR_LEAST` of it fits.
     """
     ran = [row for row in rows if row.fits(None)]
