@@ -120,6 +120,8 @@ def certificate_of_definitions(plain: tf.compat.v1.GraphDef, edited: tf.compat.v
     """Compare two graphs that nothing optimises any more.
 
     Args:
+      plain: the plain step, as it runs.
+      edited: the rewritten step, as it runs.
       function: gives the FunctionDef that is called by a name; None where it is not known.
     """
     return compared(*(_computation(graph, function) for graph in (plain, edited)))

@@ -66,8 +66,7 @@ def called(kind: str) -> str:
 
 
 def has_effect(kind: str) -> bool:
-    """Return whether an op of a type does more than compute: it draws numbers, or shows something.
-    """
+    """Return whether ops of a type do more than compute, such as draw numbers or print."""
     return (kind not in _NO_EFFECT
             and record(kind).access is None and tf_adapter.is_stateful_type(kind))
 

@@ -72,7 +72,11 @@ def same_arithmetic(step: Callable, *args: Any, **kwargs: Any) -> Certificate:
 
     Args:
       step: what `tfckpt.checkpoint` made of a `tf.function`, with its variables made.
-      args, kwargs: of one call.
+      *args: positional arguments of one call; only their dtypes and shapes count.
+      **kwargs: keyword arguments of that call.
+
+    Returns:
+      Whether all results and writes are the same, and what is not.
 
     Raises:
       VerificationError: it is no such step.
@@ -162,6 +166,9 @@ def _computation(function: Any, args: tuple, kwargs: dict, called: dict[int, str
     """Return what a function would run.
 
     Args:
+      function: a concrete function.
+      args: the positional arguments of its call.
+      kwargs: the keyword arguments of its call.
       called: what each captured tensor is called, by identity; filled in.
     """
     graphs = tf_adapter.instantiated(function, args, kwargs)

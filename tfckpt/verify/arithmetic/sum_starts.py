@@ -50,6 +50,7 @@ class Starts:
         """Return the places of a sum's terms in the order in which they are added.
 
         Args:
+          name: of the sum.
           at_once: whether what nothing orders with the sum is taken to run before it where it is
             ready before it: where fewer ops have to run one after the other first. So it is where
             ops run in the order in which they become ready.
