@@ -180,7 +180,12 @@ class Report:
         return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
 
     def certified(self, identical: bool | None, certificate: str) -> None:
-        """Note what is known of the step's arithmetic, and in words."""
+        """Note what is known of the step's arithmetic, and in words.
+
+        Args:
+          identical: whether it is that of the plain step; None where that is not known.
+          certificate: the same in words, for the report's text.
+        """
         self.identical, self.certificate = identical, certificate
 
     @property
@@ -274,7 +279,8 @@ class Report:
           path: of the file; its ending chooses the format.
 
         Raises:
-          TfckptError: matplotlib is not installed.
+          TfckptError: matplotlib is not installed, or the ending is of no format that it writes.
+          OSError: the file cannot be written.
         """
         from tfckpt.report import pictures
 
@@ -288,6 +294,7 @@ class Report:
 
         Raises:
           TfckptError: matplotlib is not installed.
+          OSError: the file cannot be written.
         """
         from tfckpt.report import html_page
 

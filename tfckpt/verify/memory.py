@@ -71,6 +71,15 @@ def measure_peak(fn: Callable, *args: Any, repeats: int = 1, device: str | None 
 def peak_of_call(fn: Callable, args: Sequence, kwargs: Mapping, device: str) -> int:
     """Peak bytes of one call above what is allocated when it starts; its results are waited for.
 
+    Args:
+      fn: what is called.
+      args: its positional arguments.
+      kwargs: its keyword arguments.
+      device: whose allocator is read, such as "GPU:0"; its highest count begins anew.
+
+    Returns:
+      Bytes.
+
     Raises:
       VerificationError: the allocator keeps no statistics.
     """
@@ -85,7 +94,10 @@ def memory_info(device: str, reset: bool = False) -> dict[str, int]:
 
     Args:
       device: such as "GPU:0".
-      reset: has the peak start again from what is allocated now.
+      reset: has the peak start again from what is allocated now, before both are read.
+
+    Returns:
+      Bytes by these names.
 
     Raises:
       VerificationError: the allocator keeps no statistics; names the environment variable.
@@ -106,6 +118,9 @@ def free_bytes(device: str) -> int:
 
     Args:
       device: such as "GPU:0".
+
+    Returns:
+      Bytes; 0 where more is allocated than it may take.
 
     Raises:
       VerificationError: the device's allocator keeps no statistics.

@@ -185,7 +185,7 @@ class XlaHolds:
         return self.kind if fused or not self.barriers else BarrierGuard
 
     def _is_weight(self, tensor: TensorId) -> bool:
-        """Return whether a tensor is resident, and so large that a compiler's copy of it matters."""
+        """Return whether a tensor is resident, and so large that a copy that XLA makes matters."""
         return (self.weights and self.builder.is_resident(tensor)
                 and record(self.builder.graph.ops[tensor[0]].type).source not in _NO_WEIGHTS
                 and (self.builder.tensor(tensor).bytes or 0) >= LARGE

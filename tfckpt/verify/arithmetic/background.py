@@ -37,7 +37,12 @@ class Report(Protocol):
     identical: bool | None
 
     def certified(self, identical: bool | None, certificate: str) -> None:
-        """Note what is known of the step's arithmetic, and in words."""
+        """Note what is known of the step's arithmetic, and in words.
+
+        Args:
+          identical: whether it is that of the plain step; None where that is not known.
+          certificate: the same in words.
+        """
 
 
 class _Worker:
