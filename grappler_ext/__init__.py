@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grappler_ext.bridge import Bridge, Rewriter
@@ -53,12 +53,16 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
     began with: call this first, or in that thread too.
 
     Args:
-      budget, solver, objective, batch_size, free_moves, fad, exact, effort, keep, recompute: as for
-        `tfckpt.checkpoint`, but that `exact` refuses neither loops nor branches nor calls: Grappler
-        has seen them. The pass
-        sees no call: `batch_size` says what a leading dimension stands for that a function's
-        signature leaves open. Without it one is assumed, which the report names; a budget in bytes
-        then leaves the function as it was.
+      budget: as for `tfckpt.checkpoint`: bytes of the whole device, a fraction of the plain peak,
+        "min" or "device", or a mapping from devices to these.
+      solver: as for `tfckpt.checkpoint`: the method that plans, by name.
+      objective: "time" (fastest plan that fits) or "memory" (minimum peak).
+      batch_size: what a leading dimension stands for that a function's signature leaves open: the
+        pass sees no call. Without it one is assumed, which the report names; a budget in bytes then
+        leaves the function as it was.
+      free_moves: whether moves that cost no time may be used.
+      fad: as for `tfckpt.checkpoint`: False, True or "auto", whether derivatives of element-wise
+        activations may be kept.
       strict: whether a failure to rewrite fails the function's call. By default it is logged
         once and the function runs as it was.
       xla: whether functions under `jit_compile=True`, as Keras' steps are on a GPU, are rewritten
@@ -71,6 +75,12 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
         same: these calls train as any other. Of functions that XLA does not compile. The highest
         count of the device's allocator is reset meanwhile.
       time_limit: seconds after which a function that is still being planned runs as it was.
+      exact: as for `tfckpt.checkpoint`, but that it refuses neither loops nor branches nor calls:
+        Grappler has seen them.
+      effort: how much the search of "auto" may evaluate, as a multiple of the default.
+      keep: names of layers or ops of which nothing is ever computed again, one or several.
+      recompute: names of layers or ops of which nothing is held for the backward pass, one or
+        several.
 
     Raises:
       PlanError: malformed options.
@@ -95,8 +105,20 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled(budget: object = "min", **options) -> Iterator[None]:
-    """`enable` for the length of a `with` statement; what was in force before is again after it."""
+def enabled(budget: object = "min", **options: Any) -> Iterator[None]:
+    """`enable` for the length of a `with` statement; what was in force before is again after it.
+
+    Args:
+      budget: as for `enable`.
+      **options: the other options of `enable`, by name.
+
+    Yields:
+      None; the options are in force.
+
+    Raises:
+      PlanError: malformed options.
+      grappler_ext.build.BuildError: the native pass cannot be built.
+    """
     before = _in_force
     enable(budget, **options)
     try:
@@ -133,12 +155,15 @@ def _use(rewriter: Rewriter) -> None:
     tf_adapter.set_custom_optimizer(PASS, rewriter.parameters)
 
 
-def session_config(config=None):
-    """Return a `tf.compat.v1.ConfigProto` with which a session uses the pass, with the options in
-    force.
+def session_config(config: Any = None) -> Any:
+    """Return the configuration with which a session uses the pass, with the options in force.
 
     Args:
-      config: what to start from; left as it is.
+      config: the `tf.compat.v1.ConfigProto` to start from, which is left as it is; None for an
+        empty one.
+
+    Returns:
+      A new `tf.compat.v1.ConfigProto`.
 
     Raises:
       PlanError: no `enable` before.
@@ -166,8 +191,7 @@ def reports() -> dict[str, Report]:
 
 
 def skipped() -> tuple[int, float]:
-    """Return how many graphs without gradients were left alone, and the seconds the last one took.
-    """
+    """Return how many graphs without gradients were left alone, and the last one's seconds."""
     return _bridge.skips() if _bridge else (0, 0.0)
 
 
@@ -178,7 +202,7 @@ _LAZY = {"PRESETS": "tfckpt.request.devices", "Device": "tfckpt.request.devices"
 
 
 if not TYPE_CHECKING:  # with it, checkers would let any name pass
-    def __getattr__(name: str):
+    def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module 'grappler_ext' has no attribute {name!r}")
         return getattr(importlib.import_module(_LAZY[name]), name)

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import hashlib
 import threading
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
@@ -50,7 +51,8 @@ class Bridge:
             self.rewriters[rewriter.key] = self._latest = rewriter
         self._library.tfckpt_set_callback(None if rewriter is None else self._callback)
 
-    def _called(self, graph, graph_size, names, names_size, answer) -> int:
+    def _called(self, graph: int, graph_size: int, names: int, names_size: int,
+                answer: int) -> int:
         try:
             item = Names.parse(ctypes.string_at(names, names_size).decode())
             rewriter = self.rewriters.get(item.parameters.get(_KEY, ""), self._latest)
@@ -63,8 +65,7 @@ class Bridge:
         return status
 
     def skips(self) -> tuple[int, float]:
-        """Return how many graphs without gradients were skipped, and the seconds the last one took.
-        """
+        """Return how many graphs without gradients were skipped, and the last one's seconds."""
         seconds = ctypes.c_double()
         return self._library.tfckpt_skips(ctypes.byref(seconds)), seconds.value
 
@@ -105,7 +106,7 @@ class Rewriter:
       reports: by function name.
     """
 
-    def __init__(self, options: Options, strict: bool, least: bool = False):
+    def __init__(self, options: Options, strict: bool, least: bool = False) -> None:
         self.options, self.strict, self.least = options, strict, least
         times = hashlib.sha256(repr(sorted(options.op_seconds.items())).encode()).hexdigest()
         self.key = repr((options, strict, least, times))
@@ -134,7 +135,7 @@ class Rewriter:
         except Exception as error:
             return self._fail(definition, readable(item.id), _said(error))
 
-    def _rewrite(self, definition, names: Names) -> tuple[int, bytes]:
+    def _rewrite(self, definition: tf.compat.v1.GraphDef, names: Names) -> tuple[int, bytes]:
         item = Item(definition, names)
         try:
             outcome = Outcome() if switched_off() else run(item, self.options)
@@ -151,7 +152,7 @@ class Rewriter:
             return UNCHANGED, b""
         return REWRITTEN, item.rewritten.SerializeToString()
 
-    def trace(self, func_graph) -> None:
+    def trace(self, func_graph: Any) -> None:
         """Rewrite, in place, what TensorFlow has traced for XLA.
 
         Raises:
@@ -171,7 +172,7 @@ class Rewriter:
             if report is not None:
                 self.reports[name] = report
 
-    def _fail(self, definition, name: str, why: str) -> tuple[int, bytes]:
+    def _fail(self, definition: tf.compat.v1.GraphDef, name: str, why: str) -> tuple[int, bytes]:
         message = self._say_once(name, why)
         if not self.strict:
             return UNCHANGED, b""

@@ -27,6 +27,9 @@ def builtin_recomputation(mode: str = "RECOMPUTATION_HEURISTICS", *,
         `recompute_hint()`.
       scope: what the names of the backward's ops begin with.
 
+    Returns:
+      A context manager.
+
     Raises:
       PlanError: another mode.
     """

@@ -84,8 +84,7 @@ class Costs:
 
     @property
     def device_bytes(self) -> int:
-        """Return what the device must hold: all that is resident, the peak's dynamic part, lists.
-        """
+        """Return what the device must hold: what is resident, the peak's dynamic part, lists."""
         return self.resident_bytes + self.dynamic_bytes + self.list_bytes
 
 
@@ -106,7 +105,14 @@ class Estimate:
     rewritten: Costs | None = None
 
     def fits(self, costs: Costs) -> bool:
-        """Return whether the device holds one of the two."""
+        """Return whether the device holds one of the two.
+
+        Args:
+          costs: `plain` or `rewritten`.
+
+        Returns:
+          Whether its bytes are within those of the device that can be used.
+        """
         return costs.device_bytes <= self.device.usable_bytes
 
     def __str__(self) -> str:
@@ -143,12 +149,15 @@ def estimate(function: Any, *args: Any, device: str | Device = "H100-80GB",
     Args:
       function: a `tf.function`, or a step under `tfckpt.checkpoint`; of the latter both what it
         was made of and what it is are estimated.
-      args: what it would be called with; `tf.TensorSpec` stands for a tensor.
+      *args: what it would be called with; `tf.TensorSpec` stands for a tensor.
       device: a preset's name, its figures as text (see `find_device`), or a `Device`.
       budget: for a `tf.function`: also estimate it under `tfckpt.checkpoint` with this budget,
         planned with the device's times.
-      options: further ones of `tfckpt.checkpoint`; `batch_size` also says what dimensions that
+      **options: further ones of `tfckpt.checkpoint`; `batch_size` also says what dimensions that
         a signature leaves open stand for.
+
+    Returns:
+      Bytes and seconds of the plain step and, where it was asked for, of the rewritten one.
 
     Raises:
       PlanError: an unknown device, or a malformed option.
@@ -176,6 +185,10 @@ def costs_of(definition: tf.compat.v1.GraphDef, graph: Graph, device: Device) ->
     Args:
       definition: with every shape known and variables as `VarHandleOp`.
       graph: the part of it that runs.
+      device: for which Grappler's simulation is made: its kind and speeds.
+
+    Returns:
+      Bytes, those at the peak by tensor, and seconds, those of each op by name.
 
     Raises:
       CostError: a dimension is unknown, or Grappler refuses the graph.
@@ -215,6 +228,9 @@ def resident_bytes(definition: tf.compat.v1.GraphDef, graph: Graph) -> int:
       definition: has the shapes of variables, also of those that are only written, such as the
         slots of fused updates.
       graph: what runs of it, and the shapes of inputs.
+
+    Returns:
+      Bytes; what is of unknown size counts as none.
     """
     total = sum(t.bytes or 0 for op in graph.ops if record(op.type).source in _GIVEN
                 for t in op.outputs)
@@ -251,6 +267,9 @@ def inlined_graph(traced: Any, args: Sequence[Any] = (),
       traced: the concrete function.
       args: the call's arguments, whose shapes count where the signature leaves them open.
       batch_size: what a leading dimension that stays unknown stands for.
+
+    Returns:
+      The definition, with calls inlined and shapes known, and the part of it that runs.
     """
     definition = tf_adapter.inlined(traced)
     nodes = {node.name: node for node in definition.node}

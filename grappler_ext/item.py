@@ -92,7 +92,7 @@ class Item:
         INLINED: "Grappler has inlined them"}
     optimised: ClassVar[bool] = True
 
-    def __init__(self, definition: tf.compat.v1.GraphDef, names: Names):
+    def __init__(self, definition: tf.compat.v1.GraphDef, names: Names) -> None:
         self.definition, self.names = definition, names
         self.rewritten: tf.compat.v1.GraphDef | None = None
         self._loops: tuple[Frame, ...] = ()

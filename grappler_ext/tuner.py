@@ -62,7 +62,7 @@ class _Function:
       settled: whether there is nothing more to try; `chosen` runs then.
     """
 
-    def __init__(self, rewriter: Rewriter):
+    def __init__(self, rewriter: Rewriter) -> None:
         self.plans = [_Plan(rewriter, 1.0, Measured(str(rewriter.options.budgets.of(""))))]
         self.chosen = rewriter
         self.settled = False
@@ -162,7 +162,7 @@ class Tuner:
       tune: whether plans are settled by what calls take.
     """
 
-    def __init__(self, rewriter: Rewriter, use: Callable[[Rewriter], None], tune: bool):
+    def __init__(self, rewriter: Rewriter, use: Callable[[Rewriter], None], tune: bool) -> None:
         self.rewriter, self.use, self.tune = rewriter, use, tune
         self._functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self._reports: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

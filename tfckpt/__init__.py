@@ -6,7 +6,7 @@ Imports are lazy: `import tfckpt.plan` loads no TensorFlow.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfckpt.errors import (
     CaptureError,
@@ -45,7 +45,7 @@ _LAZY = {"eager_fad": ("tfckpt.forward_ad", "eager_fad"),
 
 
 if not TYPE_CHECKING:  # with it, checkers would let any name pass
-    def __getattr__(name: str):
+    def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module 'tfckpt' has no attribute {name!r}")
         module, attribute = _LAZY[name]

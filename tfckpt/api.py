@@ -85,13 +85,13 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
       effort: how much the search of "auto" may evaluate, as a multiple of the default, which is in
         proportion to the step. More takes longer and usually finds better plans. Counted, not
         timed: all processes agree.
-      keep, recompute: names of layers or ops of the forward pass, one or several: of `keep` none is
-        ever computed again, and of `recompute` nothing is held for the backward pass, which
-        computes it again where it reads it (but for what may not run twice, such as random
-        numbers). All else is planned as before, and no plan is applied that does not lower the
-        peak. A name stands for whole parts of op names between
-        slashes: "dense_1" for every op of that layer, "block?/conv*/Relu" for some; the report
-        lists both. `tfckpt.saved_tensors` shows names.
+      keep: names of layers or ops of the forward pass, one or several, of which none is ever
+        computed again. A name stands for whole parts of op names between slashes: "dense_1" for
+        every op of that layer, "block?/conv*/Relu" for some; the report lists both.
+        `tfckpt.saved_tensors` shows names.
+      recompute: such names as well: nothing of these is held for the backward pass, which computes
+        it again where it reads it (but for what may not run twice, such as random numbers). All
+        else is planned as before, and no plan is applied that does not lower the peak.
 
     Returns:
       A callable with the same signature and `report` (None before the first trace) and
@@ -156,6 +156,9 @@ def report_of(step: Any) -> Report | None:
       step: what `tfckpt.checkpoint` or `tfckpt.keras.checkpoint` returned, a `tf.function` over a
         decorated function, or a model whose `train_step` is decorated.
 
+    Returns:
+      The report of what was traced last; None before the first trace.
+
     Raises:
       PlanError: it is none of these.
     """
@@ -181,7 +184,7 @@ class _Decorator(Protocol):
 class CheckpointedStep(Generic[_Arguments, _Result]):
     """A training step whose traces are rewritten. Works as a function and as a method."""
 
-    def __init__(self, fn: Any, options: Options):
+    def __init__(self, fn: Any, options: Options) -> None:
         self.options = options
         self._records = Records()
         self._methods: dict[int, tuple[Callable[[], object], Records]] = {}
@@ -214,18 +217,34 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
         return self._plain
 
     def become(self, other: CheckpointedStep) -> None:
-        """Do from now on what another step over the same function does, its traces included."""
+        """Do from now on what another step over the same function does, its traces included.
+
+        Args:
+          other: the step whose options, reports and traces this one takes over.
+        """
         self.options, self._records = other.options, other._records
         self._fn, self._compiled = other._fn, other._compiled
 
     def leave(self, report: Report, function: Any) -> None:
-        """Be a function that is not rewritten from now on; `report` says why."""
+        """Be a function that is not rewritten from now on; `report` says why.
+
+        Args:
+          report: the latest report from now on.
+          function: what calls run, compiled or not.
+        """
         self._records = Records()
         self._records.report = report
         self._fn = self._compiled = function
 
     def records_of(self, instance: object) -> Records:
-        """Return where the reports of one object go, whose method the step is."""
+        """Return where the reports of one object go, whose method the step is.
+
+        Args:
+          instance: the object; it is not kept alive where it can be referred to weakly.
+
+        Returns:
+          Its own records, made when it is asked for the first time.
+        """
         owner, records = self._methods.get(id(instance), (lambda: None, self._records))
         if owner() is not instance:
             records = Records(around=self._records)
@@ -238,6 +257,18 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
         return records if records is not None and owner() is args[0] else self._records
 
     def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        """Run the step, rewritten; trace it first where the call needs that.
+
+        Args:
+          *args: as the step takes them.
+          **kwargs: as the step takes them.
+
+        Returns:
+          What the step returns.
+
+        Raises:
+          TfckptError: at the first trace, as `checkpoint` says.
+        """
         function = self._compiled if traces_compiled() else self._fn
         if not tf.executing_eagerly():
             return called_with(function, *args, **kwargs)
@@ -300,13 +331,16 @@ class _BoundStep(functools.partial, Generic[_Others, _Result]):
 
     @property
     def report(self) -> Report | None:
+        """Return the report of the instance's latest trace; None before the first."""
         return self._records.report
 
     @property
     def reports(self) -> dict[str, Report]:
+        """Reports of the instance by traced signature."""
         return dict(self._records.reports)
 
     def __call__(self, /, *args: _Others.args, **kwargs: _Others.kwargs) -> _Result:
+        """Run the step as a method of the instance."""
         _ = self._records  # from now on reports go there
         result: _Result = super().__call__(*args, **kwargs)
         return result

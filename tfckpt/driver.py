@@ -183,6 +183,8 @@ def run(carrier: Carrier, options: Options, refused: str = "") -> Outcome:
     """Bring a step in, plan and rewrite it, and hand the edits back.
 
     Args:
+      carrier: brings the step in and takes its edits back.
+      options: how the step is planned.
       refused: why the step is to be left as it is, priced and reported all the same.
 
     Raises:
@@ -216,7 +218,8 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
     return outcome
 
 
-def _planned(carrier: Carrier, step: Captured, options: Options, target_of, refused: str,
+def _planned(carrier: Carrier, step: Captured, options: Options,
+             target_of: Callable[[str], Target], refused: str,
              started: float) -> tuple[Outcome, Report]:
     """Plan a step that trains, and hand the edits back."""
     definition = dump.definition_of(step.name, step.live) if dump.folder() else b""
@@ -300,7 +303,9 @@ def failed(name: str, live: Any, error: Exception) -> Outcome:
     """Return the outcome for a step that could not be read or priced; dump it for a fault of ours.
 
     Args:
+      name: of the step.
       live: TensorFlow's graph, as it was.
+      error: why it could not.
     """
     if isinstance(error, TfckptError):
         return Outcome(failure=str(error))
@@ -463,7 +468,8 @@ def _compiled(step: Captured, proposal: Proposal, trials: Trials) -> CompiledRep
 _warned: set[str] = set()
 
 
-def _without_gradient(step: Captured, options: Options, target_of, started: float) -> Outcome:
+def _without_gradient(step: Captured, options: Options, target_of: Callable[[str], Target],
+                      started: float) -> Outcome:
     """Return the outcome for a step that computes no gradient, or not where it can be seen."""
     inside = step.gradient_inside()
     if not inside:

@@ -28,11 +28,11 @@ class InfeasibleBudgetError(PlanError):
         by the front end, which knows the caller's unit).
     """
 
-    def __init__(self, message: str, smallest_bytes: int):
+    def __init__(self, message: str, smallest_bytes: int) -> None:
         super().__init__(message)
         self.smallest_bytes = smallest_bytes
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return type(self), (str(self), self.smallest_bytes)
 
 

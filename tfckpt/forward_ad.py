@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -30,7 +30,7 @@ from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError
 from tfckpt.fad.derivative import Derivatives
 from tfckpt.fad.regions import FLOATS, constants, find_regions
-from tfckpt.ir.graph import Graph
+from tfckpt.ir.graph import Graph, Tensor
 from tfckpt.ops import record
 from tfckpt.ops.tangents import At
 from tfckpt.ops.terms import CAST, NUMBER, TENSOR, TWO, Builder, Program, Term, cast
@@ -59,24 +59,24 @@ def nested_forward_ad(fn: Callable[[Any], _Outputs]) -> Callable[[Any], _Outputs
       CaptureError: when called, if `fn` is not element-wise in one tensor; names the op.
     """
     @tf.function(autograph=False)
-    def pair(x):
+    def pair(x: tf.Tensor) -> tuple[Any, list[tf.Tensor]]:
         outputs = fn(x)
         graph = tf_adapter.tracing_graph()
         derivatives = _derivatives(graph, x, tf.nest.flatten(outputs), fn)
         return outputs, derivatives
 
     @tf.custom_gradient
-    def wrapped(x):
+    def wrapped(x: tf.Tensor) -> tuple[Any, Callable[..., tf.Tensor]]:
         outputs, derivatives = _run_pair(pair, x)
 
-        def gradient(*upstream):
+        def gradient(*upstream: tf.Tensor) -> tf.Tensor:
             return tf.add_n([cast_to(g, d.dtype) * d
                              for g, d in zip(upstream, derivatives(), strict=True)])
 
         return outputs, gradient
 
     @tf.autograph.experimental.do_not_convert
-    def call(x):
+    def call(x: Any) -> Any:
         x = tf.convert_to_tensor(x)
         # what a custom gradient hands to an accumulator, tapes in a graph do not look through
         return fn(x) if tf_adapter.has_tangents([x]) else wrapped(x)
@@ -86,7 +86,7 @@ def nested_forward_ad(fn: Callable[[Any], _Outputs]) -> Callable[[Any], _Outputs
     return call
 
 
-def _run_pair(pair, x: tf.Tensor) -> tuple[Any, Callable[[], list[tf.Tensor]]]:
+def _run_pair(pair: Any, x: tf.Tensor) -> tuple[Any, Callable[[], list[tf.Tensor]]]:
     """Return a function's outputs, and what gives their derivatives in the backward.
 
     No tape records what runs here, since in eager code it would keep all that it records: the
@@ -102,11 +102,20 @@ def _run_pair(pair, x: tf.Tensor) -> tuple[Any, Callable[[], list[tf.Tensor]]]:
 
 
 def cast_to(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return the tensor in a dtype; itself if it has it."""
+    """Return the tensor in a dtype; itself if it has it.
+
+    Args:
+      tensor: of any shape and dtype.
+      dtype: that of the result.
+
+    Returns:
+      A tensor of the same shape.
+    """
     return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
-def _derivatives(func_graph, x: tf.Tensor, outputs, fn: Callable) -> list[tf.Tensor]:
+def _derivatives(func_graph: Any, x: tf.Tensor, outputs: Sequence[tf.Tensor],
+                 fn: Callable) -> list[tf.Tensor]:
     """dy/dx for each output, as ops of the graph being traced."""
     name = getattr(fn, "__name__", "the function")
     if func_graph is None or x.shape.rank is None or not outputs:
@@ -136,10 +145,11 @@ def _derivatives(func_graph, x: tf.Tensor, outputs, fn: Callable) -> list[tf.Ten
 
 
 def _known_shapes(graph: Graph) -> Graph:
-    """Return the graph with 3 for every unknown dimension: regions compare shapes, and nothing
-    else.
+    """Return the graph with 3 for every unknown dimension.
+
+    Regions compare shapes, and nothing else.
     """
-    def fixed(tensor):
+    def fixed(tensor: Tensor) -> Tensor:
         if tensor.shape is None or None not in tensor.shape:
             return tensor
         shape = tuple(3 if d is None else d for d in tensor.shape)
@@ -149,7 +159,8 @@ def _known_shapes(graph: Graph) -> Graph:
         dataclasses.replace(op, outputs=tuple(map(fixed, op.outputs))) for op in graph.ops))
 
 
-def _check_inside(graph: Graph, output: int, inside: frozenset[int], source, name: str) -> None:
+def _check_inside(graph: Graph, output: int, inside: frozenset[int], source: tuple[int, int],
+                  name: str) -> None:
     """Raise unless an output lies in the region; name the first op on the way that does not."""
     if output in inside:
         return
@@ -167,8 +178,17 @@ def _check_inside(graph: Graph, output: int, inside: frozenset[int], source, nam
         "the element-wise part of it to nested_forward_ad, or leave it as it is")
 
 
-def run(program: Program, index: int, tensors) -> tf.Tensor:
-    """Execute a program's nodes up to one with TensorFlow's ops."""
+def run(program: Program, index: int, tensors: Mapping[Any, tf.Tensor]) -> tf.Tensor:
+    """Execute a program's nodes up to one with TensorFlow's ops.
+
+    Args:
+      program: nodes in an order in which each stands behind those that it reads.
+      index: of the node whose value is asked for.
+      tensors: values of the program's tensor nodes, by their attribute "tensor".
+
+    Returns:
+      The node's value, in the dtype and broadcast shape that its ops give.
+    """
     values: list = []
     for node in program[:index + 1]:
         args = [values[a] for a in node.args]
@@ -203,10 +223,12 @@ class _Fad:
 def eager_fad() -> Iterator[Sequences]:
     """Have gradient tapes keep only derivatives of the element-wise sequences that run in it.
 
-    Enter it inside of the tape's block, or around it. Yields counts of what was found. Under a
-    persistent tape or several tapes it changes nothing, since the derivatives it keeps have no
-    derivatives themselves. Inside of a `tf.function` it does nothing: decorate the step with
-    `tfckpt.checkpoint` instead.
+    Enter it inside of the tape's block, or around it. Under a persistent tape or several tapes it
+    changes nothing, since the derivatives it keeps have no derivatives themselves. Inside of a
+    `tf.function` it does nothing: decorate the step with `tfckpt.checkpoint` instead.
+
+    Yields:
+      Counts of what was found, which go on as ops run.
     """
     sequences = Sequences()
     tf_adapter.add_op_callback(sequences.on_op)
@@ -214,6 +236,7 @@ def eager_fad() -> Iterator[Sequences]:
         yield sequences
     finally:
         tf_adapter.remove_op_callback(sequences.on_op)
+
 
 class Sequences:
     """The state machine; `counts` holds how often each state was seen."""
@@ -223,10 +246,21 @@ class Sequences:
         self._fad: dict[int, _Fad] = {}
         self._busy = False
 
-    def on_op(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        """Called by TensorFlow after an op ran and the tape recorded it."""
+    def on_op(self, op_type: str, inputs: Sequence[tf.Tensor], attrs: Sequence[Any] | None,
+              outputs: Sequence[tf.Tensor], op_name: str | None = None,
+              graph: tf.Graph | None = None) -> None:
+        """Follow an op; called by TensorFlow after it ran and the tape recorded it.
+
+        Args:
+          op_type: as TensorFlow registers it, such as "Tanh".
+          inputs: eager tensors that it read.
+          attrs: names and values in turn; None where it has none.
+          outputs: eager tensors that it made.
+          op_name: None of eager ops.
+          graph: that the op was added to; None of eager ops, and the others are left alone.
+        """
         if self._busy or graph is not None:
-            return None
+            return
         self._busy = True
         try:
             if not tf_adapter.is_recording_stopped() and tf_adapter.gradient_order(inputs) < 2:
@@ -238,9 +272,9 @@ class Sequences:
                     tf_adapter.replace_record(outputs[0], source, _multiplier(entry.tangent))
         finally:
             self._busy = False
-        return None
 
-    def _step(self, op_type, inputs, moving, attrs, outputs) -> _Fad | None:
+    def _step(self, op_type: str, inputs: Sequence[tf.Tensor], moving: Sequence[bool],
+              attrs: Sequence[Any] | None, outputs: Sequence[tf.Tensor]) -> _Fad | None:
         entries = [self._fad.get(id(t)) for t in inputs]
         named = dict(zip(attrs[::2], attrs[1::2], strict=True)) if attrs else {}
         source, tangents = self._source(op_type, inputs, moving, entries, outputs)
@@ -253,9 +287,12 @@ class Sequences:
         return None if tangent is None else self._note(
             outputs[0], _Fad(weakref.ref(source), tangent))
 
-    def _source(self, op_type: str, inputs, moving, entries, outputs):
-        """Return the one tensor that all moving inputs come from, and a tangent for each that
-        moves.
+    def _source(self, op_type: str, inputs: Sequence[tf.Tensor], moving: Sequence[bool],
+                entries: Sequence[_Fad | None], outputs: Sequence[tf.Tensor]
+                ) -> tuple[tf.Tensor | None, list]:
+        """Return the one tensor that all moving inputs come from, and a tangent for each input.
+
+        The tangent of an input that does not move is None; without such a tensor there are none.
         """
         known = record(op_type)
         if not known.tangents or len(outputs) != 1 or known.joins or (
@@ -276,20 +313,21 @@ class Sequences:
             return None, []
         return found, tangents
 
-    def _note(self, output, entry: _Fad) -> _Fad:
+    def _note(self, output: tf.Tensor, entry: _Fad) -> _Fad:
         key = id(output)
         self._fad[key] = entry
         weakref.finalize(output, self._fad.pop, key, None)
         return entry
 
 
-def _multiplier(tangent):
-    def backward(g):
+def _multiplier(tangent: tf.Tensor | float) -> Callable[[tf.Tensor], list[tf.Tensor]]:
+    def backward(g: tf.Tensor) -> list[tf.Tensor]:
         return [g * tangent]
     return backward
 
 
-def _tangent(op_type: str, inputs, attrs, y, tangents) -> tf.Tensor | None:
+def _tangent(op_type: str, inputs: Sequence[tf.Tensor], attrs: Mapping[str, Any], y: tf.Tensor,
+             tangents: Sequence[tf.Tensor | float | None]) -> tf.Tensor | None:
     """Return the op's tangent by the rules; None where it does not move."""
     builder = Builder()
     terms = [builder.tensor((0, n), t.dtype.name) for n, t in enumerate(inputs)]

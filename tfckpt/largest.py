@@ -19,6 +19,9 @@ def largest_batch(bytes_of: Callable[[int], int], limit: int, start: int = 1) ->
       bytes_of: what a batch needs; called once for each batch that is tried.
       limit: bytes.
       start: the batch to begin with.
+
+    Returns:
+      A number of examples, at most `ENDLESS` where no limit is met.
     """
     known: dict[int, int] = {}
 

@@ -46,7 +46,11 @@ def saved_tensors(step: Any, *args: Any, **kwargs: Any) -> SavedTensors:
 
     Args:
       step: a `tf.function`, or what `tfckpt.checkpoint` made of one: then what its plan saves.
-      args, kwargs: of one call.
+      *args: positional arguments of one call; only their dtypes and shapes count.
+      **kwargs: keyword arguments of that call.
+
+    Returns:
+      The tensors that are held and those that are recomputed, with their bytes.
 
     Raises:
       PlanError: it is no such function, or it computes no gradient.

@@ -29,7 +29,7 @@ class Dumped:
     leaves_out: ClassVar[Mapping[str, str]] = {
         INLINED: "they were when the step was captured"}
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str) -> None:
         self.folder = pathlib.Path(folder)
         self.about = json.loads(self.read("step.json"))
         self.optimised = self.about["optimised"]

@@ -1,5 +1,7 @@
 """Steps in files: what the command line is made of.
 
+Documents are read, planned step by step, and rewritten:
+
     document = read_path("model")                          # a SavedModel, GraphDef, MetaGraphDef
     results = [plan_file_step(step, make_options(budget=0.5))
                for step in training_steps(document, batch_size=32)]
@@ -51,7 +53,7 @@ class InFile:
     leaves_out: ClassVar[Mapping[str, str]] = {}
     optimised: ClassVar[bool] = False
 
-    def __init__(self, step: Step):
+    def __init__(self, step: Step) -> None:
         self.step = step
         self._edits: Edits | None = None
         self._arithmetic = None if step.plain is None else Arithmetic(step.live, step.plain)
@@ -101,6 +103,7 @@ def priced_plain(step: Step, target: Target | None = None) -> Part:
     """Return a step as it stands, priced as a whole.
 
     Args:
+      step: as it was read from a document.
       target: default the devices of this process.
 
     Raises:

@@ -47,12 +47,14 @@ def import_step(body: Callable, args: tuple, kwargs: dict, rewrite: Rewrite,
     """Call a step: traces it by itself and import it, rewritten, into the current graph.
 
     Args:
-      body, args, kwargs: the Python function of the step and how it is called.
+      body: the Python function of the step.
+      args: the positional arguments of the call.
+      kwargs: the keyword arguments of the call.
       rewrite: takes the finished FuncGraph, the tensors in it that stand for the call's, and what
         realises edits of it, which raises `RewriteError` where it could not.
       autograph: whether the body is to be converted.
     """
-    def step():  # without arguments: what it reads is captured, in whatever nest it comes
+    def step() -> Any:  # without arguments: what it reads is captured, in whatever nest it comes
         return body(*args, **kwargs)
 
     graph = tf_adapter.tracing_graph()

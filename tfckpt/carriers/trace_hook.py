@@ -131,7 +131,7 @@ class Traced:
     kind: ClassVar[str] = "trace hook"
     leaves_out: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor]):
+    def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor]) -> None:
         self.func_graph, self.mark, self.inputs = func_graph, mark, inputs
         self.changes = LiveChanges(func_graph)
         self._body: Body | None = None
@@ -262,7 +262,7 @@ class TracedApart(Traced):
     optimised: ClassVar[bool] = False
 
     def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor],
-                 realise: Callable[[Any, Edits], None]):
+                 realise: Callable[[Any, Edits], None]) -> None:
         super().__init__(func_graph, mark, inputs)
         self._realise = realise
 
@@ -285,6 +285,8 @@ def wrap_body(body: Callable, mark: Mark,
     """Return the Python function of a step, such that what it is traced into is rewritten.
 
     Args:
+      body: the Python function of the step.
+      mark: what each graph that the step is traced into is marked with, but for what a call tells.
       records_of: takes a call's positional arguments and returns where its reports go; default to
         those of the mark.
     """
@@ -293,7 +295,7 @@ def wrap_body(body: Callable, mark: Mark,
         announce(problem)
 
     @functools.wraps(body)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         graph = tf_adapter.tracing_graph()
         if switched_off():
             return body(*args, **kwargs)
@@ -344,7 +346,7 @@ def knowing(sizes: CallSizes) -> Iterator[None]:
         _calls.sizes = previous
 
 
-def called_with(function: Callable, *args, **kwargs):
+def called_with(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Call what may trace, such that the trace knows with which arguments."""
     if not tf.executing_eagerly():
         return function(*args, **kwargs)
@@ -358,7 +360,7 @@ def traces_compiled() -> bool:
     return graph is not None and tf_adapter.in_xla(graph)
 
 
-def _python_values(args, kwargs) -> tuple[str, ...]:
+def _python_values(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
     """Return plain Python values in a call's arguments, as text."""
     return tuple(repr(leaf) for leaf in tf.nest.flatten((args, kwargs))
                  if isinstance(leaf, bool | int | float | str | bytes))
@@ -370,7 +372,7 @@ def _warn_eager(name: str) -> None:
         "wrap it in tf.function (under Keras: run_eagerly=False)", stacklevel=4)
 
 
-def _on_trace(func_graph) -> None:
+def _on_trace(func_graph: Any) -> None:
     mark = getattr(func_graph, _MARK, None)
     if mark is None:
         if _compiled_graphs is not None and _trains_compiled(func_graph) and (
@@ -383,7 +385,7 @@ def _on_trace(func_graph) -> None:
     Traced(func_graph, mark, uncaptured_inputs(func_graph)).rewrite_in(func_graph)
 
 
-def _trains_compiled(func_graph) -> bool:
+def _trains_compiled(func_graph: Any) -> bool:
     """Return whether an unmarked graph is compiled by XLA, has a gradient, and is as traced."""
     if not tf_adapter.in_xla(func_graph):
         return False
@@ -391,6 +393,7 @@ def _trains_compiled(func_graph) -> bool:
     return any(map(is_gradient_scope, names)) and not any(map(is_rewritten, names))
 
 
-def _rewrite_apart(outer, mark: Mark, func_graph, inputs, realise: Callable) -> None:
+def _rewrite_apart(outer: Any, mark: Mark, func_graph: Any, inputs: Sequence[tf.Tensor],
+                   realise: Callable) -> None:
     """Rewrite a step that was traced by itself, in the graph that it is imported into."""
     TracedApart(func_graph, mark, inputs, realise).rewrite_in(outer)

@@ -7,6 +7,7 @@ be good, and nothing else before `main` runs, so that an interrupt is never a tr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -137,13 +138,11 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _stop_cleanly() -> None:
     """Have a request to stop unwind the stack, so that temporary files are removed."""
-    try:
+    with contextlib.suppress(ValueError):  # not the main thread: whoever called us handles signals
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    except ValueError:
-        pass  # not the main thread: whoever called us handles signals

@@ -58,7 +58,7 @@ class Request:
     help: bool
     debug: bool
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in self.values:
             raise AttributeError(name)
         return self.values[name]

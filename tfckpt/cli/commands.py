@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -311,10 +312,8 @@ def _compare(request: Request) -> int:
 
 def _one_thread() -> None:
     """Have TensorFlow repeat its own numbers: with more threads the order of sums varies."""
-    try:
+    with contextlib.suppress(RuntimeError):  # TensorFlow runs already: so be it
         tf.config.threading.set_inter_op_parallelism_threads(1)
-    except RuntimeError:
-        pass  # TensorFlow runs already: so be it
     tf.random.set_seed(0)
 
 
@@ -345,7 +344,8 @@ def _comparison(request: Request, documents: Sequence[Document],
     return entry
 
 
-def _measured(request: Request, documents, pair) -> dict:
+def _measured(request: Request, documents: Sequence[Document],
+              pair: tuple[Step, Step]) -> dict:
     try:
         with progress(f"running {pair[0].name}"):
             runs = [run_step(document, step, request.batch_size, request.repeats)

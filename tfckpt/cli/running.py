@@ -59,11 +59,13 @@ gradient of a bias before a normalisation is zero in exact arithmetic)."""
 
 
 def largest_difference(first: Measured, second: Measured) -> tuple[float, str] | None:
-    """Return the largest difference, and the name of its tensor; None where nothing can be
-    compared.
+    """Return the largest difference, and the name of its tensor.
 
     Differences are relative to the tensor's largest entry; where that is noise, to the noise
     floor of results or variables, whichever the tensor is.
+
+    Returns:
+      None where nothing can be compared.
     """
     names = [name for name in sorted(first.values.keys() & second.values.keys())
              if _comparable(first.values[name], second.values[name])]
@@ -110,7 +112,8 @@ def _measure(call: Callable[[], object], repeats: int) -> tuple[int | None, floa
     return (min(peaks) if peaks else None), min(times)
 
 
-def _made_up(dtype: tf.DType, shape, batch_size: int | None, seed: int) -> np.ndarray:
+def _made_up(dtype: tf.DType, shape: tf.TensorShape, batch_size: int | None,
+             seed: int) -> np.ndarray:
     """Values for an input: normal floats, zeros and ones as integers."""
     if shape.rank is None:
         raise VerificationError("verify: an input of unknown rank cannot be made up")
@@ -130,7 +133,8 @@ def _made_up(dtype: tf.DType, shape, batch_size: int | None, seed: int) -> np.nd
 # SavedModels: the function is found in the object graph and called.
 
 
-def _run_saved_model(document: Document, step: Step, batch_size, repeats) -> Measured:
+def _run_saved_model(document: Document, step: Step, batch_size: int | None,
+                     repeats: int) -> Measured:
     if not step.function:
         raise VerificationError("verify: the step is the graph of a TF1 SavedModel; compare its "
                                 "MetaGraphDefs to have them run")
@@ -153,12 +157,12 @@ def _run_saved_model(document: Document, step: Step, batch_size, repeats) -> Mea
     return Measured(peak, seconds, values)
 
 
-def loaded_call(loaded, names: tuple[str, ...], function):
+def loaded_call(loaded: Any, names: tuple[str, ...], function: Any) -> Any:
     """Return what to call: the object's own function, which fills in what is no tensor."""
     return functools.reduce(getattr, names, loaded) if names else function
 
 
-def _callable(meta, loaded, wanted: str) -> tuple[Any, tuple[str, ...]]:
+def _callable(meta: Any, loaded: Any, wanted: str) -> tuple[Any, tuple[str, ...]]:
     """Return the concrete function that runs a FunctionDef, and the attributes that lead to it."""
     nodes = meta.object_graph_def.nodes
     pending: deque[tuple[int, tuple[str, ...]]] = deque([(0, ())])
@@ -181,7 +185,7 @@ def _callable(meta, loaded, wanted: str) -> tuple[Any, tuple[str, ...]]:
     raise VerificationError(f"verify: nothing in the SavedModel leads to {wanted!r}")
 
 
-def _wrapper_calls(meta, key: str, wanted: str) -> bool:
+def _wrapper_calls(meta: Any, key: str, wanted: str) -> bool:
     """Return whether the function behind a signature is, or calls, a FunctionDef."""
     prefix = f"__inference_signature_wrapper_{key}"
     return any("f" in node.attr and node.attr["f"].func.name == wanted
@@ -192,7 +196,7 @@ def _wrapper_calls(meta, key: str, wanted: str) -> bool:
 # Graphs: a session feeds the placeholders.
 
 
-def _run_graph(document: Document, step: Step, batch_size, repeats) -> Measured:
+def _run_graph(document: Document, step: Step, batch_size: int | None, repeats: int) -> Measured:
     definition = document.graph_defs()[step.meta]
     graph = imported(definition)
     inside = {op.name for op in step.graph.ops}
@@ -222,7 +226,7 @@ def _run_graph(document: Document, step: Step, batch_size, repeats) -> Measured:
     return Measured(peak, seconds, values)
 
 
-def _initialise(session, graph: tf.Graph, inside: set[str]) -> None:
+def _initialise(session: tf.compat.v1.Session, graph: tf.Graph, inside: set[str]) -> None:
     """Run the graph's initialiser: the op `init`, or what assigns to variables once."""
     names = {op.name for op in graph.get_operations()}
     known = next((name for name in _INITIALISERS if name in names), None)

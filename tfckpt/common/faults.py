@@ -13,6 +13,7 @@ def said(error: Exception, what: str) -> str:
     """Return what a report says of a fault, and log it with its traceback.
 
     Args:
+      error: what was raised.
       what: what could not be done.
     """
     logging.error("tfckpt: %s", what, exc_info=error)

@@ -46,6 +46,7 @@ def write(name: str, files: Mapping[str, bytes]) -> pathlib.Path:
     """Write the dump of a step, whole or not at all, and return its folder.
 
     Args:
+      name: of the step; the folder's name begins with it.
       files: what they hold, by name.
     """
     above = pathlib.Path(folder())

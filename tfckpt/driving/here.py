@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -33,7 +34,7 @@ def _threads() -> int:
     return asked or len(os.sched_getaffinity(0))
 
 
-def place(target: Target | None, compiled: bool, optimised: bool):
+def place(target: Target | None, compiled: bool, optimised: bool) -> Callable[[str], Target]:
     """Return the function that gives the target of each device of a step.
 
     Args:

@@ -71,7 +71,7 @@ class Rejected(Exception):
     """
 
     def __init__(self, reason: str, device: str | None = None, room: int | None = None,
-                 instead: Proposal | None = None, segments: bool = False):
+                 instead: Proposal | None = None, segments: bool = False) -> None:
         super().__init__(reason)
         self.device, self.room, self.instead = device, room, instead
         self.segments = segments

@@ -138,6 +138,7 @@ def priced(part: DevicePart, known: PlainPeak | None = None) -> Part:
     """Price a part.
 
     Args:
+      part: what a device runs of the step, with the device's budget and target.
       known: of the same part, where it was priced before.
 
     Raises:

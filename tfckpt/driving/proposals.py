@@ -109,7 +109,7 @@ class Search:
     """
 
     def __init__(self, part: Part, options: Options, refused: str = "",
-                 leader: Search | None = None, memory: Memory | None = None):
+                 leader: Search | None = None, memory: Memory | None = None) -> None:
         self.options, self._given, self.memory = options, part, memory
         self.proposal: Proposal
         self.rejected: list[str] = []
@@ -128,6 +128,7 @@ class Search:
         """Give the present proposal up and move on to the next.
 
         Args:
+          reason: why, for the line in `rejected`.
           room: planned bytes that the next may need, where these have been corrected.
           instead: the next proposal, where it is one of those before.
           segments: whether loops are not to be recomputed in segments from now on.
@@ -261,7 +262,9 @@ def searches(graph: Graph, parts: Sequence[Part], options: Options, refused: str
     """Return the search of each device's part; replicas follow the first of their kind.
 
     Args:
+      graph: the whole step.
       parts: what `parts_of` returned, with what XLA said of them.
+      options: how the step is planned.
       refused: why nothing is to be changed.
       memory: of searches of the same step for other sizes and budgets.
 
@@ -293,6 +296,9 @@ def decisions(part: Part, options: Options, limits: Limits,
     Where XLA is asked what plans need, one is yielded though none is predicted to fit.
 
     Args:
+      part: with its budget, whose room the plans are to fit.
+      options: how the step is planned.
+      limits: what the plans may use.
       planners: what is known of the part's graphs for every budget.
       memory: of searches of the same step for other sizes and budgets.
       in_segments: says, whenever a decision is asked for, whether loops may be in segments.

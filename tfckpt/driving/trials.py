@@ -77,7 +77,7 @@ class Simulated:
     A plan of such a step is a plan of what runs, so that nobody has to be asked what becomes of it.
     """
 
-    def __init__(self, part: Part):
+    def __init__(self, part: Part) -> None:
         self._part = part
 
     def memory_of(self, proposal: Proposal | None) -> XlaMemory:
@@ -93,7 +93,7 @@ class Simulated:
 class Recorded:
     """Answers that another process got, given again in their order."""
 
-    def __init__(self, answers: Iterable[XlaMemory | None]):
+    def __init__(self, answers: Iterable[XlaMemory | None]) -> None:
         self._answers = iter(answers)
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
@@ -133,7 +133,7 @@ class Trials:
     """
 
     def __init__(self, name: str, compiler: Compiler | Simulated | None, most: int,
-                 words: Words = XLA_WORDS, objective: str = "time"):
+                 words: Words = XLA_WORDS, objective: str = "time") -> None:
         self.name, self.most, self.words, self.objective = name, most, words, objective
         self.tried: list[Trial] = []
         self.answers: list[XlaMemory | None] = []
@@ -225,6 +225,7 @@ class Trials:
         """Accept a plan that was compiled if it is the best so far and none is worth a try.
 
         Args:
+          trial: the plan, and the bytes it takes as compiled.
           left: how many more XLA may be asked about.
         """
         part = trial.proposal.part

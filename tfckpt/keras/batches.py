@@ -24,7 +24,14 @@ from tfckpt.errors import PlanError
 
 
 def require_tensorflow(model: Any) -> None:
-    """Raise `PlanError` for a model that another backend than TensorFlow trains."""
+    """Raise `PlanError` for a model that another backend than TensorFlow trains.
+
+    Args:
+      model: of any kind; one that is no `keras.Model` of Keras 3 passes.
+
+    Raises:
+      PlanError: names the backend, and what to set.
+    """
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(model, getattr(keras, "Model", ())):
         return
@@ -38,6 +45,7 @@ def look_at_batches(owner: Any, records: Records | None = None) -> None:
     """Have the training function of a model, or of those of a class, look at its batches.
 
     Args:
+      owner: a Keras model, or a class of such; its `make_train_function` and `fit` are wrapped.
       records: of the model; of a class those of each model's `train_step`.
     """
     is_class = isinstance(owner, type)
@@ -56,7 +64,7 @@ def _bound(model: Any, method: Callable) -> Callable:
     this = weakref.ref(model)
 
     @functools.wraps(method)
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         return method(this(), *args, **kwargs)
 
     return call
@@ -64,7 +72,7 @@ def _bound(model: Any, method: Callable) -> Callable:
 
 def _looking(original: Callable, records: Records | None) -> Callable:
     @functools.wraps(original)
-    def make_train_function(self, *args, **kwargs):
+    def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
         require_tensorflow(self)
         made = original(self, *args, **kwargs)
         function = self.train_function
@@ -85,7 +93,7 @@ def _records_of(model: Any) -> Records:
 def _telling(fit: Callable) -> Callable:
     """`fit`, which under a strategy says what a replica's batch is: there no batch is looked at."""
     @functools.wraps(fit)
-    def fit_telling(self, *args, **kwargs):
+    def fit_telling(self: Any, *args: Any, **kwargs: Any) -> Any:
         with knowing(CallSizes(batch=_replica_batch(fit, self, args, kwargs))):
             return fit(self, *args, **kwargs)
 
@@ -99,18 +107,19 @@ class BatchesSeen:
       planned: what open dimensions of a dataset's batches were planned for; None until then.
     """
 
-    def __init__(self, function: Callable, model: Any, records: Records):
+    def __init__(self, function: Callable, model: Any, records: Records) -> None:
         functools.update_wrapper(self, function)
         self._function, self._model, self._records = function, weakref.ref(model), records
         self._iterator: Callable[[], object] = lambda: None
         self.planned: CallSizes | None = None
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_function":
             raise AttributeError(name)
         return getattr(self._function, name)
 
-    def __call__(self, iterator, *args, **kwargs):
+    def __call__(self, iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Train on the next batches, knowing their sizes where this traces the step."""
         tune, self._records.tune = self._records.tune, None
         if tune is not None and tf.executing_eagerly():
             batch, iterator = first_batch(iterator, self._steps)
@@ -123,7 +132,7 @@ class BatchesSeen:
         with knowing(sizes), self._records.watching(sizes, "the model's step"):
             return self._function(instead, *args, **kwargs)
 
-    def _looked_at(self, iterator) -> tuple[Any, CallSizes]:
+    def _looked_at(self, iterator: Any) -> tuple[Any, CallSizes]:
         """Return what to iterate in place of an iterator, and the sizes of its first batch.
 
         What a single batch is traced for TensorFlow decides, as it would without us: by shape at
@@ -139,7 +148,7 @@ class BatchesSeen:
                 self.planned = sizes
         return instead, sizes
 
-    def _is_new(self, iterator) -> bool:
+    def _is_new(self, iterator: Any) -> bool:
         """Return whether an epoch or a single batch begins whose sizes no specification tells."""
         if self._iterator() is iterator:
             return False
@@ -188,7 +197,8 @@ def first_batch(iterator: Any, steps: int = 1) -> tuple[Any, Any]:
     """Return the first batch of an iterator, and what is to be iterated instead for one call.
 
     Args:
-      iterator, steps: as for `look`.
+      iterator: of tf.data, or of Python.
+      steps: how many batches the training function takes in a call.
 
     Returns:
       None, and the iterator, where there is no batch.
@@ -206,17 +216,16 @@ def first_batch(iterator: Any, steps: int = 1) -> tuple[Any, Any]:
 
 
 def _next(iterator: tf.data.Iterator, count: int) -> tf.data.Dataset:
-    """Return the next batches of an iterator, taken when they are asked for; never more than those.
-    """
+    """Return the next batches of an iterator, no more than these, taken when they are asked for."""
     return tf.data.Dataset.from_generator(lambda: itertools.islice(iterator, count),
                                           output_signature=iterator.element_spec)
 
 
-def _without_optional(leaf):
+def _without_optional(leaf: Any) -> Any:
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
-def _replica_batch(fit: Callable, model: Any, args, kwargs) -> int | None:
+def _replica_batch(fit: Callable, model: Any, args: tuple, kwargs: dict[str, Any]) -> int | None:
     """Return what one replica gets of a batch at most; None where that cannot be told."""
     try:
         bound = inspect.signature(fit).bind(model, *args, **kwargs).arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import warnings
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -55,7 +56,7 @@ class PeakMemory(keras.callbacks.Callback):
         do. None writes none.
     """
 
-    def __init__(self, compare: bool = False, log_dir: str | os.PathLike | None = None):
+    def __init__(self, compare: bool = False, log_dir: str | os.PathLike | None = None) -> None:
         super().__init__()
         self._compare = compare
         self._log_dir = log_dir
@@ -76,8 +77,12 @@ class PeakMemory(keras.callbacks.Callback):
     def _implements_predict_batch_hooks(self) -> bool:
         return False
 
-    def on_train_begin(self, logs=None):
-        """Find the devices and whether they can be measured."""
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Find the devices and whether they can be measured.
+
+        Args:
+          logs: of Keras; not used.
+        """
         self._dynamic = []
         self._devices = ()
         found = _devices_of(self.model)
@@ -91,17 +96,32 @@ class PeakMemory(keras.callbacks.Callback):
         if self._log_dir is not None:
             self._board, self._shown = Board(os.fspath(self._log_dir)), None
 
-    def on_epoch_begin(self, epoch, logs=None):
-        """Forget the batches of the epoch before."""
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Forget the batches of the epoch before.
+
+        Args:
+          epoch: its number, from 0; not used.
+          logs: of Keras; not used.
+        """
         self._largest = dict.fromkeys(self._devices, 0)
 
-    def on_train_batch_begin(self, batch, logs=None):
-        """Have the peak count from here."""
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Have the peak count from here.
+
+        Args:
+          batch: its number in the epoch, from 0; not used.
+          logs: of Keras; not used.
+        """
         for device in self._devices:
             self._before[device] = memory_info(device, reset=True)["current"]
 
-    def on_train_batch_end(self, batch, logs=None):
-        """Read the peak of the batch."""
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Read the peak of the batch.
+
+        Args:
+          batch: its number in the epoch, from 0; not used.
+          logs: of the batch; gets the peak, in MiB.
+        """
         peaks = {device: memory_info(device)["peak"] for device in self._devices}
         if not peaks:
             return
@@ -110,8 +130,13 @@ class PeakMemory(keras.callbacks.Callback):
         self._dynamic.append(max(peak - self._before[d] for d, peak in peaks.items()))
         _write(logs, peaks)
 
-    def on_epoch_end(self, epoch, logs=None):
-        """Note the epoch's peak; after the first epoch, fill the report and compare."""
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the epoch's peak; after the first epoch, fill the report and compare.
+
+        Args:
+          epoch: its number, from 0.
+          logs: of the epoch; gets the largest peak of its batches, in MiB.
+        """
         records = records_of(self.model)
         found = records.report if records else None
         if self._dynamic:
@@ -128,8 +153,12 @@ class PeakMemory(keras.callbacks.Callback):
                 self._shown = found
                 _show(self._board, records, epoch)
 
-    def on_train_end(self, logs=None):
-        """Close the event file."""
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Close the event file.
+
+        Args:
+          logs: of Keras; not used.
+        """
         if self._board is not None:
             self._board.close()
             self._board = None
@@ -162,7 +191,7 @@ def _show(board: Board, records: Records, epoch: int) -> None:
         warnings.warn(f"tfckpt: PeakMemory writes no picture. {error}", stacklevel=3)
 
 
-def _devices_of(model) -> tuple[str, ...]:
+def _devices_of(model: Any) -> tuple[str, ...]:
     """Return the local devices that a model trains on, such as "GPU:0"."""
     strategy = getattr(model, "distribute_strategy", None)
     if strategy is None or strategy.num_replicas_in_sync == 1:
@@ -171,7 +200,7 @@ def _devices_of(model) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{s.device_type}:{s.device_index or 0}" for s in specs))
 
 
-def _write(logs, peaks: dict[str, int]) -> None:
+def _write(logs: dict[str, Any] | None, peaks: dict[str, int]) -> None:
     """Put peaks in bytes into a logs dictionary, in MiB."""
     if logs is None or not peaks:
         return

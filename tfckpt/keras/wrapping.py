@@ -37,10 +37,29 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
       model: a `keras.Model`, of Keras 3 on TensorFlow or of Keras 2 (`tf_keras`); it is returned,
         with its `train_step`, `make_train_function` and `fit` wrapped. Wrapped again, it takes the
         new options.
-      budget, solver, objective, batch_size, free_moves, fad, xla_trials, op_seconds, exact,
-      effort, keep, recompute: see `tfckpt.checkpoint`.
+      budget: bytes of the whole device as an int or "6GiB", a fraction of the plain step's dynamic
+        peak as a float in (0, 1], "min" or "device", or a mapping from devices to these; this and
+        the other options are described in full at `tfckpt.checkpoint`.
+      solver: the method that plans, by name, such as "auto" or "optimal".
+      objective: "time" (fastest plan that fits) or "memory" (minimum peak).
+      batch_size: what an unknown leading dimension stands for where no batch tells.
+      free_moves: whether moves that cost no time may be used.
+      fad: False, True or "auto": whether derivatives of element-wise activations may be kept
+        instead of the tensors that they are computed from.
+      xla_trials: how many plans XLA compiles at most before one is applied, for a step that it
+        compiles; with 0 budgets are of simulated bytes.
+      op_seconds: seconds of the step's ops as `tfckpt.op_seconds` has measured them.
       tune: whether the first batch that the model trains with settles the plan: see `tfckpt.tune`,
         which then raises what it raises. Not under a strategy with several replicas.
+      exact: whether only a plan is applied that is certain to compute every result and every write
+        in the same arithmetic.
+      effort: how much the search of "auto" may evaluate, as a multiple of the default.
+      keep: names of layers or ops of which nothing is ever computed again, one or several.
+      recompute: names of layers or ops of which nothing is held for the backward pass, one or
+        several.
+
+    Returns:
+      The model itself.
 
     Raises:
       PlanError: malformed options, not a model, or one whose step cannot be rewritten.
@@ -65,8 +84,14 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
     return model
 
 
-def report(model) -> Report | None:
+def report(model: Any) -> Report | None:
     """Return the report of the model's latest trace; None before the first.
+
+    Args:
+      model: one that `checkpoint` wrapped, or of a class whose `train_step` is decorated.
+
+    Returns:
+      What was planned and applied at the latest trace of its step.
 
     Raises:
       PlanError: neither was the model wrapped, nor its `train_step` decorated.
@@ -77,25 +102,30 @@ def report(model) -> Report | None:
     return records.report
 
 
-def records_of(model) -> Records | None:
-    """Return where the reports of a model are: wrapped, or of a class with a decorated
-    `train_step`.
+def records_of(model: Any) -> Records | None:
+    """Return where the reports of a model are.
+
+    Args:
+      model: one that `checkpoint` wrapped, or of a class whose `train_step` is decorated.
+
+    Returns:
+      None where the model is neither.
     """
     decorated = _decorated(model)
     return _records.get(model) if decorated is None else decorated.records_of(model)
 
 
-def _decorated(model) -> CheckpointedStep | None:
+def _decorated(model: Any) -> CheckpointedStep | None:
     found = getattr(type(model), "train_step", None)
     return found if isinstance(found, CheckpointedStep) else None
 
 
-def _wrap(model, mark: Mark) -> None:
+def _wrap(model: Any, mark: Mark) -> None:
     step = type(model).train_step
     owner = weakref.ref(model)
 
     @functools.wraps(step)
-    def train_step(*args, **kwargs):
+    def train_step(*args: Any, **kwargs: Any) -> Any:
         return step(owner(), *args, **kwargs)
 
     object.__setattr__(model, "train_step", wrap_body(train_step, mark))
@@ -117,7 +147,7 @@ def _tune(owner: Callable[[], Any], options: Options, batch: Any) -> None:
                         "model; leave it out")
     train_step = type(model).train_step
 
-    def plain(data):
+    def plain(data: Any) -> Any:
         return train_step(model, data)
 
     plain.__name__ = f"{model.name}.train_step"

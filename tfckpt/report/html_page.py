@@ -6,7 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfckpt.common import atomic
 from tfckpt.report import pictures
@@ -126,14 +126,14 @@ def _cards(report: Report) -> str:
         for label, value in cards) + "</div>"
 
 
-def _picture(title: str, light, dark, *, kind: str = "scroll") -> str:
+def _picture(title: str, light: Any, dark: Any, *, kind: str = "scroll") -> str:
     """Return a picture that follows the reader's colour scheme."""
     return (f'<div class="{kind}"><picture><source media="(prefers-color-scheme: dark)" '
             f'srcset="{_data(dark)}"><img alt="{html.escape(title)}" src="{_data(light)}">'
             "</picture></div>")
 
 
-def _data(figure) -> str:
+def _data(figure: Any) -> str:
     from matplotlib import rc_context
 
     buffer = io.BytesIO()

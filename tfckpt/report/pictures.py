@@ -124,8 +124,9 @@ def _style(axes: Any, colours: Mapping[str, str]) -> None:
 
 
 def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
-    """A band behind the curve for each stretch of a region, named where there is room, and a line
-    above it where the forward runs again.
+    """Put a band behind the curve for each stretch of a region, named where there is room.
+
+    A line above the curve shows where the forward runs again.
     """
     for region, first, last in stretches([step.region for step in steps]):
         if region not in _SHADES:

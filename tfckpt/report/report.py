@@ -13,7 +13,7 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.edits import Edits, traced
 from tfckpt.ir.graph import BACKWARD, FORWARD, KEEP, RECOMPUTE, Graph, Tensor
 from tfckpt.ir.hlo import XlaBuffer, XlaMemory
-from tfckpt.ir.schedule import Plan, resolve
+from tfckpt.ir.schedule import Plan, Schedule, resolve
 from tfckpt.plan.forward_ad import ForwardAdRegion
 from tfckpt.plan.planner import Planned
 from tfckpt.report.values import (
@@ -28,7 +28,7 @@ from tfckpt.report.values import (
 )
 from tfckpt.request.budget import format_bytes
 from tfckpt.rewrite.names import FENCE
-from tfckpt.simulate.simulate import Timeline
+from tfckpt.simulate.simulate import Live, Timeline
 from tfckpt.simulate.timeline import Ran, ran
 
 _SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
@@ -180,7 +180,12 @@ class Report:
         return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
 
     def certified(self, identical: bool | None, certificate: str) -> None:
-        """Note what is known of the step's arithmetic, and in words."""
+        """Note what is known of the step's arithmetic, and in words.
+
+        Args:
+          identical: whether it is that of the plain step; None where that is not known.
+          certificate: the same in words, for the report's text.
+        """
         self.identical, self.certificate = identical, certificate
 
     @property
@@ -220,8 +225,9 @@ class Report:
 
     @property
     def expected_bytes(self) -> tuple[int, int]:
-        """Return what the plain and the applied step are expected to take: what runs them knows
-        best.
+        """Return the bytes that the plain and the applied step are expected to take.
+
+        What runs them knows best.
         """
         told = self.compiled
         if told and told.before and told.after:
@@ -244,6 +250,12 @@ class Report:
         """Return what is live at the plain and the planned peak: bytes, layer, op, why it is kept.
 
         Of a step that XLA was asked about: its buffers at the peak of its own schedule.
+
+        Args:
+          top: how many tensors are listed of each peak, the largest first.
+
+        Returns:
+          Text of several lines.
         """
         parts = []
         for title, curve in zip(("plain", "planned"), self.curves, strict=True):
@@ -263,8 +275,12 @@ class Report:
 
         Forward and backward are shaded; the peak is labelled with the largest of what is live.
 
+        Args:
+          path: of the file; its ending chooses the format.
+
         Raises:
-          TfckptError: matplotlib is not installed.
+          TfckptError: matplotlib is not installed, or the ending is of no format that it writes.
+          OSError: the file cannot be written.
         """
         from tfckpt.report import pictures
 
@@ -273,8 +289,12 @@ class Report:
     def html(self, path: str) -> None:
         """Write one self-contained page: pictures, tensors by layer, the graph by segment.
 
+        Args:
+          path: of the HTML file; one that is there is replaced.
+
         Raises:
           TfckptError: matplotlib is not installed.
+          OSError: the file cannot be written.
         """
         from tfckpt.report import html_page
 
@@ -287,14 +307,18 @@ def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edi
     """Return the report of a step: that of its fullest device, with the peaks of the others.
 
     Args:
+      name: of the step.
       graph: the step as captured.
       proposals: what was accepted for each device's part, the fullest device first.
       edits: of the whole step; None where nothing was changed.
       rejected: a line for each plan that was given up.
-      seconds: capture, planning and rewriting.
+      seconds: what capture, planning and rewriting took.
       planned_for: what open sizes were taken to be.
       compiled: what XLA said of the step.
       stored: when the plan was made, where it was taken from the plan store.
+
+    Returns:
+      A report without measured bytes.
     """
     report = _report_of_part(name, graph, proposals[0], edits, seconds)
     report.rejected, report.planned_for, report.compiled = rejected, planned_for, compiled
@@ -384,7 +408,7 @@ def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
     return Front.of(points, chosen, name, planned.baseline_bytes, others)
 
 
-def _fates(graph: Graph, cost: CostGraph, schedule) -> tuple[Fate, ...]:
+def _fates(graph: Graph, cost: CostGraph, schedule: Schedule) -> tuple[Fate, ...]:
     """Return what the schedule does with each forward storage that the backward reads."""
     resolved = resolve(cost, schedule)
     kept: dict[int, bool] = {}
@@ -419,8 +443,14 @@ def _fate(op: str, kept: bool) -> str:
 
 
 def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[LiveTensor, ...]:
-    """Return what is live at a timeline's peak, largest first: tensors, and the workspace of what
-    runs.
+    """Return what is live at a timeline's peak, largest first.
+
+    Args:
+      cost: the priced step that the timeline is of.
+      timeline: simulated live bytes, with the storages at its peak.
+
+    Returns:
+      Tensors, and the workspace of what runs at the peak.
     """
     found = [_why(cost, live) for live in timeline.live_at_peak]
     working = cost.vertices[timeline.working] if timeline.working >= 0 else None
@@ -430,7 +460,7 @@ def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[LiveTensor, ...]:
     return tuple(sorted(found, key=lambda held: -held.bytes))
 
 
-def _why(cost: CostGraph, live) -> LiveTensor:
+def _why(cost: CostGraph, live: Live) -> LiveTensor:
     storage = cost.storages[live.storage]
     producer = cost.vertices[storage.producer]
     later = [r for r in cost.readers[live.storage] if cost.vertices[r].region != FORWARD]

@@ -19,7 +19,7 @@ class Board:
       log_dir: what `tensorboard --logdir` is given; made where it does not exist.
     """
 
-    def __init__(self, log_dir: str):
+    def __init__(self, log_dir: str) -> None:
         self._writer = tf.summary.create_file_writer(str(log_dir))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:

@@ -70,6 +70,7 @@ class Budget:
         Args:
           smallest_bytes: least dynamic peak that was found.
           baseline_bytes: that of the plain step.
+          resident_bytes: allocated before the step starts: variables, inputs and constants.
           device: which of several devices it is about.
           note: what else there is to say, after a space.
         """

@@ -53,6 +53,7 @@ def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> 
     """Return a graph whose forward ops know what is asked of them.
 
     Args:
+      graph: the step as captured.
       keep: patterns of what is never computed again.
       recompute: patterns of what the backward pass computes again instead of holding it.
 
@@ -87,6 +88,8 @@ def matched(pattern: str, name: str, numbered: bool = False) -> str:
     Parts stand between slashes: "dense" names all ops of a layer "dense", wherever it is.
 
     Args:
+      pattern: parts between slashes, in each of which * and ? stand for other letters.
+      name: of an op, with its scopes.
       numbered: whether parts may end in a number besides, as in "dense_1": TensorFlow numbers a
         scope that is opened again, which Keras does for each layer.
     """

@@ -23,8 +23,8 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
       cost: its cost graph, which the plan refers to.
       target: what runs the step.
       plan: one that `tfckpt.simulate.check.check_plan` accepts.
-      device, label: of one of several devices whose parts are edited: where its fences stand, and
-        what tells the names of its new ops from those of others.
+      device: of one of several devices whose parts are edited: where its fences stand; "" else.
+      label: of one of several devices: what tells the names of its new ops from those of others.
 
     Raises:
       RewriteError: under XLA, no incoming gradient is left to guard a region with.

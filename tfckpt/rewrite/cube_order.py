@@ -32,6 +32,7 @@ def multiply_in_plain_order(edits: Edits, graph: Graph,
     """Return the edits, with pass-throughs before the cubes whose order they might change.
 
     Args:
+      edits: what is done to the step so far.
       graph: the captured step.
       plain: by name, what Grappler makes of it.
     """

@@ -55,7 +55,7 @@ class Holds(Protocol):
 class ExecutorHolds:
     """Fences before regions, waits, and taps to wait through."""
 
-    def __init__(self, builder: EditBuilder):
+    def __init__(self, builder: EditBuilder) -> None:
         self.builder = builder
         self.regions = 0
         self.starts: list[int] = []
@@ -251,9 +251,7 @@ class ExecutorHolds:
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
 
     def _holding(self, held: Sequence[RetainedTerm]) -> list[list[Create | Clone]]:
-        """Return what holds the terms of sums, by the number of the first fence scheduled after
-        each.
-        """
+        """Return what holds the terms of sums, by the number of the first fence after each."""
         builder = self.builder
         where = {step: p for p, step in enumerate(builder.plan.schedule)}
         found: list[list[Create | Clone]] = [[] for _ in range(len(self.starts) + 1)]

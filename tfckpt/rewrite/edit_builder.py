@@ -39,7 +39,7 @@ class EditBuilder:
     """
 
     def __init__(self, graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE,
-                 device: str = "", label: str = ""):
+                 device: str = "", label: str = "") -> None:
         self.graph, self.cost, self.plan = graph, cost, plan
         self.device, self.label = device, label
         self.resolved: Resolved = resolve(cost, plan.schedule)

@@ -75,6 +75,7 @@ def read_through(edits: Edits, graph: Graph,
     """Return the edits, with pass-throughs before some inputs of ops and of their copies.
 
     Args:
+      edits: what is done to the step so far.
       graph: the captured step.
       names: for each of the ops, what gives for its name, or a copy's, the inputs by index, and
         for each the name of its pass-through.

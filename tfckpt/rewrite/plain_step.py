@@ -26,7 +26,7 @@ class LiveStep:
     """
 
     def __init__(self, live: tf.Graph, wanted: Sequence[str] = (),
-                 known: Callable[[LiveStep, Ask], Optimised] = lambda _, ask: ask()):
+                 known: Callable[[LiveStep, Ask], Optimised] = lambda _, ask: ask()) -> None:
         self.live, self.wanted, self._known = live, wanted, known
 
     def attributes(self, op: str) -> Hashable:

@@ -37,6 +37,7 @@ def with_functions(edits: Edits, live: tf.Graph) -> Edits:
     """Return edits whose new loops over segments have functions to call.
 
     Args:
+      edits: what is done to the step; new loops over segments have a `Role` as an attribute.
       live: the graph that is edited.
 
     Raises:
@@ -66,7 +67,7 @@ class _Made:
 class _Loops:
     """A loop of the forward and its gradient's, and how they become loops over segments."""
 
-    def __init__(self, role: Role, live: tf.Graph):
+    def __init__(self, role: Role, live: tf.Graph) -> None:
         self.role, self.segments, self.live = role, role.segments, live
         operations = {op.name: op for op in live.get_operations()}
         self.forward = operations[role.forward]
@@ -225,8 +226,9 @@ class _Loops:
                       for key in sorted(made)}, (self.inner_cond, self.again, cond, body))
 
     def _only_reads(self, attrs: dict) -> bool:
-        """Return whether both loops, or the forward's, are known to write nothing that they are
-        given.
+        """Return whether both loops, or the forward's, are known to write nothing they are given.
+
+        Both are looked at unless the attributes are the forward loop's.
         """
         loops = [self.f] if attrs is self.f else [self.f, self.g]
         return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)
@@ -305,7 +307,7 @@ def _name_of(text: bytes) -> str:
 class _Body:
     """Adds ops to a FunctionDef."""
 
-    def __init__(self, function: Any):
+    def __init__(self, function: Any) -> None:
         self.function = function
         self._taken = {node.name for node in function.node_def} | {
             argument.name for argument in function.signature.input_arg}

@@ -27,6 +27,7 @@ def add_in_plain_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
     """Return the edits, with pass-throughs before the sums whose order they might change.
 
     Args:
+      edits: what is done to the step so far.
       graph: the captured step.
       plain: asked for the optimised step where a name is open.
     """
@@ -100,8 +101,9 @@ def equal_ops(graph: Graph, plain: PlainStep) -> list[int]:
 
 def _order(terms: Sequence[tuple[int, int]], node: Node,
            number: Mapping[str, int]) -> list[int] | None:
-    """Return the indices of a sum's terms in the order in which a node reads them; None where
-    unclear.
+    """Return the indices of a sum's terms in the order in which a node reads them.
+
+    None where that is unclear.
 
     Args:
       terms: for each term the class of its op, and the slot.

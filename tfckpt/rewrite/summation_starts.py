@@ -39,8 +39,9 @@ class RetainedTerm:
 
 
 def held_terms(builder: EditBuilder) -> list[RetainedTerm]:
-    """Return what to hold in the forward's sums and their copies, where a plan repeats what they
-    read.
+    """Return what to hold in the forward's sums and their copies.
+
+    Nothing is held of sums of which a plan repeats neither the sum nor what it reads.
 
     Raises:
       RewriteError: a plan keeps a term that the plain step writes into, to add twice.
@@ -96,13 +97,12 @@ class _Sum:
     """The terms of one shape of a tree of sums in a vertex."""
 
     def __init__(self, builder: EditBuilder, v: int, adding: Collection[int],
-                 tree: Sequence[tuple[int, int]]):
+                 tree: Sequence[tuple[int, int]]) -> None:
         self.builder, self.v, self.adding, self.tree = builder, v, adding, tree
         self.terms = [builder.graph.ops[op].inputs[i] for op, i in tree]
 
     def held(self, copies: Mapping[int, Sequence[int]]) -> Iterator[RetainedTerm]:
-        """Yield what to hold: all terms but the first two, or those before the one to begin with.
-        """
+        """Yield what to hold: all terms but the first two, or those before the one begun with."""
         builder = self.builder
         stored = [builder.storage_of(t) for t in self.terms]
         makers = [self.v if s is None else builder.cost.storages[s].producer for s in stored]
@@ -129,8 +129,7 @@ class _Sum:
                     yield RetainedTerm((self.v, copy), read, builder.tensor(self.terms[k]).dtype)
 
     def _read_later(self, tensor: TensorId, before: Collection[int]) -> bool:
-        """Return whether something holds a term's buffer while the plain step adds, or may do so.
-        """
+        """Return whether something may hold a term's buffer while the plain step adds."""
         builder = self.builder
         root = builder.root[tensor[0]][tensor[1]]
         if root == RESIDENT:

@@ -37,7 +37,7 @@ def named_digest(definition: Any) -> str:
 class _Functions:
     """Hashes of functions by name, each made when something calls it."""
 
-    def __init__(self, library: Iterable[Any]):
+    def __init__(self, library: Iterable[Any]) -> None:
         self.known = {function.signature.name: function for function in library}
         self.digests: dict[str, str] = {}
 
@@ -45,6 +45,7 @@ class _Functions:
         """Return a hash of ops, in their order.
 
         Args:
+          nodes: NodeDefs, of a graph or of a function.
           arguments: what they read beside one another.
         """
         nodes = list(nodes)

@@ -38,7 +38,7 @@ class Entry:
     """
 
     def __init__(self, where: pathlib.Path, key: str, name: str, graph: Graph,
-                 wanted: Sequence[DevicePart]):
+                 wanted: Sequence[DevicePart]) -> None:
         self.where, self.key, self.name = where, key, name
         self.graph, self.wanted = graph, wanted
 
@@ -66,6 +66,7 @@ class Entry:
         """Keep what was decided.
 
         Args:
+          decided: what is kept: the accepted proposals and what was asked for them.
           parts: as they were priced.
         """
         try:
@@ -94,6 +95,10 @@ def entry_of(name: str, graph: Graph, parts: Sequence[DevicePart], options: Opti
     """Return the place of a step in the store; None where there is no store.
 
     Args:
+      name: of the step, for people.
+      graph: the whole step.
+      parts: of its devices, with their budgets and targets.
+      options: how the step is planned, which the plan depends on.
       live: TensorFlow's graph, where XLA is asked about it.
     """
     where = files.folder()

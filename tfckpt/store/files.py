@@ -19,7 +19,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import logging
@@ -167,7 +167,7 @@ def _unfinished(where: pathlib.Path) -> list[pathlib.Path]:
     return _listed(where, lambda name: name.startswith(_UNFINISHED))
 
 
-def _listed(where: pathlib.Path, wanted) -> list[pathlib.Path]:
+def _listed(where: pathlib.Path, wanted: Callable[[str], bool]) -> list[pathlib.Path]:
     try:
         return sorted(path for path in where.iterdir() if wanted(path.name))
     except OSError:  # there is no folder

@@ -31,6 +31,7 @@ def key_of(graph: Graph, parts: Sequence[DevicePart], options: Options,
     Args:
       graph: the whole step.
       parts: of its devices, with their budgets and targets.
+      options: all but those of `NOT_OF_THE_PLAN` go into the key.
       others: what else it depends on: the process, and what XLA is asked about.
     """
     index = {op.name: i for i, op in enumerate(graph.ops)}

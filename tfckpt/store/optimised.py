@@ -34,7 +34,7 @@ class Answers:
       stored: whether they may come from the store, and go there.
     """
 
-    def __init__(self, name: str, graph: Graph, stored: bool):
+    def __init__(self, name: str, graph: Graph, stored: bool) -> None:
         self.name, self.graph, self.stored = name, graph, stored
 
     def __call__(self, step: LiveStep, ask: Ask) -> Optimised:

@@ -40,13 +40,14 @@ class Pools:
       name: of the step, for people.
     """
 
-    def __init__(self, where: pathlib.Path, name: str):
+    def __init__(self, where: pathlib.Path, name: str) -> None:
         self.where, self.name = where, name
 
     def read(self, graph: CostGraph, searched: object, plain_bytes: int) -> list[Candidate]:
         """Return the candidates of a search of the same structure; none where none is kept.
 
         Args:
+          graph: the cost graph that is searched.
           searched: what else the search depends on.
           plain_bytes: requested peak of the plain step.
         """

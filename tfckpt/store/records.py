@@ -49,7 +49,9 @@ def to_record(decided: Decided, graph: Graph, parts: Sequence[Part]) -> dict[str
     """Return what was decided as JSON can write it.
 
     Args:
-      graph, parts: the step and its parts as they were captured and priced.
+      decided: the accepted proposals, one for each part, and what was asked for them.
+      graph: the step as it was captured.
+      parts: of its devices, as they were priced.
     """
     texts = Texts(graph)
     said, answers = decided.compiled, decided.answers

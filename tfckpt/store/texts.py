@@ -17,7 +17,7 @@ _COPY = "-tfckpt"
 class Texts:
     """What is said of the ops of a step, by their indices."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph) -> None:
         self._names = tuple(op.name for op in graph.ops)
         self._index = {name: i for i, name in enumerate(self._names)}
 
@@ -26,8 +26,7 @@ class Texts:
         return self._index[name]
 
     def indices(self, of: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
-        """Return numbers with the index of an op for its name; those of other names are left out.
-        """
+        """Return numbers with the index of an op for its name; other names are left out."""
         return [(self._index[name], number) for name, number in of if name in self._index]
 
     def name(self, index: int) -> str:

@@ -57,7 +57,7 @@ class Before:
 class Kept:
     """The place of a tuned step in the store."""
 
-    def __init__(self, where: pathlib.Path, key: str, name: str, graph: Graph):
+    def __init__(self, where: pathlib.Path, key: str, name: str, graph: Graph) -> None:
         self.where, self.key, self.name, self.graph = where, key, name, graph
 
     def read(self) -> Before | None:
@@ -87,7 +87,10 @@ class Kept:
         """Keep what was chosen.
 
         Args:
+          found: all that was measured, and which row was chosen.
           options: of the chosen plan.
+          planned: whether it has a plan, rather than to be the step as it was written.
+          other: whether XLA compiles it where it does not compile the step, or the other way round.
         """
         rows = [found.plain, *found.plans]
         index = {op.name: i for i, op in enumerate(self.graph.ops)}
@@ -109,7 +112,10 @@ def place_of(name: str, live: Any, options: Options, xla: bool) -> Kept | None:
     """Return the place of a step in the store; None where there is no store.
 
     Args:
+      name: of the step, for people.
       live: TensorFlow's graph of the plain step, for the call that it is tuned with.
+      options: those that the step is decorated with.
+      xla: whether plans are tried with and without XLA.
     """
     where = files.folder()
     if where is None:

@@ -43,6 +43,7 @@ class Ran:
 
     @property
     def report(self) -> Report | None:
+        """Return the function's report; None of one that is not decorated, or not traced."""
         return getattr(self.function, "report", None)
 
     def note(self, failure: str) -> None:
@@ -61,7 +62,7 @@ class Bench:
       snapshot: what is put back after each of them.
     """
 
-    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], steps: int):
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any], steps: int) -> None:
         self.args, self.kwargs, self.steps = args, kwargs, steps
         self.device = default_device()
         self.snapshot = Snapshot()
@@ -71,6 +72,7 @@ class Bench:
         """Run a function, put everything back, and note what it took.
 
         Args:
+          ran: the function, and what is noted of it.
           wanted: whether what was measured is worth some steps more: memory is in more pieces after
             a few, and peaks may rise.
           limit: seconds that these may take.

@@ -28,7 +28,8 @@ def op_seconds(step: Callable, *args: Any, **kwargs: Any) -> dict[str, float]:
 
     Args:
       step: a `tf.function`, or what `tfckpt.checkpoint` made of one; it is run as it was given.
-      args, kwargs: of one call, as large as they will be.
+      *args: positional arguments of one call, as large as they will be.
+      **kwargs: keyword arguments of that call.
 
     Returns:
       Seconds by the name of what ran; some names are those of ops that Grappler made.
@@ -57,6 +58,13 @@ def op_seconds(step: Callable, *args: Any, **kwargs: Any) -> dict[str, float]:
 
 def profiled(call: Callable[[], Any], steps: int = STEPS) -> dict[str, float]:
     """Return the seconds of the ops that a call runs, by name; those of its first run do not count.
+
+    Args:
+      call: what is run; its results are waited for.
+      steps: how many runs are profiled, after one that is not.
+
+    Returns:
+      The median of the seconds of an op that runs once in each, else what a run has on average.
 
     Raises:
       tf.errors.AlreadyExistsError: a profile is being taken already.

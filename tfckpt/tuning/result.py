@@ -42,12 +42,26 @@ class Measured:
         return self.peak_bytes if self.most_bytes is None else self.most_bytes
 
     def fits(self, allowed: int | None) -> bool:
-        """Return whether it ran, and its measured peaks are within some bytes (None: any)."""
+        """Return whether it ran, and its measured peaks are within some bytes.
+
+        Args:
+          allowed: bytes above what the step starts with; None for any.
+
+        Returns:
+          False where it did not run.
+        """
         counted = self.counted_bytes
         return counted is not None and (allowed is None or counted <= allowed)
 
     def line(self, plain: Measured) -> str:
-        """Return what was measured, in a line."""
+        """Return what was measured, in a line.
+
+        Args:
+          plain: what was measured of the plain step, to which peak and time are compared.
+
+        Returns:
+          The name, and peak and time, or why it did not run.
+        """
         if self.peak_bytes is None or self.seconds is None:
             return f"{self.name:<16} {self.failure}"
         known = plain is not self and plain.name != self.name
@@ -64,7 +78,11 @@ def choice(rows: Sequence[Measured], allowed: int | None) -> Measured | None:
     Where no plan's largest peak fits, medians count.
 
     Args:
+      rows: what was measured of the plain step and of plans.
       allowed: bytes; None for the smallest peak: what is within `NEAR_LEAST` of it fits.
+
+    Returns:
+      One of the rows.
     """
     ran = [row for row in rows if row.fits(None)]
     if allowed is None and ran:
@@ -115,8 +133,12 @@ class Tuned:
     def plot(self, path: str) -> None:
         """Draw measured peaks and times beside the planned front into a file (png, svg, pdf).
 
+        Args:
+          path: of the file; its ending chooses the format.
+
         Raises:
           TfckptError: matplotlib is not installed, or the path names no kind of picture.
+          OSError: the file cannot be written.
         """
         from tfckpt.report import pictures
 

@@ -39,12 +39,13 @@ def tune(step: CheckpointedStep, *args: Any, limit_seconds: float = 120.0, steps
 
     Args:
       step: what `tfckpt.checkpoint` made of a `tf.function`; it need not have run.
-      args, kwargs: of one call, as large as they will be.
+      *args: positional arguments of one call, as large as they will be.
       limit_seconds: after which no other plan is begun.
       steps: measured steps of each plan, after one that is not measured; of those that fit some
         more follow as time allows.
       xla: whether the step compiled by XLA is tried too, or without XLA where it is compiled. XLA
         rounds otherwise than TensorFlow's kernels do: what is taken may differ in the last bits.
+      **kwargs: keyword arguments of the call.
 
     Returns:
       What was measured; the step uses `chosen` from now on, for other arguments too.
@@ -66,7 +67,7 @@ def tune(step: CheckpointedStep, *args: Any, limit_seconds: float = 120.0, steps
 class _Tuning:
     """One step that is being tuned."""
 
-    def __init__(self, step: CheckpointedStep, bench: Bench, limit: float, xla: bool):
+    def __init__(self, step: CheckpointedStep, bench: Bench, limit: float, xla: bool) -> None:
         self.step, self.bench, self.limit, self.xla = step, bench, limit, xla
         self.started = time.perf_counter()
         self.ran: list[Ran] = []
@@ -166,6 +167,10 @@ class _Tuning:
         """Yield plans for what is allowed, corrected by what they took; then that of the least.
 
         Args:
+          options: of the step, with the measured times of its ops.
+          plain: the plain step, measured.
+          other: whether XLA compiles the plans where it does not compile the step, or the other way
+            round.
           first: how many of what has run are of another runner.
         """
         share = 1.0
@@ -193,8 +198,7 @@ class _Tuning:
                 yield found
 
     def _for_share(self, options: Options, allowed: int, share: float, first: int) -> Options:
-        """Return options with a budget that is a share of what is allowed, as plans are simulated.
-        """
+        """Return options with a budget of a share of what is allowed, as plans are simulated."""
         report = self.ran[first].report if self.ran[first:] else None
         return options if report is None else dataclasses.replace(
             options, budgets=for_share(self._asked, report, allowed, share))
@@ -280,6 +284,8 @@ class _Tuning:
         """Have the step do what was taken, and return its report.
 
         Args:
+          taken: what was measured of what is taken.
+          plain: what was measured of the plain step.
           options: those of a plan; None where the step is to run as it is.
           other: whether XLA compiles what is taken where it does not compile the step, or the other
             way round.

@@ -40,6 +40,8 @@ def for_share(asked: Budget, report: Report, allowed: int, share: float) -> Budg
     Args:
       asked: the step's budget, which says whether bytes or a fraction are asked for.
       report: of a plan of the step.
+      allowed: bytes that a measured peak may take above what the step starts with.
+      share: of these, what the plan may need as it is simulated.
     """
     wanted = int(share * allowed)
     budget = Budget(device_bytes=wanted + report.resident_bytes) if asked.sized else Budget(

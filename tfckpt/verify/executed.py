@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -34,11 +35,19 @@ class Executed:
         return sum(self.copies.values())
 
 
-def executed(fn: Callable, *args, **kwargs) -> Executed:
-    """Run `fn(*args)` once and report the ops of the partition graphs that ran.
+def executed(fn: Callable, *args: Any, **kwargs: Any) -> Executed:
+    """Run `fn(*args, **kwargs)` once and report the ops of the partition graphs that ran.
 
     The call has its usual side effects (variables are updated). Functions compiled by XLA do not
     appear here: see the optimized HLO for those.
+
+    Args:
+      fn: a `tf.function`, a step decorated with `tfckpt.checkpoint`, or what calls such.
+      *args: positional arguments of the call.
+      **kwargs: keyword arguments of the call.
+
+    Returns:
+      The executed ops, counted by type, and which of them tfckpt made as copies.
 
     Raises:
       VerificationError: TensorFlow recorded no graph (nothing ran as a `tf.function`).

@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,8 +31,8 @@ def ask_for_statistics() -> None:
         os.environ.setdefault("TF_CPU_ALLOCATOR_USE_BFC", "1")
 
 
-def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = None,
-                 **kwargs) -> int:
+def measure_peak(fn: Callable, *args: Any, repeats: int = 1, device: str | None = None,
+                 **kwargs: Any) -> int:
     """Peak bytes of one call above what is allocated when it starts (the dynamic peak).
 
     The call really runs; variables that a `tf.function` changes are put back afterwards. The
@@ -40,8 +41,13 @@ def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = Non
     Args:
       fn: a `tf.function`, a step decorated with `tfckpt.checkpoint`, or any callable (whose
         variables are then left as the call leaves them).
+      *args: positional arguments of the call.
       repeats: calls to measure; the median is returned.
       device: default "GPU:0" where there is one, else "CPU:0".
+      **kwargs: keyword arguments of the call.
+
+    Returns:
+      Bytes; the report of a rewritten step has them from then on.
 
     Raises:
       VerificationError: the allocator keeps no statistics; names the environment variable.
@@ -65,6 +71,15 @@ def measure_peak(fn: Callable, *args, repeats: int = 1, device: str | None = Non
 def peak_of_call(fn: Callable, args: Sequence, kwargs: Mapping, device: str) -> int:
     """Peak bytes of one call above what is allocated when it starts; its results are waited for.
 
+    Args:
+      fn: what is called.
+      args: its positional arguments.
+      kwargs: its keyword arguments.
+      device: whose allocator is read, such as "GPU:0"; its highest count begins anew.
+
+    Returns:
+      Bytes.
+
     Raises:
       VerificationError: the allocator keeps no statistics.
     """
@@ -79,7 +94,10 @@ def memory_info(device: str, reset: bool = False) -> dict[str, int]:
 
     Args:
       device: such as "GPU:0".
-      reset: has the peak start again from what is allocated now.
+      reset: has the peak start again from what is allocated now, before both are read.
+
+    Returns:
+      Bytes by these names.
 
     Raises:
       VerificationError: the allocator keeps no statistics; names the environment variable.
@@ -93,14 +111,16 @@ def memory_info(device: str, reset: bool = False) -> dict[str, int]:
 
 
 def free_bytes(device: str) -> int:
-    """Return bytes that a device has left: what TensorFlow may take of it less what is allocated
-    now.
+    """Return bytes that a device has left.
 
-    Of a CPU it is what the machine has available, less where the process or its control group may
-    not take as much.
+    They are what TensorFlow may take of it less what is allocated now. Of a CPU it is what the
+    machine has available, less where the process or its control group may not take as much.
 
     Args:
       device: such as "GPU:0".
+
+    Returns:
+      Bytes; 0 where more is allocated than it may take.
 
     Raises:
       VerificationError: the device's allocator keeps no statistics.

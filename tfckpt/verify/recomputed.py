@@ -27,7 +27,7 @@ _CALLS = ("call", "fusion")
 class Module:
     """The instructions of an HloModuleProto, by op, seen through fusions and calls."""
 
-    def __init__(self, module: Any):
+    def __init__(self, module: Any) -> None:
         parts = {part.id: part for part in module.computations}
         self._inside = {part.id: {i.id: i for i in part.instructions} for part in parts.values()}
         self._root = {part.id: self._inside[part.id][part.root_id] for part in parts.values()}
@@ -101,7 +101,7 @@ def _names(made: Any) -> set[str]:
 class _Fates:
     """What became of the recomputed ops of a traced step."""
 
-    def __init__(self, graph: Any, module: Any):
+    def __init__(self, graph: Any, module: Any) -> None:
         self.ops = {op.name: op for op in graph.get_operations()}
         self.module = Module(module)
         self.needed = _needed(graph)

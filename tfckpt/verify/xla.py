@@ -64,11 +64,16 @@ class Compiled:
         return sum(self.folded.values())
 
 
-def compiled(fn: Callable, *args, **kwargs) -> Compiled:
-    """Compile a step for these arguments, without running it, and looks at the result.
+def compiled(fn: Callable, *args: Any, **kwargs: Any) -> Compiled:
+    """Compile a step for these arguments, without running it, and look at the result.
 
     Args:
       fn: a `tf.function` with `jit_compile=True`, or one decorated with `tfckpt.checkpoint`.
+      *args: positional arguments of one call; its dtypes and shapes are compiled for.
+      **kwargs: keyword arguments of that call.
+
+    Returns:
+      Instructions by opcode, what became of recomputed ops, and bytes of temporary buffers.
 
     Raises:
       VerificationError: the step is not compiled by XLA.
@@ -77,11 +82,17 @@ def compiled(fn: Callable, *args, **kwargs) -> Compiled:
     return _looked_at(fn, args, kwargs, tf_adapter.optimized_hlo(fn, args, kwargs))
 
 
-def compiled_for(model: str, fn: Callable, *args, **kwargs) -> Compiled:
+def compiled_for(model: str, fn: Callable, *args: Any, **kwargs: Any) -> Compiled:
     """Compile a step for a GPU that is not here, without running it; else as `compiled`.
 
     Args:
       model: which GPU: "h100".
+      fn: a `tf.function` with `jit_compile=True`, or one decorated with `tfckpt.checkpoint`.
+      *args: positional arguments of one call; its dtypes and shapes are compiled for.
+      **kwargs: keyword arguments of that call.
+
+    Returns:
+      What the compiler for that GPU makes of the step.
 
     Raises:
       VerificationError: the step is not compiled by XLA, or there is no compiler for the device.

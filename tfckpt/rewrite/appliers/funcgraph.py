@@ -23,6 +23,8 @@ def apply(graph: tf.Graph, edits: Edits, changes: LiveChanges | None = None,
     TensorFlow appends a number to names that are taken, by ops of edits that failed before.
 
     Args:
+      graph: a FuncGraph, traced to its end.
+      edits: what is done to it; ops are named as in the graph.
       changes: of the graph, what was done to it before.
       protected: whether Grappler is to leave new ops as they are, and not to see unread ones.
 

@@ -130,8 +130,8 @@ def _drop(nodes: Any, names: Iterable[str], results: Iterable[str]) -> None:
 class _Nodes:
     """A list of NodeDefs being edited, and how tensors are named in it."""
 
-    def __init__(self, nodes, arguments: Iterable[str], signatures: Mapping[str, Any],
-                 nested: bool = False):
+    def __init__(self, nodes: Any, arguments: Iterable[str], signatures: Mapping[str, Any],
+                 nested: bool = False) -> None:
         self.nodes, self.nested = nodes, nested
         self.arguments = frozenset(arguments)
         self.signatures = signatures
@@ -159,7 +159,7 @@ class _Nodes:
                 for name in awaited:
                     self._wait(node, name)
 
-    def _node(self, name: str):
+    def _node(self, name: str) -> Any:
         if name not in self.by_name:
             raise RewriteError(f"rewrite: op {name!r} does not exist in the definition; was it "
                                "captured from another file?")
@@ -186,7 +186,7 @@ class _Nodes:
         self.nodes.append(node)
         self.by_name[new.name] = self.nodes[-1]
 
-    def _wait(self, node, control: str) -> None:
+    def _wait(self, node: Any, control: str) -> None:
         if control not in self.arguments:
             self._node(control)
         if f"^{control}" not in node.input:
@@ -207,7 +207,7 @@ class _Nodes:
         except IndexError:
             raise RewriteError(f"rewrite: {op!r} has no output {slot}") from None
 
-    def _outputs(self, node) -> list[str]:
+    def _outputs(self, node: Any) -> list[str]:
         """Output slots of a node as `argument:index`."""
         definition = self.signatures.get(node.op) or tf_adapter.op_definition(node.op)
         if definition is None:

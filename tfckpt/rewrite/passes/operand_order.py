@@ -19,6 +19,7 @@ def keep_operand_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
     """Return the edits, with pass-throughs where they might change the order of operands.
 
     Args:
+      edits: what is done to the step so far.
       graph: the captured step.
       plain: asked for the optimised step only where an order is open.
     """

@@ -49,7 +49,7 @@ class XlaHolds:
       order, early: what has XLA keep the plan's order; None where nothing does.
     """
 
-    def __init__(self, builder: EditBuilder, target: Target):
+    def __init__(self, builder: EditBuilder, target: Target) -> None:
         self.builder = builder
         self.kind: type[Guard] = XLA_GUARDS[target.guard]
         self.weights = target.transposes_weights_early
@@ -185,9 +185,7 @@ class XlaHolds:
         return self.kind if fused or not self.barriers else BarrierGuard
 
     def _is_weight(self, tensor: TensorId) -> bool:
-        """Return whether a tensor is resident and large enough for a compiler's copy of it to
-        matter.
-        """
+        """Return whether a tensor is resident, and so large that a copy that XLA makes matters."""
         return (self.weights and self.builder.is_resident(tensor)
                 and record(self.builder.graph.ops[tensor[0]].type).source not in _NO_WEIGHTS
                 and (self.builder.tensor(tensor).bytes or 0) >= LARGE
@@ -225,9 +223,7 @@ class XlaHolds:
                 builder.rewires.append(Rewire(op.name, i, late))
 
     def _is_gradient(self, tensor: TensorId) -> bool:
-        """Return whether a tensor is made of what the backward made, not of what the forward did
-        alone.
-        """
+        """Return whether a tensor is made of what the backward made, not the forward alone."""
         builder = self.builder
         made = builder.root[tensor[0]][tensor[1]][0]
         return (builder.storage_of(tensor) is not None and builder.tensor(tensor).dtype in FLOATS

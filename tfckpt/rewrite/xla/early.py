@@ -27,7 +27,7 @@ class EarlyOps:
       when_compiled: for each op whether XLA must know its results when it compiles.
     """
 
-    def __init__(self, builder: EditBuilder, when_compiled: list[bool]):
+    def __init__(self, builder: EditBuilder, when_compiled: list[bool]) -> None:
         self.builder, self.when_compiled = builder, when_compiled
         self.ready = self._ready()
         self.count = 0

@@ -27,7 +27,7 @@ class BackwardOrder:
     gradients of weights, before the next op that does.
     """
 
-    def __init__(self, builder: EditBuilder):
+    def __init__(self, builder: EditBuilder) -> None:
         self.builder = builder
         self.seen = 0  # positions that were looked at
         self.region = 0  # where the latest run of copies begins

@@ -37,7 +37,12 @@ class Report(Protocol):
     identical: bool | None
 
     def certified(self, identical: bool | None, certificate: str) -> None:
-        """Note what is known of the step's arithmetic, and in words."""
+        """Note what is known of the step's arithmetic, and in words.
+
+        Args:
+          identical: whether it is that of the plain step; None where that is not known.
+          certificate: the same in words.
+        """
 
 
 class _Worker:
@@ -105,6 +110,7 @@ def certify(report: Report, compare: Callable[[], Certificate]) -> None:
     Where it is not, that is logged as a warning.
 
     Args:
+      report: of a rewritten step; it says that the answer is pending until then.
       compare: says so.
     """
     def job() -> None:
@@ -132,6 +138,6 @@ def wait_for_certificates(seconds: float | None = None) -> bool:
       seconds: to wait at most; None for as long as it takes.
 
     Returns:
-      whether all reports have theirs: `report.identical` and `report.certificate`.
+      Whether all reports have theirs: `report.identical` and `report.certificate`.
     """
     return _worker.wait(seconds)

@@ -55,7 +55,7 @@ class Arithmetic:
     """
 
     def __init__(self, live: Any, plain: Question, marked: bool = False,
-                 answer: tf.compat.v1.GraphDef | None = None):
+                 answer: tf.compat.v1.GraphDef | None = None) -> None:
         self.live, self.marked, self._plain, self._known = live, marked, plain, answer
 
     def before(self, edits: Edits) -> Certificate:
@@ -120,6 +120,8 @@ def certificate_of_definitions(plain: tf.compat.v1.GraphDef, edited: tf.compat.v
     """Compare two graphs that nothing optimises any more.
 
     Args:
+      plain: the plain step, as it runs.
+      edited: the rewritten step, as it runs.
       function: gives the FunctionDef that is called by a name; None where it is not known.
     """
     return compared(*(_computation(graph, function) for graph in (plain, edited)))

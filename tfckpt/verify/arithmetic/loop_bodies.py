@@ -38,7 +38,8 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
     """Return the ops of loops in segments that are not what they are in the plain step, by name.
 
     Args:
-      plain, edited: GraphDefs of what Grappler makes of the step, loops lowered.
+      plain: GraphDef of what Grappler makes of the plain step, loops lowered.
+      edited: that of the rewritten step.
       edits: what was done to it; its loops are named as in `edited`.
     """
     loops = [entry.old for entry in edits.replaced if entry.new.endswith(MARK)]

@@ -66,8 +66,7 @@ def called(kind: str) -> str:
 
 
 def has_effect(kind: str) -> bool:
-    """Return whether an op of a type does more than compute: it draws numbers, or shows something.
-    """
+    """Return whether ops of a type do more than compute, such as draw numbers or print."""
     return (kind not in _NO_EFFECT
             and record(kind).access is None and tf_adapter.is_stateful_type(kind))
 
@@ -80,7 +79,7 @@ class Labels:
       function: gives the FunctionDef that is called by a name; None where it is not known.
     """
 
-    def __init__(self, arguments: Sequence[str], function: Callable[[str], Any]):
+    def __init__(self, arguments: Sequence[str], function: Callable[[str], Any]) -> None:
         self._arguments, self._find = arguments, function
         self._functions: dict[str, str] = {}
 

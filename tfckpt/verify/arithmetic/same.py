@@ -72,7 +72,11 @@ def same_arithmetic(step: Callable, *args: Any, **kwargs: Any) -> Certificate:
 
     Args:
       step: what `tfckpt.checkpoint` made of a `tf.function`, with its variables made.
-      args, kwargs: of one call.
+      *args: positional arguments of one call; only their dtypes and shapes count.
+      **kwargs: keyword arguments of that call.
+
+    Returns:
+      Whether all results and writes are the same, and what is not.
 
     Raises:
       VerificationError: it is no such step.
@@ -108,6 +112,13 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
     """Compare what a plain step computes with what a rewritten one does.
 
     What no order decides in the plain step, ours may decide as it turns out there.
+
+    Args:
+      plain: the graphs of the plain step, as they are executed.
+      edited: those of the rewritten step.
+
+    Returns:
+      Whether all results and writes are the same, and what is not.
     """
     plain, edited = _with_known_shapes(plain, edited), _with_known_shapes(edited, plain)
     before, after = terms_of([plain, edited])
@@ -146,7 +157,15 @@ def _original(name: str) -> str:
 
 
 def certificate_of(before: Terms, after: Terms) -> Certificate:
-    """Compare the terms of a plain step with those of a rewritten one."""
+    """Compare the terms of a plain step with those of a rewritten one.
+
+    Args:
+      before: the terms of the plain step.
+      after: those of the rewritten step.
+
+    Returns:
+      Whether both have the same roots, and which ops are the first that differ.
+    """
     roots = tuple(sorted(root for root in {**before.roots, **after.roots}
                          if before.roots.get(root) != after.roots.get(root)))
     if roots:
@@ -162,6 +181,9 @@ def _computation(function: Any, args: tuple, kwargs: dict, called: dict[int, str
     """Return what a function would run.
 
     Args:
+      function: a concrete function.
+      args: the positional arguments of its call.
+      kwargs: the keyword arguments of its call.
       called: what each captured tensor is called, by identity; filled in.
     """
     graphs = tf_adapter.instantiated(function, args, kwargs)

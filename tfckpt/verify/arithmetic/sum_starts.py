@@ -40,7 +40,7 @@ class Starts:
 
     def __init__(self, nodes: Mapping[str, Node], ordered: Sequence[str],
                  source: Callable[[Tensor], Tensor], lasting: Callable[[str], bool],
-                 holding: Callable[[str], bool]):
+                 holding: Callable[[str], bool]) -> None:
         self.nodes, self.ordered, self.source = nodes, ordered, source
         self.lasting, self.holding = lasting, holding
         self.readers: dict[Tensor, list[str]] = {}
@@ -50,6 +50,7 @@ class Starts:
         """Return the places of a sum's terms in the order in which they are added.
 
         Args:
+          name: of the sum.
           at_once: whether what nothing orders with the sum is taken to run before it where it is
             ready before it: where fewer ops have to run one after the other first. So it is where
             ops run in the order in which they become ready.

@@ -137,7 +137,7 @@ class _Node:
 class _Graph:
     """One computation whose terms are being refined."""
 
-    def __init__(self, computation: Computation):
+    def __init__(self, computation: Computation) -> None:
         self.computation = computation
         self.definitions = {node.name: node for node in computation.nodes}
         self.nodes = {node.name: _node(node) for node in computation.nodes}
@@ -221,8 +221,10 @@ class _Graph:
         return hashed((label, self.states.get(node.name, ()), self._operands(node, read)))
 
     def _sum(self, label: str, node: _Node, read: list[str]) -> str:
-        """Return the term of a sum: its kernel adds two to nine terms one after the other, and to
-        these the sums of eight others each.
+        """Return the term of a sum.
+
+        Its kernel adds two to nine terms one after the other, and to these the sums of eight others
+        each.
         """
         order, known = self.sums[node.name]
         terms = [read[place] for place in order]
@@ -325,8 +327,9 @@ class _Graph:
         return order
 
     def _states(self) -> dict[str, tuple[str, int, int]]:
-        """Return the resource that each op reads or writes that does, and how many writes of it
-        come before, and how many before or after.
+        """Return the resource that an op reads or writes, for each op that does.
+
+        And how many writes of it come before, and how many before or after.
         """
         touched: dict[str, list[str]] = {}
         for name in self.order:

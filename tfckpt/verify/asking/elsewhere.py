@@ -34,7 +34,8 @@ def asked_for(live: tf.Graph, graph: Graph, target: Target | None) -> Asked | No
     """Return what asks XLA about a step, on the device that runs it or for one that is described.
 
     Args:
-      live, graph: as `Asked` takes them.
+      live: TensorFlow's graph of the step, as it was captured.
+      graph: what was captured of it.
       target: what is planned for instead of the devices of this process.
 
     Returns:
@@ -54,7 +55,7 @@ class AskedElsewhere(Asked):
       model: which GPU, a name in `gpu_compiler.TARGETS`.
     """
 
-    def __init__(self, live: tf.Graph, graph: Graph, model: str):
+    def __init__(self, live: tf.Graph, graph: Graph, model: str) -> None:
         super().__init__(live, graph)
         self.model = model
 
@@ -67,6 +68,7 @@ def compiled_elsewhere(module: bytes, model: str) -> Any:
     """Return the HloProto of a serialized HLO module, compiled for a GPU that is described.
 
     Args:
+      module: the HLO module, serialized, before XLA has optimised it.
       model: which GPU, a name in `gpu_compiler.TARGETS`.
 
     Raises:
@@ -101,7 +103,7 @@ class _Process:
       RuntimeError: it has no compiler, or ended.
     """
 
-    def __init__(self, model: str):
+    def __init__(self, model: str) -> None:
         program = str(pathlib.Path(gpu_compiler.__file__))
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
         try:

@@ -95,6 +95,8 @@ def executable(module: Any, device: Any, options: Sequence[tuple[str, Any]] = ()
     """Compile a StableHLO module for a device that `described` returned.
 
     Args:
+      module: of StableHLO, as `stablehlo` returns it.
+      device: to compile for; nothing of it is here.
       options: XLA's, beside `WITHOUT_TRIALS`.
     """
     from jaxlib import xla_client
@@ -153,10 +155,12 @@ def main(target: str) -> None:
         jax.config.update("jax_enable_x64", True)  # seeds and counters are 64-bit integers
         device = described(target)
     except ImportError as error:
-        return write(answers, f"the interpreter to compile with has no JAX: {error}".encode(),
-                     failed=True)
+        write(answers, f"the interpreter to compile with has no JAX: {error}".encode(),
+              failed=True)
+        return
     except Exception as error:
-        return write(answers, _said(error), failed=True)
+        write(answers, _said(error), failed=True)
+        return
     write(answers, b"ready")
     while (module := read(questions)) is not None:
         try:

@@ -38,7 +38,7 @@ class Optimised:
       target: what runs it.
     """
 
-    def __init__(self, live: tf.Graph, graph: Graph, target: Target):
+    def __init__(self, live: tf.Graph, graph: Graph, target: Target) -> None:
         self.live, self.graph, self.target = live, graph, target
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:

@@ -29,7 +29,7 @@ class Asked:
       graph: the same as captured, for the shapes that the trace leaves open.
     """
 
-    def __init__(self, live: tf.Graph, graph: Graph):
+    def __init__(self, live: tf.Graph, graph: Graph) -> None:
         self.live, self.graph = live, graph
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
