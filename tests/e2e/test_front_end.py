@@ -67,7 +67,7 @@ def _options(net):
         """Return what it says."""
         return net.learn(x)
 
-    assert step.__name__ == "step" and step.__doc__ == "What it says."
+    assert step.__name__ == "step" and step.__doc__ == "Return what it says."
     return step
 
 
