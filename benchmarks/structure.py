@@ -10,6 +10,8 @@ Of `tfckpt/` and `grappler_ext/`:
                  with the names of these in `tfckpt.ir.target`), or pass one of the strings to a
                  call; tables that describe devices do not count
   orchestrators  modules that call both what searches plans for a step and what applies its edits
+  fullest folder modules in the folder of `tfckpt/` that has most, and at its top
+  documented     public functions and methods with parameters whose docstring tells them, of all
   code lines     without blank lines, comments and docstrings
 
 Modules are parsed, not imported.
@@ -20,6 +22,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks.rows import head, line
@@ -112,6 +115,42 @@ def code_lines(path: pathlib.Path) -> int:
                if number not in said and entry.strip() and not entry.lstrip().startswith("#"))
 
 
+def folders() -> dict[str, int]:
+    """Return how many modules each folder of `tfckpt/` has, by its path."""
+    found: dict[str, int] = {}
+    for path in modules():
+        if path.is_relative_to(ROOT / "tfckpt"):
+            folder = str(path.parent.relative_to(ROOT))
+            found[folder] = found.get(folder, 0) + 1
+    return found
+
+
+def public_functions() -> list[ast.FunctionDef]:
+    """Return the functions and methods that take parameters and whose names are public."""
+    found = []
+    for path in modules():
+        for node in ast.walk(parsed(path)):
+            members = node.body if isinstance(node, ast.Module) or (
+                isinstance(node, ast.ClassDef) and not node.name.startswith("_")) else []
+            found += [member for member in members if isinstance(member, ast.FunctionDef)
+                      and not member.name.startswith("_") and _parameters(member)]
+    return found
+
+
+def _parameters(function: ast.FunctionDef) -> list[str]:
+    told = function.args
+    return [argument.arg for argument in (*told.posonlyargs, *told.args, *told.kwonlyargs)
+            if argument.arg not in ("self", "cls")]
+
+
+def is_documented(function: ast.FunctionDef) -> bool:
+    """Return whether a docstring has an entry for every parameter."""
+    said = ast.get_docstring(function) or ""
+    told = said.partition("Args:")[2]
+    return all(re.search(rf"^\s*(\w+, )*\*{{0,2}}{name}\b.*:", told, re.MULTILINE)
+               for name in _parameters(function))
+
+
 def _row(what: str, wanted: Callable[[pathlib.Path], object], found: Iterable[pathlib.Path]
          ) -> str:
     names = [str(path.relative_to(ROOT)) for path in found if wanted(path)]
@@ -127,6 +166,13 @@ def main() -> None:
     print(_row("modules with an op type", lambda path: op_literals(path, types), found))
     print(_row("modules that ask for XLA or a GPU", asks_for_target, found))
     print(_row("orchestrators", orchestrates, found))
+    counted = folders()
+    fullest = max(counted, key=lambda folder: (counted[folder], folder))
+    print(line(["modules in the fullest folder", str(counted[fullest]), fullest]))
+    print(line(["modules at the top", str(counted["tfckpt"]), "tfckpt"]))
+    public = public_functions()
+    print(line(["public functions with documented parameters",
+                f"{sum(map(is_documented, public))} of {len(public)}", ""]))
     print(line(["code lines", str(sum(map(code_lines, found))), ""]))
 
 
