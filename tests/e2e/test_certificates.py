@@ -175,7 +175,7 @@ def test_what_is_compiled_is_said_to_be_unknown():
 def test_a_process_ends_in_good_order_whatever_is_pending(delay):
     found = subprocess.run([sys.executable, "-c", textwrap.dedent(f"""
         import tests.conftest
-        from tfckpt.verify import background
+        from tfckpt.verify.arithmetic import background
         import tfckpt
         from tests.e2e.test_exact import trained
         background.DELAY = {delay}

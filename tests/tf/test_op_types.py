@@ -14,9 +14,8 @@ NAMED = {
     "tfckpt/rewrite/names.py": "_XlaCompile is an attribute as well",
     "tfckpt/rewrite/segments.py": "what the functions of loops over segments are made of",
     "tfckpt/verify/arithmetic/loop_bodies.py": "what loops are lowered to",
-    "tfckpt/capture/grappler/control_edges.py": "what a lowered loop's condition waits for",
 }
-"""Modules that hold the name of an op type, and why; never more than six."""
+"""Modules that hold the name of an op type, and why; never more than five."""
 
 
 def test_op_types_are_named_in_records_alone():
@@ -24,7 +23,7 @@ def test_op_types_are_named_in_records_alone():
     found = {str(path.relative_to(ROOT)): named for path in modules()
              if (named := op_literals(path, types))}
     assert found.keys() == NAMED.keys(), {k: found[k] for k in found.keys() - NAMED.keys()}
-    assert len(NAMED) <= 6
+    assert len(NAMED) <= 5
 
 
 def test_the_test_itself_sees_what_it_should(tmp_path):
@@ -58,7 +57,8 @@ def test_tensorflow_has_ops_of_the_family(family):
 
 
 def test_what_edits_make_has_a_record_or_needs_none():
-    made = {value for name, value in vars(names).items() if name.isupper()}
+    made = {value for name, value in vars(names).items()
+            if name.isupper() and isinstance(value, str)}
     unknown = {kind for kind in made if kind not in {known.type for known in registered()}}
     assert unknown == {"InfeedDequeue",  # a function's input, where Grappler is asked
                        "StridedSlice", "XlaOptimizationBarrier",  # only in guards

@@ -550,6 +550,19 @@ def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     return definition
 
 
+_ALIVE = "_tfckpt_alive"
+
+
+def keep_alive(graph: FuncGraph, value: object) -> None:
+    """Have a value live as long as a graph does.
+
+    Args:
+      graph: a graph that is being traced.
+      value: what the graph needs, such as a function that owns functions which its ops call.
+    """
+    setattr(graph, _ALIVE, (*getattr(graph, _ALIVE, ()), value))
+
+
 def uses_custom_device(graph: tf.Graph) -> bool:
     """Return whether a graph captures what lies on a custom device: variables of DTensor."""
     return any("device:CUSTOM" in (getattr(tensor, "device", "") or "")

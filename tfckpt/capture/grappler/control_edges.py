@@ -17,14 +17,12 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.ops import Access, Calls, record
-from tfckpt.ops.names import NO_OP
+from tfckpt.ops.names import MERGE, NO_OP, SWITCHES
 
-_MERGE = "Merge"
 _PASSED_IN = re.compile(r"Func/(.*)/input/_\d+$")
 _BEFORE_BODY = re.compile(r"Func/(.*)/input_control_node/_\d+$")
 _BEFORE_LOOP = re.compile(r"(.*)/LoopControlInputs/_\d+$")
 _BEFORE_BRANCH = re.compile(r"(.*)/(?:switch_pred|branch_index)/_\d+$")
-_CHOICES = frozenset(("Switch", "_SwitchN"))
 
 
 def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
@@ -47,13 +45,13 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
         if node.op == NO_OP and (found := _BEFORE_BODY.match(node.name)):
             given = arguments.get(found[1], set())
         elif node.op == NO_OP and (found := _BEFORE_LOOP.match(node.name)) or (
-                node.op in _CHOICES and (found := _BEFORE_BRANCH.match(node.name))):
+                node.op in SWITCHES and (found := _BEFORE_BRANCH.match(node.name))):
             given = {_op_of(name) for name in node.input if name[:1] == "^"}
         else:
             continue
         more = given - set(calls[found[1]]) if found[1] in calls else {
             name for name in given if not (tf_adapter.is_stateful_type(kinds[name])
-                                           or kinds[name] == _MERGE)}
+                                           or kinds[name] == MERGE)}
         _keep_inputs(node, [name for name in node.input
                             if name[:1] != "^" or name[1:] not in more])
         if not node.input:

@@ -22,12 +22,9 @@ import tensorflow as tf
 
 from tfckpt.capture.grappler.control_edges import wait_as_asked
 from tfckpt.ops import Calls, record
-from tfckpt.ops.names import CONST
+from tfckpt.ops.names import CONST, ENTER, EXIT, LOWERED, MERGE, SWITCHES
 
 _NUMBERED = re.compile(r"(.+)/([^/]+)/_(\d+)$")
-_ENTER, _EXIT, _MERGE = "Enter", "Exit", "Merge"
-_SWITCHES = frozenset(("Switch", "_SwitchN"))
-_LOWERED = frozenset((_ENTER, _EXIT, _MERGE, "NextIteration", "LoopCond", *_SWITCHES))
 _RESULTS = ("output", "merge")
 """What TensorFlow calls the results of a lowered branch."""
 _RUN = frozenset(("branch_executed", "LoopExecuted"))
@@ -116,7 +113,7 @@ class _Raised:
         if name in self.loops:
             return self._loop(self.loops[name])
         known = self.made.get(name, self.before.get(name))
-        if known is None or known.op in _LOWERED:
+        if known is None or known.op in LOWERED:
             raise NotRaised(f"{name} is in a lowered loop or branch")
         node = tf.compat.v1.NodeDef.FromString(known.SerializeToString())
         handed_on = self._handed_on if name not in self.made else str
@@ -132,7 +129,7 @@ class _Raised:
         del node.input[:]
         for i, text in enumerate(data):
             entry = next((self.made[name] for name in loop.entries[i] if name in self.made
-                          and self.made[name].op in _LOWERED), None)
+                          and self.made[name].op in LOWERED), None)
             node.input.append(self._tensor(_read_by(entry, i)) if entry is not None
                               else self._unused(loop.op, i, text))
         return node
@@ -204,7 +201,7 @@ def _input_type(loop: tf.compat.v1.NodeDef, place: int) -> int:
 
 def _read_by(entry: tf.compat.v1.NodeDef, place: int) -> str:
     """Return what an op hands on to the inside of a loop or branch, or what chooses the branch."""
-    return entry.input[1 if entry.op in _SWITCHES and not place else 0]
+    return entry.input[1 if entry.op in SWITCHES and not place else 0]
 
 
 def _lowered_loops(asked: tf.compat.v1.GraphDef, lowered: tf.compat.v1.GraphDef
@@ -217,7 +214,7 @@ def _lowered_loops(asked: tf.compat.v1.GraphDef, lowered: tf.compat.v1.GraphDef
     nodes = {node.name: node for node in lowered.node}
     parts: dict[str, list[tuple[int, str, tf.compat.v1.NodeDef]]] = {}
     for node in lowered.node:
-        if node.op in _LOWERED and (found := _NUMBERED.match(node.name)):
+        if node.op in LOWERED and (found := _NUMBERED.match(node.name)):
             parts.setdefault(found[1], []).append((int(found[3]), found[2], node))
     switches, alike = _switches(lowered.node), _alike(nodes)
     for op in filter(_is_loop, asked.node):
@@ -233,14 +230,14 @@ def _lowered_loops(asked: tf.compat.v1.GraphDef, lowered: tf.compat.v1.GraphDef
 
 def _loop(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.NodeDef]],
           data: int, nodes: Mapping[str, tf.compat.v1.NodeDef]) -> _Lowered:
-    enters = [node.name for _, kind, node in ends if node.op == _ENTER and kind == "enter"]
+    enters = [node.name for _, kind, node in ends if node.op == ENTER and kind == "enter"]
     if len(enters) != data:
         raise NotRaised(f"{op.name} has {data} inputs, and {len(enters)} once it is lowered")
     results = {}
     for _, kind, node in ends:
-        if node.op == _EXIT and kind == "exit":
+        if node.op == EXIT and kind == "exit":
             behind = node
-            while behind.op != _ENTER:
+            while behind.op != ENTER:
                 behind = nodes[_op_of(behind.input[0])]
             results[node.name] = enters.index(behind.name)
     return _Lowered(op, {i: (name,) for i, name in enumerate(enters)}, results)
@@ -249,7 +246,7 @@ def _loop(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.
 def _branch(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.NodeDef]],
             data: int, switches: Mapping[str, Sequence[str]], alike: Mapping[str, Sequence[str]]
             ) -> _Lowered:
-    merges = [node.name for _, kind, node in ends if node.op == _MERGE and kind in _RESULTS]
+    merges = [node.name for _, kind, node in ends if node.op == MERGE and kind in _RESULTS]
     if len(merges) != len(op.attr["Tout"].list.type):
         raise NotRaised(f"{op.name} has other results once it is lowered")
     passing = switches.get(op.name, ())
@@ -264,7 +261,7 @@ def _switches(nodes: Iterable[tf.compat.v1.NodeDef]) -> dict[str, list[str]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for node in nodes:
         scope, _, number = node.name.rpartition("/_")
-        read = f"/{_op_of(node.input[0])}" if node.op in _SWITCHES else ""
+        read = f"/{_op_of(node.input[0])}" if node.op in SWITCHES else ""
         if read and scope.endswith(read) and number.isdigit():
             found.setdefault(scope.removesuffix(read), []).append((int(number), node.name))
     return {name: [switch for _, switch in sorted(switches)] for name, switches in found.items()}
@@ -284,7 +281,7 @@ def _alike(nodes: Mapping[str, tf.compat.v1.NodeDef]) -> dict[str, list[str]]:
 
     found: dict[tuple[str, ...], list[str]] = {}
     keys = {node.name: (node.op, *map(made_by, node.input[:2])) for node in nodes.values()
-            if node.op in _SWITCHES}
+            if node.op in SWITCHES}
     for name, key in keys.items():
         found.setdefault(key, []).append(name)
     return {name: [name, *(other for other in found[key] if other != name)]

@@ -40,6 +40,7 @@ def import_edited(concrete: Any, edits: Edits | None, graph: Any) -> Any:
            for placeholder, external in zip(inputs, concrete.captured_inputs, strict=True)}
     for variable in concrete.graph.variables:
         graph.watch_variable(variable)
+    tf_adapter.keep_alive(graph, concrete)  # TensorFlow forgets its loops' functions with it
     changes = LiveChanges(graph)
     start = changes.point()
     try:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfckpt.ir.edits import Edits, traced
 from tfckpt.ops import record
+from tfckpt.ops.names import IDENTITY, LOWERED, NO_OP
 from tfckpt.plan.segments import MARK
 from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC
 
@@ -27,8 +28,7 @@ _AGAIN, _GRADIENT = "tfckpt_loop", "tfckpt_loop_1"
 _HANDED = "what the body is handed"
 _NUMBER = re.compile(r"/_\d+(?=[:/]|$)")
 _ARGUMENT = re.compile(r"Func/.+/input/_\d+")
-_PASSED = frozenset(("Identity", "Switch", "Merge", "Enter", "NextIteration", "Exit", "LoopCond",
-                     "NoOp"))
+_PASSED = LOWERED | {IDENTITY, NO_OP}
 
 Body = dict[str, tuple]
 """By the name of an op within a body: its kind, attributes and operands."""
