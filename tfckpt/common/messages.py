@@ -20,7 +20,11 @@ PATIENCE = 1.5
 
 
 def say(line: str) -> None:
-    """Write a line to stderr, with the name of the package before it, unless that is silenced."""
+    """Write a line to stderr, with the name of the package before it, unless that is silenced.
+
+    Args:
+      line: without the name of the package, and without a newline at its end.
+    """
     if not silenced():
         sys.stderr.write(f"tfckpt: {line}\n")  # at once: others may write between two calls
         sys.stderr.flush()
