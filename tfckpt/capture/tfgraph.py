@@ -172,7 +172,11 @@ def _place_observers(operations: Sequence[tf.Operation],
 
 
 def gradient_inside(graph: tf.Graph) -> str:
-    """Return the first op that calls a function which computes a gradient; "" where none does."""
+    """Return the first op that calls a function which computes a gradient; "" where none does.
+
+    Args:
+      graph: FuncGraph or imported graph; what its functions call in turn is not looked at.
+    """
     trains: dict[str, bool] = {}
     for op in graph.get_operations():
         for name in tf_adapter.called_functions(op):
