@@ -42,11 +42,12 @@ def silenced() -> bool:
 def waiting_for(what: str, after: float = PATIENCE) -> Iterator[Callable[[str], None]]:
     """Say what is being done once it has taken some time, and its result when it is done.
 
-    Yields what takes the result, as text; it is said only where `what` was.
-
     Args:
       what: a line such as "planning step (1,200 operations)".
       after: seconds.
+
+    Yields:
+      What takes the result, as text; it is said only where `what` was.
     """
     said = threading.Event()
 
