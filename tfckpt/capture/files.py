@@ -100,6 +100,9 @@ def read_path(path: str) -> Document:
     Args:
       path: of a SavedModel directory, or of a file with a GraphDef or MetaGraphDef, binary or text.
 
+    Returns:
+      The document; it holds ops.
+
     Raises:
       CaptureError: it does not exist, cannot be read, or holds no graph.
     """
@@ -132,6 +135,9 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
       data: the file's bytes.
       source: its name, for messages.
       saved_model: it is the main file of a SavedModel directory.
+
+    Returns:
+      The document; it holds ops.
 
     Raises:
       CaptureError: the bytes are none of the kinds, or hold no graph.

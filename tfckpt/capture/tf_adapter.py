@@ -844,9 +844,12 @@ def create_op(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor],
       op_type: TensorFlow op type.
       inputs: tensors of the graph, in the order of the op's inputs.
       dtypes: of the op's outputs.
-      name: wanted for the op; TensorFlow makes another of it where it is taken.
+      name: wanted for the op; TensorFlow adds a number where it is taken.
       attrs: AttrValue protos by name.
       device: name of the device; "" for none.
+
+    Returns:
+      The new op, whose name may differ from `name`.
     """
     with graph.as_default(), tf.device(None):
         op = graph._create_op_internal(
@@ -1194,6 +1197,9 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
       flops_per_second: its floating-point operations; Grappler is told a multiple of 10^9 (of
         128 * 10^9 for a GPU).
       bytes_per_second: what it reads and writes; Grappler is told a multiple of 10^6.
+
+    Returns:
+      What memory and time Grappler expects the graph to take.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.

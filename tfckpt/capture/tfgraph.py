@@ -48,6 +48,9 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
       forward: names of ops that are known to follow no gradient.
       later: names of ops that are known to follow one.
 
+    Returns:
+      The step, with the region of each op, its ops in an order in which they can run.
+
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
     """
