@@ -18,7 +18,11 @@ from tfckpt.ops.names import ELSEWHERE
 
 
 def device_key(device: str) -> str:
-    """Return a device's name, the same for the spellings of it that one graph may hold."""
+    """Return a device's name, the same for the spellings of it that one graph may hold.
+
+    Args:
+      device: as an op names it ("/job:worker/task:1/device:GPU:0", "gpu:1"); "" is a CPU.
+    """
     said = {"job": "localhost", "task": "0", "type": "CPU", "index": "0"}
     for field in device.split("/"):
         name, *values = field.split(":")
@@ -37,6 +41,10 @@ def device_parts(graph: Graph, target: Target = HERE) -> dict[str, Graph]:
 
     Names are spelt as ops spell them, if they do. A single entry, the graph itself, where all ops
     run on one device.
+
+    Args:
+      graph: the captured step; not changed.
+      target: what runs the step; under XLA, which compiles for one device, the step is one part.
     """
     placed = _placed(graph)
     names: dict[str, str] = {}
@@ -50,7 +58,11 @@ def device_parts(graph: Graph, target: Target = HERE) -> dict[str, Graph]:
 
 
 def has_inner_collective(graph: Graph) -> bool:
-    """Return whether replicas exchange something before the update (synchronised statistics)."""
+    """Return whether replicas exchange something before the update (synchronised statistics).
+
+    Args:
+      graph: the captured step; not changed.
+    """
     return any(record(op.type).collective and op.region in (FORWARD, BACKWARD)
                for op in graph.ops)
 

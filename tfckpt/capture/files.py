@@ -74,19 +74,34 @@ _KERAS = (b"PK\x03\x04", b"\x89HDF\r\n\x1a\n")
 
 
 def too_large(what: str, size: int) -> CaptureError:
-    """Return the refusal of a graph that no protobuf message can hold."""
+    """Return the refusal of a graph that no protobuf message can hold.
+
+    Args:
+      what: the graph, as the message names it.
+      size: bytes of its message.
+    """
     return CaptureError(
         f"capture: {what} has {size / 2**30:.2f} GiB of graph, and a protobuf message ends at "
         "2 GiB; hold large constants in variables, which are saved beside the graph")
 
 
 def saved_model_file(directory: pathlib.Path) -> pathlib.Path | None:
-    """Return the file of a SavedModel directory that holds its graphs; None where there is none."""
+    """Return the file of a SavedModel directory that holds its graphs; None where there is none.
+
+    Args:
+      directory: a directory, whatever is in it.
+    """
     return next((directory / name for name in _FILES if (directory / name).is_file()), None)
 
 
 def read_path(path: str) -> Document:
     """Read a file or a SavedModel directory.
+
+    Args:
+      path: of a SavedModel directory, or of a file with a GraphDef or MetaGraphDef, binary or text.
+
+    Returns:
+      The document; it holds ops.
 
     Raises:
       CaptureError: it does not exist, cannot be read, or holds no graph.
@@ -120,6 +135,9 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
       data: the file's bytes.
       source: its name, for messages.
       saved_model: it is the main file of a SavedModel directory.
+
+    Returns:
+      The document; it holds ops.
 
     Raises:
       CaptureError: the bytes are none of the kinds, or hold no graph.

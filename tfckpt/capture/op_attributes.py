@@ -27,6 +27,13 @@ def attrs_of(op: tf.Operation) -> dict[str, object]:
     """Return what later stages read of an op.
 
     Of a constant that is the value, if all its elements share it.
+
+    Args:
+      op: of a live graph.
+
+    Returns:
+      By name what the record of the op's type lists; of a constant `value`, or nothing where its
+      elements differ, are too many to look at, or are neither floats nor booleans.
     """
     known = record(op.type)
     if known.is_constant:

@@ -21,6 +21,9 @@ def open_part(graph: tf.Graph) -> tf.compat.v1.GraphDef | None:
 
     Ops have their names; placeholders stand for the large tensors of known shape that they read.
 
+    Args:
+      graph: FuncGraph or imported graph; not changed.
+
     Returns:
       None where bodies of loops and functions say what shapes are.
     """

@@ -21,6 +21,9 @@ def in_program_order(graph: Graph) -> Graph:
     first: a layer's mask stands behind the layer's input, the forward before the first gradient.
     What nothing asks for comes last.
 
+    Args:
+      graph: the captured step; not changed.
+
     Complexity: O((V + E) log V).
     """
     ops = graph.ops

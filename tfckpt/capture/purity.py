@@ -25,6 +25,12 @@ def is_pure(op_type: str, stateful: bool, dtypes: tuple[str, ...]) -> bool:
 
 
 def is_write(op_type: str, reads_resource: bool, stateful: bool) -> bool:
-    """Return whether the op writes a resource or takes part in a collective."""
+    """Return whether the op writes a resource or takes part in a collective.
+
+    Args:
+      op_type: TensorFlow op type.
+      reads_resource: whether one of its inputs is a resource, or a reference to a variable.
+      stateful: what the op's registration says.
+    """
     known = record(op_type)
     return known.collective or reads_resource and stateful and known.writes

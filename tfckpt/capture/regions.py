@@ -35,7 +35,11 @@ _GRADIENT_SCOPE = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?)/")
 
 
 def is_gradient_scope(name: str) -> bool:
-    """Return whether an op's name says that it computes a gradient (rule 1)."""
+    """Return whether an op's name says that it computes a gradient (rule 1).
+
+    Args:
+      name: of an op, with the scopes before it.
+    """
     return bool(_GRADIENT_SCOPE.search(name))
 
 

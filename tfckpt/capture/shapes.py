@@ -43,7 +43,12 @@ class CallSizes:
 
     @classmethod
     def of(cls, arguments: object, batch: int | None = None) -> CallSizes:
-        """Return the sizes of what a call is made with: a nest with all its arguments."""
+        """Return the sizes of what a call is made with: a nest with all its arguments.
+
+        Args:
+          arguments: what is no tensor, array or composite in it has no entry, nor has a variable.
+          batch: an unknown leading dimension that the leaves do not tell; None: nothing tells it.
+        """
         leaves = [call_tensors(leaf) for leaf in tf.nest.flatten(arguments)]
         return cls(tuple(tuple(_size(t) for t in leaf) for leaf in leaves if leaf), batch)
 
@@ -54,7 +59,15 @@ class CallSizes:
         return sum(math.prod(shape) for shape in shapes)
 
     def inputs(self, placeholders: Sequence[tf.Tensor]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the placeholders that stand for the call's tensors, by op name."""
+        """Return the shapes of the placeholders that stand for the call's tensors, by op name.
+
+        Args:
+          placeholders: those that stand for what the call is made with, in the same order.
+
+        Returns:
+          No entry for a shape that is not known or that its placeholder cannot have, and none at
+          all where there are more or fewer placeholders than tensors.
+        """
         parts = [shape for leaf in self.leaves for shape in leaf]
         if len(parts) != len(placeholders):
             return {}
@@ -62,7 +75,15 @@ class CallSizes:
                 if shape is not None and t.shape.is_compatible_with(shape)}
 
     def element(self, count: int) -> tuple[tuple[int, ...] | None, ...]:
-        """Return the shapes of a dataset's element of so many tensors, a composite being one."""
+        """Return the shapes of a dataset's element of so many tensors, a composite being one.
+
+        Args:
+          count: tensors of an element.
+
+        Returns:
+          None for each shape that is not known or is a composite's, and for all of them where the
+          call has more or fewer leaves.
+        """
         if len(self.leaves) != count:
             return (None,) * count
         return tuple(leaf[0] if len(leaf) == 1 else None for leaf in self.leaves)
@@ -86,13 +107,21 @@ def _size(tensor: Any) -> tuple[int, ...] | None:
 
 
 def has_unknown_shapes(graph: tf.Graph) -> bool:
-    """Return whether any tensor that takes memory has an unknown dimension."""
+    """Return whether any tensor that takes memory has an unknown dimension.
+
+    Args:
+      graph: FuncGraph or imported graph.
+    """
     return any(not t.shape.is_fully_defined() for op in graph.get_operations()
                for t in op.outputs if t.dtype not in _NO_SHAPES)
 
 
 def call_tensors(arguments: object) -> list[Any]:
-    """Return the tensors and arrays in a nest of a call's arguments, and those of composites."""
+    """Return the tensors and arrays in a nest of a call's arguments, and those of composites.
+
+    Args:
+      arguments: any nest; what is neither, and variables, are left out.
+    """
     return [t for t in tf.nest.flatten(arguments, expand_composites=True)
             if hasattr(t, "shape") and hasattr(t, "dtype") and not isinstance(t, tf.Variable)]
 
@@ -101,6 +130,9 @@ def uncaptured_inputs(func_graph: tf_adapter.FuncGraph) -> list[tf.Tensor]:
     """Return the placeholders that stand for a call's arguments.
 
     Those that stand for what the function captures are left out.
+
+    Args:
+      func_graph: of a traced function.
     """
     captured = {t.name for t in func_graph.internal_captures}
     return [t for t in func_graph.inputs if t.name not in captured]
@@ -111,6 +143,13 @@ def composite_parts(func_graph: tf.Graph, inputs: Sequence[tf.Tensor]) -> frozen
 
     They are given by op name. Their leading dimensions are no batch: they have as many rows as
     there are values.
+
+    Args:
+      func_graph: of a traced function; any other graph tells of no composites.
+      inputs: the placeholders that stand for a call's arguments, all of them and in order.
+
+    Returns:
+      No names where the signature of the function has more or fewer tensors than that.
     """
     specs = tf.nest.flatten(getattr(func_graph, "structured_input_signature", None) or ())
     parts = [not isinstance(spec, tf.TensorSpec) for spec in specs
@@ -276,7 +315,13 @@ def _fix_placeholder(node: tf.compat.v1.NodeDef, op: tf.Operation, batch_size: i
 
 
 def to_variable(node: tf.compat.v1.NodeDef, shape: tf.TensorShape, dtype: tf.DType) -> None:
-    """Make a NodeDef that stands for a resource the handle of a variable."""
+    """Make a NodeDef that stands for a resource the handle of a variable.
+
+    Args:
+      node: changed in place; it keeps its name, by which the variable is shared.
+      shape: of the variable.
+      dtype: of the variable's elements.
+    """
     node.op = VAR_HANDLE
     node.ClearField("attr")
     node.attr["dtype"].type = dtype.as_datatype_enum

@@ -98,6 +98,14 @@ def step_definition(document: Document, step: Step,
 
     Ops have the names that they have in `step.graph`; as many shapes are known as can be, and
     variables are handles with shapes.
+
+    Args:
+      document: what was read; not changed.
+      step: one of its `training_steps`.
+      batch_size: what an unknown leading dimension stands for; None: it stays unknown.
+
+    Raises:
+      CostError: no batch of that size can pass through the graph.
     """
     definition = document.graph_defs()[step.meta]
     if step.inlining is not None:
@@ -112,7 +120,14 @@ def step_definition(document: Document, step: Step,
 
 
 def imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
-    """Return a definition as a live graph of its own, ops named as they are."""
+    """Return a definition as a live graph of its own, ops named as they are.
+
+    Args:
+      definition: the graph, and in its library the functions that it calls; not changed.
+
+    Raises:
+      ValueError: an op type or a called function is unknown, or the definition is malformed.
+    """
     live = tf.Graph()
     with live.as_default():
         tf.graph_util.import_graph_def(definition, name="")
@@ -167,7 +182,16 @@ def _main_step(document: Document, meta: int, definition: tf.compat.v1.GraphDef,
 
 
 def known_shapes(live: tf.Graph, batch_size: int | None, library: Any) -> tf.Graph | None:
-    """Return the graph with its unknown dimensions filled in; None where none is unknown."""
+    """Return the graph with its unknown dimensions filled in; None where none is unknown.
+
+    Args:
+      live: FuncGraph or imported graph; not changed.
+      batch_size: what an unknown leading dimension stands for; None: it stays unknown.
+      library: the functions that the graph calls, where it does not hold them itself; else None.
+
+    Raises:
+      CostError: no batch of that size can pass through the graph.
+    """
     return planned_shapes(live, batch_size, may_assume=False, library=library)[0]
 
 
@@ -178,7 +202,11 @@ def _unread(live: tf.Graph) -> list[tf.Tensor]:
 
 
 def trains(graph: Graph) -> bool:
-    """Return whether the backward reads what the forward computed."""
+    """Return whether the backward reads what the forward computed.
+
+    Args:
+      graph: the captured step; not changed.
+    """
     ops = graph.ops
     return any(op.region == BACKWARD and any(
         ops[source].region == FORWARD and ops[source].pure for source, _ in op.inputs)
@@ -191,6 +219,9 @@ def training_part(graph: Graph) -> Graph:
     Kept are the gradients, what follows from them (the updates) or from the forward's results,
     and whatever those need, in the order of the graph. State alone leads nowhere: initialisers
     and savers start from it too.
+
+    Args:
+      graph: the captured graph, with all that a file holds; not changed.
     """
     ops = graph.ops
     follows = [False] * len(ops)

@@ -65,6 +65,9 @@ def install_trace_hook(callback: Callable[[FuncGraph], None]) -> None:
 
     Idempotent for the same callback. The list of hooks is global to the process: the callback
     must return at once for a graph that is not its own. Only where there is no `hook_problem`.
+
+    Args:
+      callback: takes the FuncGraph, which it may change; what it returns is not used.
     """
     if callback not in FUNC_GRAPH_TRANSFORMS:
         FUNC_GRAPH_TRANSFORMS.append(callback)
@@ -74,6 +77,10 @@ def before_gradients(graph: FuncGraph, callback: Callable[[], None]) -> None:
     """Have `callback` called once before gradients of a traced function are made from its graph.
 
     They are where a tape that is outside of the function watches a call.
+
+    Args:
+      graph: of the traced function.
+      callback: takes nothing; replaces one that was set before and has not been called.
     """
     _watch_gradients()
     setattr(graph, _BEFORE_GRADIENTS, callback)
@@ -106,7 +113,11 @@ _BEFORE_GRADIENTS = "_tfckpt_before_gradients"
 
 
 def is_tf_function(fn: object) -> bool:
-    """Return whether `fn` is what `tf.function` returns."""
+    """Return whether `fn` is what `tf.function` returns.
+
+    Args:
+      fn: any object; a concrete function, or what wraps a `tf.function`, is none.
+    """
     return isinstance(fn, polymorphic_function.Function)
 
 
@@ -150,6 +161,9 @@ def compiles_with_xla(fn: object) -> bool:
     """Return whether a `tf.function` was made with `jit_compile=True`.
 
     Its context is entered by calls only: `get_concrete_function` traces outside of it.
+
+    Args:
+      fn: a `tf.function`, or what hands on its attributes; of anything else the answer is no.
     """
     return bool(getattr(fn, "_jit_compile", None))
 
@@ -159,6 +173,11 @@ def optimized_hlo(fn: polymorphic_function.Function, args: Sequence[Any], kwargs
     """Return what XLA made of a `tf.function` for these arguments, as an HloProto.
 
     It is compiled for this; nothing runs.
+
+    Args:
+      fn: a `tf.function` with `jit_compile=True`.
+      args: positional arguments of one call; its dtypes and shapes are compiled for.
+      kwargs: keyword arguments of that call.
 
     Raises:
       ValueError: the function is not made for XLA, or an argument's shape is unknown.
@@ -171,7 +190,16 @@ def optimized_hlo(fn: polymorphic_function.Function, args: Sequence[Any], kwargs
 
 def lowered_hlo(fn: polymorphic_function.Function, args: Sequence[Any], kwargs: Mapping[str, Any]
                 ) -> bytes:
-    """Return what XLA is given of a `tf.function`, a serialized module; as `optimized_hlo`."""
+    """Return what XLA is given of a `tf.function`, a serialized module; as `optimized_hlo`.
+
+    Args:
+      fn: a `tf.function` with `jit_compile=True`.
+      args: positional arguments of one call; its dtypes and shapes are compiled for.
+      kwargs: keyword arguments of that call.
+
+    Raises:
+      ValueError: the function is not made for XLA, or an argument's shape is unknown.
+    """
     return fn.experimental_get_compiler_ir(*args, **kwargs)(stage="hlo_serialized")
 
 
@@ -199,7 +227,17 @@ def compiled_graph(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
 
 def lowered_graph(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
                   shapes: Sequence[tf.TensorShape], device: str) -> bytes:
-    """Return what XLA is given of a traced graph, a serialized HLO module; as `compiled_graph`."""
+    """Return what XLA is given of a traced graph, a serialized HLO module; as `compiled_graph`.
+
+    Args:
+      graph: a FuncGraph whose trace is complete.
+      definition: what is compiled: the graph's own, or an edited one with its inputs and outputs.
+      shapes: of each of the graph's inputs, fully defined but for resources.
+      device: name of the device that it is compiled for.
+
+    Raises:
+      ValueError, tf.errors.OpError: as `compiled_graph`.
+    """
     return _compiler_ir(graph, definition, shapes, device, "hlo_serialized")
 
 
@@ -241,7 +279,11 @@ def _has_cases(definition: tf.compat.v1.GraphDef) -> bool:
 
 
 def nodes_with_bodies(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
-    """Yield the nodes of a graph, then those of its functions."""
+    """Yield the nodes of a graph, then those of its functions.
+
+    Args:
+      definition: the graph; who changes a node that is yielded changes it there.
+    """
     yield from definition.node
     for function in definition.library.function:
         yield from function.node_def
@@ -253,7 +295,15 @@ ADDED = "__tfckpt_"
 
 
 def with_definition(graph: FuncGraph, definition: tf.compat.v1.GraphDef) -> FuncGraph:
-    """Return a graph of its own with the ops of a definition and another's inputs and outputs."""
+    """Return a graph of its own with the ops of a definition and another's inputs and outputs.
+
+    Args:
+      graph: a FuncGraph whose inputs and outputs are taken, by name; not changed.
+      definition: it has ops of these names; not changed.
+
+    Raises:
+      ValueError: an op type or a called function is unknown, or the definition is malformed.
+    """
     return _copy(graph, definition, range(len(graph.inputs)))
 
 
@@ -283,7 +333,11 @@ def tracing_graph() -> FuncGraph | None:
 
 
 def in_xla(graph: tf.Graph) -> bool:
-    """Return whether the graph is traced for compilation by XLA (`jit_compile=True`)."""
+    """Return whether the graph is traced for compilation by XLA (`jit_compile=True`).
+
+    Args:
+      graph: of a function's body or not; a graph around it that is traced so counts as well.
+    """
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
@@ -293,7 +347,11 @@ def autograph_converts() -> bool:
 
 
 def op_definition(op_type: str) -> Any:
-    """Return the registered OpDef of an op type; None where TensorFlow knows no such op."""
+    """Return the registered OpDef of an op type; None where TensorFlow knows no such op.
+
+    Args:
+      op_type: TensorFlow op type.
+    """
     return op_def_registry.get(op_type)
 
 
@@ -318,7 +376,12 @@ def function_graph(function: Any, graph_def: tf.compat.v1.GraphDef) -> FuncGraph
 
 
 def find_function(graph: tf.Graph, name: str) -> Any:
-    """Return the FunctionDef that a graph calls by a name; None where there is none."""
+    """Return the FunctionDef that a graph calls by a name; None where there is none.
+
+    Args:
+      graph: that calls it; graphs around it, and then the process, are asked as well.
+      name: of the function, as an attribute of the op has it.
+    """
     function = _function(graph, name)
     if function is not None:
         return _definition(function)
@@ -350,7 +413,11 @@ def _function(graph: Any, name: str) -> Any:
 
 
 def called_function(call: tf.Operation) -> str:
-    """Return the name of the function that a PartitionedCall or StatefulPartitionedCall calls."""
+    """Return the name of the function that a PartitionedCall or StatefulPartitionedCall calls.
+
+    Args:
+      call: an op of one of these types, in a live graph.
+    """
     return str(call.get_attr("f").name)
 
 
@@ -358,6 +425,9 @@ def called_functions(op: tf.Operation) -> list[str]:
     """Return the names of all functions that an op calls.
 
     These are branches, condition and body, or a call's own.
+
+    Args:
+      op: of any type; none are returned where it calls none.
     """
     found: list[str] = []
     for attr in op.op_def.attr:
@@ -386,7 +456,15 @@ def called_graph(call: tf.Operation, attr: str,
 def graph_called(call: tf.Operation, name: str,
                  shapes: Sequence[tf.TensorShape] | None = None,
                  entries: Mapping[int, tf.TensorShape] | None = None) -> FuncGraph:
-    """Return the same by the function's name, one of `called_functions(call)`."""
+    """Return the same by the function's name, one of `called_functions(call)`.
+
+    Args:
+      call: the op; the function is looked up in its graph.
+      name: of the function, as `called_functions` returns it.
+      shapes: what the arguments are given; default what they were traced with. With shapes, ops
+        keep their names, and what variables hold has no shape.
+      entries: with shapes, those of the entries of arguments that are lists, by argument.
+    """
     graph: Any = call.graph
     with graph.as_default():
         function = _function(graph, name)
@@ -416,7 +494,13 @@ def _tell_entries(function: Any, argument: str, shape: tf.TensorShape) -> None:
 
 
 def add_shape(nodes: Any, name: str, shape: tf.TensorShape) -> str:
-    """Add a constant with the dimensions of a shape to NodeDefs, and return its name."""
+    """Add a constant with the dimensions of a shape to NodeDefs, and return its name.
+
+    Args:
+      nodes: the field of a GraphDef or FunctionDef that holds them; changed in place.
+      name: of the constant, which no other node has.
+      shape: fully defined.
+    """
     node = nodes.add(name=name, op=CONST)
     value = tf.make_tensor_proto(shape.as_list(), tf.int32)
     node.attr["dtype"].type = value.dtype
@@ -448,6 +532,13 @@ def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef
     """Return a FunctionDef's nodes as a GraphDef, and what its tensors are called there.
 
     The first nodes are placeholders for the arguments. `graph` knows the functions that it calls.
+
+    Args:
+      graph: the caller's, which knows the functions that the body calls.
+      function: the FunctionDef; not changed.
+
+    Returns:
+      The GraphDef, and the names there by those in the FunctionDef.
 
     Raises:
       ValueError: an op type is unknown, or the definition is malformed.
@@ -503,6 +594,10 @@ def free_scope(graph: tf.Graph, scope: str) -> str:
     """Return a name scope that no op is in yet, with a slash at its end.
 
     An op may have its name.
+
+    Args:
+      graph: FuncGraph or imported graph; it takes the scope for used from now on.
+      scope: the name that is wanted, without a slash at its end.
     """
     names, wanted = graph._names_in_use, scope
     while any(name.startswith(f"{scope.lower()}/") for name in names):
@@ -512,7 +607,11 @@ def free_scope(graph: tf.Graph, scope: str) -> str:
 
 
 def every_operation(graph: tf.Graph) -> list[tf.Operation]:
-    """Return all ops of a graph as they were made, hidden ones too (see `show_operations`)."""
+    """Return all ops of a graph as they were made, hidden ones too (see `show_operations`).
+
+    Args:
+      graph: FuncGraph or imported graph.
+    """
     return list(type(graph).get_operations(graph))
 
 
@@ -541,7 +640,11 @@ def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Collection[st
 
 
 def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
-    """Return the definition of the ops that a graph shows, in their order, and its library."""
+    """Return the definition of the ops that a graph shows, in their order, and its library.
+
+    Args:
+      graph: FuncGraph or imported graph; not changed.
+    """
     definition = graph.as_graph_def()
     nodes = {node.name: node for node in definition.node}
     kept = [nodes[op.name] for op in graph.get_operations()]
@@ -564,13 +667,25 @@ def keep_alive(graph: FuncGraph, value: object) -> None:
 
 
 def uses_custom_device(graph: tf.Graph) -> bool:
-    """Return whether a graph captures what lies on a custom device: variables of DTensor."""
+    """Return whether a graph captures what lies on a custom device: variables of DTensor.
+
+    Args:
+      graph: a FuncGraph; any other graph captures nothing.
+    """
     return any("device:CUSTOM" in (getattr(tensor, "device", "") or "")
                for tensor, _ in getattr(graph, "captures", ()))
 
 
 def definition_of(graph: tf.Graph, name: str) -> tf.compat.v1.NodeDef:
-    """Return the definition of an op, whether the graph shows it or not."""
+    """Return the definition of an op, whether the graph shows it or not.
+
+    Args:
+      graph: FuncGraph or imported graph.
+      name: of the op.
+
+    Raises:
+      KeyError: the graph has no op of that name.
+    """
     return graph.get_operation_by_name(name).node_def
 
 
@@ -581,28 +696,53 @@ def how_shown(graph: tf.Graph) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return the order in which ops of a graph are shown, and the names of those that are not.
 
     They are what `show_operations` was given.
+
+    Args:
+      graph: FuncGraph or imported graph.
+
+    Returns:
+      Nothing of either where the graph shows all ops as they were made.
     """
     return getattr(graph, _SHOWN, ((), frozenset()))
 
 
 def waiting_for(op: tf.Operation) -> list[tf.Operation]:
-    """Return the ops that wait for an op by a control edge."""
+    """Return the ops that wait for an op by a control edge.
+
+    Args:
+      op: of a live graph.
+    """
     return list(op._control_outputs)
 
 
 def is_stateful(op: tf.Operation) -> bool:
-    """Return what the op's registration says about state."""
+    """Return what the op's registration says about state.
+
+    Args:
+      op: of a live graph.
+    """
     return bool(op._is_stateful)
 
 
 def is_stateful_type(op_type: str) -> bool:
-    """Return what the registration of an op type says about state; False if there is none."""
+    """Return what the registration of an op type says about state; False if there is none.
+
+    Args:
+      op_type: TensorFlow op type.
+    """
     known = op_def_registry.get(op_type)
     return known is not None and known.is_stateful
 
 
 def handle_shape(resource: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:
-    """Shape and dtype of the variable behind a resource tensor, where TensorFlow knows them."""
+    """Return shape and dtype of a resource tensor's variable, where TensorFlow knows them.
+
+    Args:
+      resource: of a graph, or an eager one as a concrete function captures it.
+
+    Returns:
+      None where they are not known, and where the resource is no single variable.
+    """
     if hasattr(resource, "numpy"):  # an eager handle, as a concrete function captures it
         data = getattr(resource, "_handle_data", None)
     else:
@@ -617,6 +757,9 @@ def makes_variables(graph: FuncGraph) -> bool:
     """Return whether a trace makes variables that do not have their first values yet.
 
     TensorFlow gives them those after the trace, throws it away, and traces again.
+
+    Args:
+      graph: a FuncGraph whose trace is complete.
     """
     outside = {id(inner): outer for outer, inner in graph.captures}
     handles = [outside.get(id(op.inputs[0])) for op in graph.get_operations()
@@ -641,6 +784,9 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
     """Return the batch size of the nearest batching step behind a dataset.
 
     None where there is no such step, or its size is not known.
+
+    Args:
+      dataset: no element of it is read; only the steps that it is made of are looked at.
     """
     pending: list[Any] = [dataset]
     while pending:
@@ -669,6 +815,9 @@ def uses_onednn() -> bool:
 def memory_limit(device: str) -> int:
     """Return the bytes that TensorFlow's allocator may take of a device such as "GPU:0".
 
+    Args:
+      device: type and number, as `default_device` returns them.
+
     Raises:
       ValueError: there is no such device.
     """
@@ -681,19 +830,40 @@ def memory_limit(device: str) -> int:
 
 
 def is_reference(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor is a TF1 reference variable, which changes in place."""
+    """Return whether a tensor is a TF1 reference variable, which changes in place.
+
+    Args:
+      tensor: of a graph.
+    """
     return bool(tensor.dtype._is_ref_dtype)
 
 
 def control_outputs(graph: tf.Graph) -> list[tf.Operation]:
-    """Ops that must run before a FuncGraph returns."""
+    """Return the ops that must run before a FuncGraph returns.
+
+    Args:
+      graph: a FuncGraph; of any other graph there are none.
+    """
     return list(getattr(graph, "control_outputs", ()))
 
 
 def create_op(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor],
               dtypes: Sequence[tf.DType], name: str, attrs: dict[str, Any], device: str
               ) -> tf.Operation:
-    """Create one op in `graph` with exactly these inputs and attributes, on `device`."""
+    """Create one op in `graph` with exactly these inputs and attributes, on `device`.
+
+    Args:
+      graph: FuncGraph or imported graph; the op is added to it.
+      op_type: TensorFlow op type.
+      inputs: tensors of the graph, in the order of the op's inputs.
+      dtypes: of the op's outputs.
+      name: wanted for the op; TensorFlow adds a number where it is taken.
+      attrs: AttrValue protos by name.
+      device: name of the device; "" for none.
+
+    Returns:
+      The new op, whose name may differ from `name`.
+    """
     with graph.as_default(), tf.device(None):
         op = graph._create_op_internal(
             op_type, list(inputs), dtypes=list(dtypes), name=name, attrs=attrs,
@@ -704,29 +874,56 @@ def create_op(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor],
 
 
 def node_attrs(op: tf.Operation) -> dict[str, Any]:
-    """Return the op's NodeDef attributes by name, as AttrValue protos."""
+    """Return the op's NodeDef attributes by name, as AttrValue protos.
+
+    Args:
+      op: of a live graph; to change what is returned does not change it.
+    """
     return dict(op.node_def.attr)
 
 
 def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Make input `index` of a live op read `tensor`."""
+    """Make input `index` of a live op read `tensor`.
+
+    Args:
+      op: of a live graph.
+      index: position of the input, control inputs not counted.
+      tensor: of the graph; it has the dtype of the input.
+    """
     op._update_input(index, tensor)
 
 
 def add_control_input(op: tf.Operation, control: tf.Operation) -> None:
-    """Make a live op wait for another."""
+    """Make a live op wait for another.
+
+    Args:
+      op: of a live graph; it waits.
+      control: of the graph; it is waited for.
+    """
     op._add_control_input(control)
 
 
 def replace_control_inputs(op: tf.Operation, controls: Sequence[tf.Operation]) -> None:
-    """Make a live op wait for exactly these ops."""
+    """Make a live op wait for exactly these ops.
+
+    Args:
+      op: of a live graph; it waits.
+      controls: of the graph; all that the op waits for from now on, where empty nothing.
+    """
     op._remove_all_control_inputs()
     if controls:
         op._add_control_inputs(list(controls))
 
 
 def record_executed_graphs(run: Callable[[], object]) -> list[Any]:
-    """Run a callable; return the GraphDefs of the partitions of the largest function run."""
+    """Run a callable; return the GraphDefs of the partitions of the largest function run.
+
+    Args:
+      run: takes nothing; only functions count that it is the first to call.
+
+    Returns:
+      No graphs where it calls no such function.
+    """
     ctx = eager_context.context()
     ctx.ensure_initialized()
     ctx.enable_run_metadata()
@@ -746,6 +943,11 @@ def instantiated(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     """Return the GraphDefs that a concrete function would run, of each device; nothing runs.
 
     TensorFlow instantiates, inlines, places and optimises it for a call that is cancelled then.
+
+    Args:
+      function: a concrete function; a copy of it is called.
+      args: positional arguments of one call.
+      kwargs: keyword arguments of that call.
 
     Raises:
       tf.errors.OpError: TensorFlow refuses the call.
@@ -784,6 +986,9 @@ def op_times(data: bytes) -> dict[str, list[float]]:
     """Return the seconds of every run of each op, by name, from a profile (XSpace) as bytes.
 
     Where a GPU ran something these are the times of its kernels, else those of the host.
+
+    Args:
+      data: the XSpace message, serialised, as TensorFlow's profiler writes it.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -813,6 +1018,10 @@ def set_custom_optimizer(name: str | None, parameters: Mapping[str, str] | None 
     called before are optimised again.
     Other threads that have called functions before keep the configuration they began with.
     TensorFlow's runtime is not started for this: devices and threads can be configured later.
+
+    Args:
+      name: that it is registered by; None: no such optimizer.
+      parameters: of the optimizer, by key; None: it has none.
     """
     ctx = eager_context.context()
     if not hasattr(ctx, "_tfckpt_config"):
@@ -829,7 +1038,13 @@ def set_custom_optimizer(name: str | None, parameters: Mapping[str, str] | None 
 
 
 def add_custom_optimizer(config: Any, name: str, parameters: Mapping[str, str]) -> Any:
-    """Add a registered Grappler optimizer to a ConfigProto, which is returned."""
+    """Add a registered Grappler optimizer to a ConfigProto, which is returned.
+
+    Args:
+      config: a ConfigProto; changed in place.
+      name: that it is registered by.
+      parameters: of the optimizer, by key.
+    """
     added = config.graph_options.rewrite_options.custom_optimizers.add(name=name)
     for key, value in parameters.items():
         added.parameter_map[key].s = value.encode()
@@ -878,6 +1093,14 @@ def inferred_shapes(meta: tf.compat.v1.MetaGraphDef, names: Iterable[str]
                     ) -> dict[str, list[tf.TensorShape]]:
     """Return the shapes of some ops' results, by name, as far as Grappler knows them.
 
+    Args:
+      meta: the graph; what it says of devices is not regarded.
+      names: of ops of the graph.
+
+    Returns:
+      For each op a shape for each result, with unknown sizes or of unknown rank where Grappler
+      knows no more.
+
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
     """
@@ -921,7 +1144,11 @@ HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def mark_ops(attribute: str) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which ops that are traced get an attribute, 1."""
+    """Return a context in which ops that are traced get an attribute, 1.
+
+    Args:
+      attribute: its name, such as "_recompute_hint".
+    """
     graph = tf.compat.v1.get_default_graph()
     return graph._attr_scope({attribute: tf.compat.v1.AttrValue(i=1)})
 
@@ -933,6 +1160,9 @@ def inlined(function: Any) -> tf.compat.v1.GraphDef:
     """Return a concrete function's graph with the functions that it calls in place of the calls.
 
     Captures become placeholders without the shape of the variable behind them.
+
+    Args:
+      function: the concrete function; not changed.
     """
     from tensorflow.python.framework import convert_to_constants
 
@@ -981,6 +1211,9 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
         128 * 10^9 for a GPU).
       bytes_per_second: what it reads and writes; Grappler is told a multiple of 10^6.
 
+    Returns:
+      What memory and time Grappler expects the graph to take.
+
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
     """
@@ -1013,12 +1246,24 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
 
 
 def add_op_callback(callback: Callable[..., Any]) -> None:
-    """Have a callable called after each op that this thread runs or create."""
+    """Have a callable called after each op that this thread runs or create.
+
+    Args:
+      callback: takes type, inputs, attributes and outputs of the op, its name and its graph; the
+        last two are None for an eager op. It returns None, so as to leave the outputs as they are.
+    """
     op_callbacks.add_op_callback(callback)
 
 
 def remove_op_callback(callback: Callable[..., Any]) -> None:
-    """Undo `add_op_callback`."""
+    """Undo `add_op_callback`.
+
+    Args:
+      callback: the one that was added, in this thread.
+
+    Raises:
+      KeyError: it was not added.
+    """
     op_callbacks.remove_op_callback(callback)
 
 
@@ -1042,17 +1287,30 @@ def gradient_order(tensors: Sequence[tf.Tensor]) -> int:
 
     0 is none, 1 one tape, 2 several or a persistent one. With 2, gradients of gradients may be
     asked for.
+
+    Args:
+      tensors: eager tensors; the tapes are those of this thread.
     """
     return int(pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(list(tensors)))
 
 
 def has_tangents(tensors: Sequence[tf.Tensor]) -> bool:
-    """Return whether a `tf.autodiff.ForwardAccumulator` follows one of these tensors."""
+    """Return whether a `tf.autodiff.ForwardAccumulator` follows one of these tensors.
+
+    Args:
+      tensors: eager tensors; the accumulators are those of this thread.
+    """
     return bool(pywrap_tfe.TFE_Py_PackJVPs(list(tensors))[1])
 
 
 def replace_record(output: tf.Tensor, source: tf.Tensor, backward: Callable[..., Any]
                    ) -> None:
-    """Have every tape forget how an eager tensor was made, and take `backward` for its gradient."""
+    """Have every tape forget how an eager tensor was made, and take `backward` for its gradient.
+
+    Args:
+      output: the eager tensor.
+      source: the one eager tensor that it was computed from, to the tapes.
+      backward: takes the gradient of `output`, and returns a list with that of `source`.
+    """
     pywrap_tfe.TFE_Py_TapeSetDeleteTrace(output._id)
     record.record_operation("tfckpt_fad", [output], [source], backward)

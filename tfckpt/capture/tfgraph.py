@@ -48,6 +48,9 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
       forward: names of ops that are known to follow no gradient.
       later: names of ops that are known to follow one.
 
+    Returns:
+      The step, with the region of each op, its ops in an order in which they can run.
+
     Raises:
       CaptureError: the graph has a cycle outside of while loops, or is malformed.
     """
@@ -172,7 +175,11 @@ def _place_observers(operations: Sequence[tf.Operation],
 
 
 def gradient_inside(graph: tf.Graph) -> str:
-    """Return the first op that calls a function which computes a gradient; "" where none does."""
+    """Return the first op that calls a function which computes a gradient; "" where none does.
+
+    Args:
+      graph: FuncGraph or imported graph; what its functions call in turn is not looked at.
+    """
     trains: dict[str, bool] = {}
     for op in graph.get_operations():
         for name in tf_adapter.called_functions(op):

@@ -20,19 +20,32 @@ _HANDLES = (Source.ARGUMENT, Source.HANDLE)
 
 
 def only_reads(op: tf.Operation) -> bool:
-    """Return whether an op only reads the variables whose handles it is given."""
+    """Return whether an op only reads the variables whose handles it is given.
+
+    Args:
+      op: of any type.
+    """
     return record(op.type).access in (Access.VALUE, Access.READ)
 
 
 def behind(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor that ops which do nothing else pass on."""
+    """Return the tensor that ops which do nothing else pass on.
+
+    Args:
+      tensor: of a live graph; returned itself where no such op makes it.
+    """
     while record(tensor.op.type).passes_on:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
 
 
 def argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:
-    """Return which argument of a function a tensor of its graph is; None for no argument."""
+    """Return which argument of a function a tensor of its graph is; None for no argument.
+
+    Args:
+      graph: of the function, a FuncGraph: its inputs are the arguments.
+      tensor: looked for by name, so it may be of a graph with the same op names.
+    """
     return next((i for i, given in enumerate(graph.inputs) if given.name == tensor.name), None)
 
 
@@ -54,7 +67,15 @@ def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
 
 
 def may_write(op: tf.Operation, unsure: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the variables that an op may write, `ANY` among them if that cannot be told."""
+    """Return the variables that an op may write, `ANY` among them if that cannot be told.
+
+    Args:
+      op: of a live graph that holds the functions which it calls.
+      unsure: placeholders for resources that may be the same as others.
+
+    Returns:
+      Names as `variable` gives them, without repeats; none where it writes no variable.
+    """
     known = record(op.type)
     if known.runs_python:
         return (ANY,)

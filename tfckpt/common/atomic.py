@@ -13,6 +13,10 @@ from collections.abc import Iterator
 def staged(path: str, data: bytes) -> Iterator[pathlib.Path]:
     """Write data into a file beside a path, and yield that file; it is gone if nobody moves it.
 
+    Args:
+      path: where the file is wanted; its folder must exist, and it is written there.
+      data: all bytes of the file.
+
     Raises:
       OSError: it cannot be written.
     """
@@ -34,6 +38,10 @@ def staged(path: str, data: bytes) -> Iterator[pathlib.Path]:
 
 def write(path: str, data: bytes) -> None:
     """Write a file, in the place of another of that name.
+
+    Args:
+      path: where the file is wanted; its folder must exist.
+      data: all bytes of the file.
 
     Raises:
       OSError: it cannot be written; what was there before is left.

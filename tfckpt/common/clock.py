@@ -20,7 +20,11 @@ _limit: contextvars.ContextVar[tuple[float, float] | None] = contextvars.Context
 
 @contextlib.contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """Have `check_time` raise in this thread once so many seconds are over; None: never."""
+    """Have `check_time` raise in this thread once so many seconds are over; None: never.
+
+    Args:
+      seconds: how long from now, by a clock that never goes back; None: no limit.
+    """
     token = _limit.set(None if seconds is None else (time.monotonic() + seconds, seconds))
     try:
         yield

@@ -21,5 +21,9 @@ def said(error: Exception, what: str) -> str:
 
 
 def with_advice(reason: str) -> str:
-    """Return a reason, and how to report it where it is a fault."""
+    """Return a reason, and how to report it where it is a fault.
+
+    Args:
+      reason: why something was not done; that of a fault is what `said` returned.
+    """
     return reason + ADVICE if reason.startswith(INTERNAL) else reason

@@ -20,7 +20,11 @@ PATIENCE = 1.5
 
 
 def say(line: str) -> None:
-    """Write a line to stderr, with the name of the package before it, unless that is silenced."""
+    """Write a line to stderr, with the name of the package before it, unless that is silenced.
+
+    Args:
+      line: without the name of the package, and without a newline at its end.
+    """
     if not silenced():
         sys.stderr.write(f"tfckpt: {line}\n")  # at once: others may write between two calls
         sys.stderr.flush()
@@ -38,11 +42,12 @@ def silenced() -> bool:
 def waiting_for(what: str, after: float = PATIENCE) -> Iterator[Callable[[str], None]]:
     """Say what is being done once it has taken some time, and its result when it is done.
 
-    Yields what takes the result, as text; it is said only where `what` was.
-
     Args:
       what: a line such as "planning step (1,200 operations)".
       after: seconds.
+
+    Yields:
+      What takes the result, as text; it is said only where `what` was.
     """
     said = threading.Event()
 

@@ -122,7 +122,11 @@ def _gives_way(asked: tf.compat.v1.GraphDef) -> bool:
 
 
 def is_on_one_cpu(devices: Iterable[str]) -> bool:
-    """Return whether ops with these devices, or none, run on the process's CPU and nowhere else."""
+    """Return whether ops with these devices, or none, run on the process's CPU and nowhere else.
+
+    Args:
+      devices: the device of each op, as the op names it; "" where it has none.
+    """
     return tf_adapter.default_device().endswith("CPU:0") and {
         device_key(name) for name in devices if name} <= {device_key(tf_adapter.HOST)}
 

@@ -14,7 +14,11 @@ _SHAPES = "_output_shapes"
 
 
 def importable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """Return a copy with placeholders for arguments, variables for resources, and plain results."""
+    """Return a copy with placeholders for arguments, variables for resources, and plain results.
+
+    Args:
+      definition: of a function's body, with `_Arg` and `_Retval` nodes; not changed.
+    """
     copy = tf.compat.v1.GraphDef()
     copy.CopyFrom(definition)
     for node in copy.node:

@@ -40,7 +40,11 @@ class NotRaised(ValueError):
 
 
 def has_loops(definition: tf.compat.v1.GraphDef) -> bool:
-    """Return whether there are loops or branches that are ops."""
+    """Return whether there are loops or branches that are ops.
+
+    Args:
+      definition: the graph; bodies of functions in its library are not looked at.
+    """
     return any(map(_is_loop, definition.node))
 
 

@@ -240,12 +240,23 @@ def _show(node: tf.compat.v1.NodeDef) -> None:
 
 
 def calls_functions(node: tf.compat.v1.NodeDef) -> bool:
-    """Return whether an op calls functions, in whatever way."""
+    """Return whether an op calls functions, in whatever way.
+
+    Args:
+      node: of a graph or of a function's body.
+    """
     return any(attr.HasField("func") or attr.list.func for attr in node.attr.values())
 
 
 def functions_of(node: tf.compat.v1.NodeDef) -> list[Any]:
-    """Return what names the functions that an op calls."""
+    """Return what names the functions that an op calls.
+
+    Args:
+      node: of a graph or of a function's body.
+
+    Returns:
+      The node's own NameAttrLists: who changes the name in one changes what the op calls.
+    """
     return [function for attr in node.attr.values() for function in (
         [attr.func] if attr.HasField("func") else attr.list.func)]
 
@@ -265,6 +276,10 @@ def as_body(graph: tf.Graph, definition: tf.compat.v1.GraphDef) -> list[str]:
     """Write a graph's definition as that of a function's body, and return what runs, by name.
 
     Inputs become `_Arg` nodes, and a `_Retval` node is added for each output.
+
+    Args:
+      graph: a FuncGraph, or an imported graph, which has neither inputs nor outputs; not changed.
+      definition: of the graph; changed in place.
     """
     inputs, outputs = getattr(graph, "inputs", ()), getattr(graph, "outputs", ())
     number = {tensor.op.name: i for i, tensor in enumerate(inputs)}
@@ -290,7 +305,12 @@ def _as_argument(node: tf.compat.v1.NodeDef, number: int, tensor: tf.Tensor) -> 
 
 
 def tell_argument(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
-    """Write into an `_Arg` node what is known of the shape of a function's input."""
+    """Write into an `_Arg` node what is known of the shape of a function's input.
+
+    Args:
+      node: changed in place; it forgets what it said of shapes before.
+      tensor: the input, of the live graph; for a variable's handle, also the variable's shape.
+    """
     for key in ("_output_shapes", "_handle_shapes", "_handle_dtypes"):
         node.attr.pop(key, None)
     node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())

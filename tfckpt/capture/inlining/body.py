@@ -34,8 +34,13 @@ class Body:
 def read_body(graph: tf.Graph, function: Any) -> Body:
     """Return the body of a FunctionDef that is called in `graph`.
 
+    Args:
+      graph: the caller's, which knows the functions that the body calls.
+      function: the FunctionDef; not changed.
+
     Raises:
       CaptureError: a node waits for an argument, which has no node of its own in a caller.
+      ValueError: an op type is unknown, or the definition is malformed.
     """
     flat, names = tf_adapter.flat_function(graph, function)
     count = len(function.signature.input_arg)
@@ -87,11 +92,19 @@ class Placed:
                 tf_adapter.add_control_input(op, wait)
 
     def op(self, name: str) -> tf.Operation:
-        """Return the op that a node of the body has become."""
+        """Return the op that a node of the body has become.
+
+        Args:
+          name: of a node in `Body.definition`.
+        """
         return self._made[name]
 
     def tensor(self, name: str) -> tf.Tensor:
-        """Return what a tensor of the body, named `op:slot`, has become."""
+        """Return what a tensor of the body, named `op:slot`, has become.
+
+        Args:
+          name: as in `Body.results`; an argument is an op here, with what the call gave for it.
+        """
         op, _, slot = name.rpartition(":")
         return self._given[op] if op in self._given else self._made[op].outputs[int(slot)]
 

@@ -26,7 +26,11 @@ _known: dict[tuple[object, ...], int | str] = {}
 
 
 def is_compiled_call(op: tf.Operation) -> bool:
-    """Return whether an op calls a function that XLA compiles by itself."""
+    """Return whether an op calls a function that XLA compiles by itself.
+
+    Args:
+      op: of a live graph that holds the function which it calls.
+    """
     if record(op.type).calls is not Calls.FUNCTION:
         return False
     if _is_true(tf_adapter.node_attrs(op)):

@@ -37,7 +37,11 @@ _GENERATED = re.compile(r"^__(?:inference|forward|backward)_(.*?)(?:_\d+)*$")
 
 
 def is_call(op_type: str) -> bool:
-    """Return whether ops of a type call a function once, and do nothing else."""
+    """Return whether ops of a type call a function once, and do nothing else.
+
+    Args:
+      op_type: TensorFlow op type.
+    """
     return record(op_type).calls is Calls.FUNCTION
 
 
@@ -46,12 +50,20 @@ def _is_call(op: tf.Operation) -> bool:
 
 
 def is_rewritten(name: str) -> bool:
-    """Return whether an op's name says that tfckpt made it."""
+    """Return whether an op's name says that tfckpt made it.
+
+    Args:
+      name: of an op, with the scopes before it.
+    """
     return bool(_OURS.search(name))
 
 
 def readable(function: str) -> str:
-    """Return what a person called a function: `__inference_train_88` is `train`."""
+    """Return what a person called a function: `__inference_train_88` is `train`.
+
+    Args:
+      function: its name in TensorFlow; returned as it is where TensorFlow did not make it up.
+    """
     while match := _GENERATED.match(function):
         function = match[1]
     return function
@@ -116,13 +128,21 @@ class Inlining:
             self._changes.show(self._order(), [*self._bodies])
 
     def tensor(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return what a tensor of the graph has become."""
+        """Return what a tensor of the graph has become.
+
+        Args:
+          tensor: of the graph; returned itself where it is no result of an inlined call.
+        """
         while tensor.op.name in self.results:
             tensor = self.results[tensor.op.name][0][tensor.value_index]
         return tensor
 
     def ops(self, op: tf.Operation) -> list[tf.Operation]:
-        """Return what has to run now for an op of the graph to have run."""
+        """Return what has to run now for an op of the graph to have run.
+
+        Args:
+          op: of the graph; it is all that is returned where it is no inlined call.
+        """
         found, pending = {}, [op]
         while pending:
             op = pending.pop()

@@ -60,18 +60,34 @@ class LiveChanges:
                      *tf_adapter.how_shown(self.graph))
 
     def update_input(self, op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-        """Make input `index` of an op read `tensor`."""
+        """Make input `index` of an op read `tensor`.
+
+        Args:
+          op: of the graph.
+          index: position of the input, control inputs not counted.
+          tensor: of the graph; it has the dtype of the input.
+        """
         self._log.append(((op.name, index), functools.partial(
             tf_adapter.update_input, op, index, op.inputs[index])))
         tf_adapter.update_input(op, index, tensor)
 
     def add_control_input(self, op: tf.Operation, control: tf.Operation) -> None:
-        """Make an op wait for another."""
+        """Make an op wait for another.
+
+        Args:
+          op: of the graph; it waits.
+          control: of the graph; it is waited for.
+        """
         self._log_controls(op)
         tf_adapter.add_control_input(op, control)
 
     def replace_control_inputs(self, op: tf.Operation, controls: Sequence[tf.Operation]) -> None:
-        """Make an op wait for exactly these ops."""
+        """Make an op wait for exactly these ops.
+
+        Args:
+          op: of the graph; it waits.
+          controls: of the graph; all that the op waits for from now on, where empty nothing.
+        """
         self._log_controls(op)
         tf_adapter.replace_control_inputs(op, controls)
 
@@ -80,7 +96,12 @@ class LiveChanges:
             tf_adapter.replace_control_inputs, op, list(op.control_inputs))))
 
     def replace_results(self, attribute: str, values: Sequence[Any]) -> None:
-        """Set the graph's `outputs` or `control_outputs`."""
+        """Set the graph's `outputs` or `control_outputs`.
+
+        Args:
+          attribute: which of the two, "outputs" or "control_outputs".
+          values: the tensors or ops that it holds from now on; copied.
+        """
         self._log.append((attribute, functools.partial(
             setattr, self.graph, attribute, getattr(self.graph, attribute))))
         setattr(self.graph, attribute, list(values))
@@ -97,6 +118,9 @@ class LiveChanges:
 
     def revert(self, point: Point) -> None:
         """Take everything back that has been done since a point; ops made since are hidden.
+
+        Args:
+          point: what `point` returned for this graph.
 
         Raises:
           RewriteError: something cannot be taken back. It is tried again when a graph is reverted

@@ -64,6 +64,10 @@ def result_shapes(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operati
 
     The gradient of what a loop computes has one shape before and behind the gradient's loop.
 
+    Args:
+      loop: a While or StatelessWhile.
+      known: gives an op of the graph with as much known of its shapes as can be.
+
     Raises:
       ValueError: the body cannot be read.
     """
@@ -81,7 +85,19 @@ def result_shapes(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operati
 
 def entry_shape(loop: tf.Operation, slot: int, known: Callable[[tf.Operation], tf.Operation]
                 ) -> tf.TensorShape:
-    """Return the shape of what a loop puts into a list; as `result_shapes`."""
+    """Return the shape of what a loop puts into a list; as `result_shapes`.
+
+    Args:
+      loop: a While or StatelessWhile.
+      slot: which of the loop's outputs the list is.
+      known: gives an op of the graph with as much known of its shapes as can be.
+
+    Returns:
+      A shape of unknown rank where no iteration puts anything into the list.
+
+    Raises:
+      ValueError: the body cannot be read.
+    """
     this = _Loop(loop, known)
     entry = _entry(this.body.outputs[slot])
     return tf.TensorShape(None) if entry is None else this.shape(entry)

@@ -55,7 +55,11 @@ def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> 
 
 
 def reads_counted_list(op: tf.Operation) -> bool:
-    """Return whether every list that an op reads is one whose bytes are known."""
+    """Return whether every list that an op reads is one whose bytes are known.
+
+    Args:
+      op: of a live graph; one that reads no list passes.
+    """
     return all(map(_is_counted, (t for t in op.inputs if t.dtype == tf.variant)))
 
 

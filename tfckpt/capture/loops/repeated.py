@@ -80,7 +80,12 @@ def _has_segments(op: Op) -> bool:
 
 
 def without_loops(graph: Graph, reason: str) -> Graph | None:
-    """Return the same graph with loops that may not be recomputed; None where none may."""
+    """Return the same graph with loops that may not be recomputed; None where none may.
+
+    Args:
+      graph: the captured step; not changed.
+      reason: why, as the new lines of `Graph.refused` say it.
+    """
     loops = [op.name for op in graph.ops if record(op.type).is_loop and (
         op.pure or _has_segments(op))]
     if not loops:
