@@ -30,7 +30,7 @@ class Rows:
 
         Returns:
           Two int arrays of one length: the values of the rows, one row after the other, and for
-            each of them a position in `vertices`.
+          each of them a position in `vertices`.
         """
         count = self.count[vertices]
         first = np.cumsum(count) - count

@@ -151,7 +151,7 @@ class Term:
 
         Args:
           kind: TensorFlow op type.
-          *others: what it reads behind this term; numbers become constants of this term's dtype.
+          *others: what it reads after this term; numbers become constants of this term's dtype.
           dtype: of the result; "" for that of this term.
           **attrs: of the op, by name.
         """
@@ -163,7 +163,7 @@ class Term:
 
         Args:
           kind: TensorFlow op type whose result is a bool.
-          *others: what it reads behind this term; numbers become constants of this term's dtype.
+          *others: what it reads after this term; numbers become constants of this term's dtype.
         """
         return self.op(kind, *others, dtype="bool")
 
