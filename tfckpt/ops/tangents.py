@@ -50,6 +50,9 @@ def zero(o: At) -> Term:
 
     Args:
       o: the op at which the rule is applied.
+
+    Returns:
+      A zero of the tangent's dtype.
     """
     return o.t * 0.0
 
@@ -59,6 +62,9 @@ def same(o: At) -> Term:
 
     Args:
       o: the op at which the rule is applied.
+
+    Returns:
+      The tangent as it is.
     """
     return o.t
 

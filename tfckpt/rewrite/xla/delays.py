@@ -131,7 +131,7 @@ class XlaHolds:
         return True
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
-        """Return nothing: waits are control edges, which XLA ignores.
+        """Return no op: waits are control edges, which XLA ignores.
 
         Args:
           steps: not looked at.
