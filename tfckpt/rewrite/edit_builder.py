@@ -160,7 +160,7 @@ class EditBuilder:
           tensor: (op index, output slot) in `graph`.
 
         Returns:
-          Index as in `resolved`; None where no storage holds the tensor or the step does not read it.
+          Index as in `resolved`; None where the step reads no storage that holds the tensor.
         """
         s = self.storage_of(tensor)
         if s is None:
