@@ -20,7 +20,11 @@ NOTHING: frozenset[Taken] = frozenset()
 
 
 def has_branches(types: Iterable[str]) -> bool:
-    """Return whether a graph of ops of these types has branches; most have none."""
+    """Return whether a graph of ops of these types has branches; most have none.
+
+    Args:
+      types: op types, in any order; an op type may come several times.
+    """
     return any(record(kind).branch is Branch.SWITCH for kind in types)
 
 

@@ -192,6 +192,12 @@ def check_cost_graph(graph: CostGraph) -> None:
 
     Checked: unique vertex names, finite non-negative costs, edges that point backwards, each
     storage written by exactly its producer, reuses between a write and a read of the vertex.
+
+    Args:
+      graph: the cost graph to check; not changed.
+
+    Raises:
+      CostError: the graph is not well formed.
     """
     names: set[str] = set()
     for index, vertex in enumerate(graph.vertices):

@@ -31,7 +31,11 @@ _OPTIMIZED = re.compile(rf"^{OPTIMIZED}(_\d+)?/")
 
 
 def traced(name: str) -> str:
-    """Return what an op is called in the trace, where Grappler's ops took the place of those."""
+    """Return what an op is called in the trace, where Grappler's ops took the place of those.
+
+    Args:
+      name: of an op of the graph that is planned; one outside of `OPTIMIZED` comes back as it is.
+    """
     return _OPTIMIZED.sub("", name)
 
 
@@ -132,6 +136,12 @@ class Edits:
 
         What the second rewires among the ops that the first creates is written into their
         creation.
+
+        Args:
+          second: edits of the graph that these edits give; they may name the ops that these create.
+
+        Raises:
+          CaptureError: new ops of the two need each other.
         """
         created = {op.name: n for n, op in enumerate(self.added)}
         renamed = second.renamed
@@ -156,7 +166,11 @@ class Edits:
 
 
 def together(several: Iterable[Edits]) -> Edits:
-    """Return edits of different ops of one graph, such as its devices' parts, as one value."""
+    """Return edits of different ops of one graph, such as its devices' parts, as one value.
+
+    Args:
+      several: edits of one graph, of which no two change the same op; their order is kept.
+    """
     found = tuple(several)
     return Edits(tuple(new for edits in found for new in edits.added),
                  tuple(rewire for edits in found for rewire in edits.rewires),
@@ -167,7 +181,11 @@ def together(several: Iterable[Edits]) -> Edits:
 
 
 def op_of(tensor: str) -> str:
-    """Return the op that a tensor name refers to."""
+    """Return the op that a tensor name refers to.
+
+    Args:
+      tensor: a tensor, named `op:slot`.
+    """
     return tensor.rpartition(":")[0]
 
 
@@ -177,6 +195,13 @@ def check_edits(graph: Graph, edits: Edits) -> None:
     Derived from the edits alone, without the plan: every name resolves, no name is taken twice,
     each new op stands after the new ones that it reads, a topological order of data and control
     edges exists, and no op of a branch takes an op with it that ran whichever branch is taken.
+
+    Args:
+      graph: the captured step, which the edits are for; not changed.
+      edits: everything that is done to it.
+
+    Raises:
+      RewriteError: the edited graph is not well formed, or runs less than the step does.
     """
     tensors, waits, kinds = edited(graph, edits)
     _check_creation(edits.added)
@@ -194,6 +219,10 @@ def edited(graph: Graph, edits: Edits) -> tuple[dict[str, list[str]], dict[str, 
     """Return the edited graph: what each op reads, the ops that it waits for, and its type.
 
     Each is a dict by the name of the op; what is read is named `op:slot`.
+
+    Args:
+      graph: the captured step, which the edits are for; not changed.
+      edits: everything that is done to it.
 
     Raises:
       RewriteError: an edit names what does not exist, or a name that is taken.

@@ -164,7 +164,15 @@ class Graph:
 
 
 def ancestors(ops: Sequence[Op], targets: Iterable[int]) -> set[int]:
-    """Return the ops that must run before one of the targets."""
+    """Return the ops that must run before one of the targets.
+
+    Args:
+      ops: all ops of a graph, which indices refer to.
+      targets: indices of ops.
+
+    Returns:
+      Indices of ops; a target is one of them only where another target needs it.
+    """
     found: set[int] = set()
     pending = list(targets)
     while pending:
@@ -228,7 +236,14 @@ def depth_first_order(roots: Iterable[Key], sources: Callable[[Key], Iterable[Ke
 
 
 def check_graph(graph: Graph) -> None:
-    """Raise `CaptureError` unless edges point backwards, slots exist and name are unique."""
+    """Raise `CaptureError` unless edges point backwards, slots exist and names are unique.
+
+    Args:
+      graph: the graph to check; not changed.
+
+    Raises:
+      CaptureError: the graph is not well formed; the message names the op or the fetch.
+    """
     seen: set[str] = set()
     for index, op in enumerate(graph.ops):
         if op.name in seen:

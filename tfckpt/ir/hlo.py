@@ -59,14 +59,22 @@ class XlaMemory:
 
 
 def memory_of(hlo: Any) -> XlaMemory:
-    """Return what an HloProto's buffer assignment says."""
+    """Return what an HloProto's buffer assignment says.
+
+    Args:
+      hlo: an `HloProto` of a compiled step, with its module and its buffer assignment.
+    """
     results = sum(b.size for b in hlo.buffer_assignment.buffer_allocations
                   if b.maybe_live_out and not b.is_entry_computation_parameter)
     return XlaMemory(temp_bytes(hlo), results, *_liveness(hlo), _in_memory(hlo))
 
 
 def temp_bytes(hlo: Any) -> int:
-    """Return the bytes of an HloProto's temporary buffers, as XLA's own statistics count them."""
+    """Return the bytes of an HloProto's temporary buffers, as XLA's own statistics count them.
+
+    Args:
+      hlo: an `HloProto` of a compiled step, with its buffer assignment.
+    """
     return sum(b.size for b in hlo.buffer_assignment.buffer_allocations if _is_temporary(b))
 
 

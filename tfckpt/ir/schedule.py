@@ -93,7 +93,11 @@ class Plan:
 
 
 def plain_plan(graph: CostGraph) -> Plan:
-    """Return every vertex once, as the graph orders them, without joins: TensorFlow drops them."""
+    """Return every vertex once, as the graph orders them, without joins: TensorFlow drops them.
+
+    Args:
+      graph: cost graph of the joint graph.
+    """
     joins = tuple(v for v, vertex in enumerate(graph.vertices) if vertex.join)
     schedule = tuple((v, 0) for v in range(len(graph.vertices)) if v not in joins)
     return Plan(schedule, Moves(released=joins), order=tuple(range(len(schedule))))
@@ -105,6 +109,14 @@ def check_schedule(graph: CostGraph, schedule: Schedule, released: tuple[int, ..
     Checked: copies of a vertex appear as 0, 1, 2 ...; only recomputable vertices repeat; every
     read finds an earlier copy; every predecessor has run; every vertex that is not a released
     join runs.
+
+    Args:
+      graph: cost graph of the joint graph.
+      schedule: the steps, in the order in which they run.
+      released: vertices of joins that are bypassed: they need not run, and nothing waits for them.
+
+    Raises:
+      PlanError: the schedule cannot be executed, or leaves a vertex out; the message names it.
     """
     ran = [0] * len(graph.vertices)
     joins = frozenset(released)
@@ -128,7 +140,15 @@ def check_schedule(graph: CostGraph, schedule: Schedule, released: tuple[int, ..
 
 
 def with_copies(originals: Sequence[int], rows: Iterable[Iterable[int]]) -> Schedule:
-    """Return the schedule of originals, each after the copies of the vertices in its row."""
+    """Return the schedule of originals, each after the copies of the vertices in its row.
+
+    Args:
+      originals: vertices, in the order in which they first run.
+      rows: for each original the vertices that run again just before it, in this order.
+
+    Raises:
+      ValueError: there are not as many rows as originals.
+    """
     count: collections.Counter[int] = collections.Counter()
     steps: list[Step] = []
     for original, row in zip(originals, rows, strict=True):
@@ -140,7 +160,14 @@ def with_copies(originals: Sequence[int], rows: Iterable[Iterable[int]]) -> Sche
 
 
 def copies_before(schedule: Schedule) -> list[frozenset[int]]:
-    """Return for each original the vertices that run again between it and the one before it."""
+    """Return for each original the vertices that run again between it and the one before it.
+
+    Args:
+      schedule: the steps, in the order in which they run.
+
+    Returns:
+      A row for each original, in the order of the schedule; copies after the last are in none.
+    """
     rows: list[frozenset[int]] = []
     waiting: list[int] = []
     for v, copy in schedule:
@@ -172,6 +199,10 @@ class Resolved:
 
 def resolve(graph: CostGraph, schedule: Schedule) -> Resolved:
     """Return the schedule with each read bound to the latest instance made before it.
+
+    Args:
+      graph: cost graph of the joint graph.
+      schedule: the steps, in the order in which they run.
 
     Raises:
       PlanError: a step reads a storage that nothing has made yet.

@@ -23,7 +23,15 @@ class Rows:
     values: Ints
 
     def of(self, vertices: Ints) -> tuple[Ints, Ints]:
-        """Return the rows of some vertices, and for each value which of them it is of."""
+        """Return the rows of some vertices, and for each value which of them it is of.
+
+        Args:
+          vertices: int array of indices of vertices; a vertex may come several times.
+
+        Returns:
+          Two int arrays of one length: the values of the rows, one row after the other, and for
+          each of them a position in `vertices`.
+        """
         count = self.count[vertices]
         first = np.cumsum(count) - count
         number = np.repeat(np.arange(len(vertices)), count)
@@ -55,7 +63,11 @@ class Tables:
 
 
 def tables_of(graph: CostGraph) -> Tables:
-    """Return a graph's tables."""
+    """Return a graph's tables.
+
+    Args:
+      graph: cost graph of the joint graph; not changed.
+    """
     vertices, storages = graph.vertices, graph.storages
     size = [s.bytes for s in storages]
     pairs = [[(v.reads.index(read), v.writes.index(written)) for written, read in v.reuses

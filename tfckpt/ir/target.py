@@ -95,15 +95,28 @@ class Target:
     threads: int = 1
 
     def compiled(self, by_xla: bool = True) -> Target:
-        """Return the same device with XLA as the runner, or without."""
+        """Return the same device with XLA as the runner, or without.
+
+        Args:
+          by_xla: whether XLA is the runner; it is the executor otherwise.
+        """
         return dataclasses.replace(self, runner=XLA if by_xla else EXECUTOR)
 
     def told(self, in_memory: Iterable[tuple[str, int]]) -> Target:
-        """Return the same where what runs the step was asked, and what XLA writes to memory."""
+        """Return the same where what runs the step was asked, and what XLA writes to memory.
+
+        Args:
+          in_memory: ops whose results XLA writes to memory in the plain step, by name, and their
+            elements; empty where XLA was not asked.
+        """
         return dataclasses.replace(self, asked=True, in_memory=dict(in_memory))
 
     def with_threads(self, count: int) -> Target:
-        """Return the same with so many threads of the executor; a GPU's ops are started by one."""
+        """Return the same with so many threads of the executor; a GPU's ops are started by one.
+
+        Args:
+          count: threads that run ops at once; not looked at on a GPU.
+        """
         return self if self.device == GPU else dataclasses.replace(self, threads=count)
 
     @property

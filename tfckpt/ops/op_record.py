@@ -239,9 +239,20 @@ class OpRecord:
         return self.source is Source.CONSTANT
 
     def tangent(self, position: int) -> TangentRule:
-        """Return the rule of an input."""
+        """Return the rule of an input.
+
+        Args:
+          position: of the input; not looked at where the op is variadic.
+
+        Raises:
+          IndexError: there is no rule for the input.
+        """
         return self.tangents[0 if self.variadic else position]
 
     def is_among(self, names: frozenset[str]) -> bool:
-        """Return whether op types and kinds include this op."""
+        """Return whether op types and kinds include this op.
+
+        Args:
+          names: op types and kinds, as in `merges_into`.
+        """
         return self.type in names or not self.kinds.isdisjoint(names)

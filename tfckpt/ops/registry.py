@@ -18,6 +18,9 @@ _found: dict[str, OpRecord] = {}  # what was asked for; it is, for each op of a 
 def register(*records: OpRecord) -> None:
     """Add records.
 
+    Args:
+      *records: each of one op type; they are looked up from now on.
+
     Raises:
       ValueError: an op type has a record already.
     """
@@ -25,7 +28,14 @@ def register(*records: OpRecord) -> None:
 
 
 def register_families(*records: OpRecord) -> None:
-    """Add records whose `type` is what the op types of a family begin with; raise as `register`."""
+    """Add records whose `type` is what the op types of a family begin with; raise as `register`.
+
+    Args:
+      *records: each of a family; they are looked up from now on.
+
+    Raises:
+      ValueError: a family has a record already.
+    """
     _add(_families, records)
 
 
@@ -38,7 +48,12 @@ def _add(table: dict[str, OpRecord], records: tuple[OpRecord, ...]) -> None:
 
 
 def record(op_type: str) -> OpRecord:
-    """Return what is known of an op type."""
+    """Return what is known of an op type.
+
+    Args:
+      op_type: as TensorFlow spells it; one without record and family has the defaults of
+        `OpRecord`.
+    """
     try:
         return _found[op_type]
     except KeyError:

@@ -46,18 +46,42 @@ TangentRule = Callable[[At], Term]
 
 
 def zero(o: At) -> Term:
-    """State that the output does not move with this input."""
+    """State that the output does not move with this input.
+
+    Args:
+      o: the op at which the rule is applied.
+
+    Returns:
+      A zero of the tangent's dtype.
+    """
     return o.t * 0.0
 
 
 def same(o: At) -> Term:
-    """State that the output moves as this input does."""
+    """State that the output moves as this input does.
+
+    Args:
+      o: the op at which the rule is applied.
+
+    Returns:
+      The tangent as it is.
+    """
     return o.t
 
 
 def fused(kernel: str, saved: str, one: TangentRule, gradient_first: bool = False
           ) -> tuple[TangentRule]:
-    """Return the gradient kernel on (saved, t), or on (t, saved); a formula for a number."""
+    """Return the gradient kernel on (saved, t), or on (t, saved); a formula for a number.
+
+    Args:
+      kernel: op type of TensorFlow's gradient kernel.
+      saved: what the kernel reads beside the tangent: "a", the input, or "y", the output.
+      one: the formula, a derivative: used where the tangent is a number or takes two values.
+      gradient_first: whether the kernel reads the tangent first.
+
+    Returns:
+      The rule of the only input, as a tuple of one.
+    """
     def rule(o: At) -> Term:
         if o.t.number is not None or o.t.two:
             return o.t * one(o)
@@ -68,7 +92,12 @@ def fused(kernel: str, saved: str, one: TangentRule, gradient_first: bool = Fals
 
 
 def branch(chosen: Callable[[At], Term], when_true: bool) -> TangentRule:
-    """Return the tangent where the mask chooses this operand."""
+    """Return the tangent where the mask chooses this operand.
+
+    Args:
+      chosen: gives the mask at an op at which the rule is applied.
+      when_true: whether this operand is chosen where the mask holds, or where it does not.
+    """
     def rule(o: At) -> Term:
         mask, none = chosen(o), o.t * 0.0
         return select(mask, o.t, none) if when_true else select(mask, none, o.t)

@@ -40,7 +40,14 @@ class Node:
     attrs: tuple[tuple[str, object], ...] = ()
 
     def attr(self, name: str) -> Any:
-        """Return the value of an attribute that is there."""
+        """Return the value of an attribute that is there.
+
+        Args:
+          name: of an attribute in `attrs`.
+
+        Raises:
+          KeyError: the node has no such attribute.
+        """
         return dict(self.attrs)[name]
 
 
@@ -60,7 +67,14 @@ class Builder:
 
     def node(self, kind: str, args: tuple[Term, ...] = (), dtype: str = "",
              attrs: Mapping[str, object] | None = None) -> Term:
-        """Return a node as it is, without simplification."""
+        """Return a node as it is, without simplification.
+
+        Args:
+          kind: TensorFlow op type, or `TENSOR`, `NUMBER`, `TWO`.
+          args: terms of this builder that the node reads; none for a leaf.
+          dtype: of the result; "" for that of the last of `args`.
+          attrs: of the op, by name; None for none.
+        """
         entry = Node(kind, tuple(a.index for a in args), dtype or args[-1].dtype,
                      tuple(sorted((attrs or {}).items())))
         if entry not in self._known:
@@ -69,15 +83,32 @@ class Builder:
         return Term(self, self._known[entry])
 
     def tensor(self, tensor: tuple[int, int], dtype: str) -> Term:
-        """Return a tensor of the graph."""
+        """Return a tensor of the graph.
+
+        Args:
+          tensor: (op index, output slot), or another pair of ints that the program's reader knows.
+          dtype: of the tensor.
+        """
         return self.node(TENSOR, (), dtype, {"tensor": tensor})
 
     def number(self, value: float, dtype: str) -> Term:
-        """Return a scalar constant."""
+        """Return a scalar constant.
+
+        Args:
+          value: of the constant.
+          dtype: of the constant.
+        """
         return self.node(NUMBER, (), dtype, {"value": float(value)})
 
     def two(self, mask: Term, on: float, off: float, dtype: str) -> Term:
-        """`on` where the mask holds, else `off`; a number where they are equal."""
+        """Return `on` where the mask holds, else `off`; a number where they are equal.
+
+        Args:
+          mask: term of this builder whose dtype is bool.
+          on: value where the mask holds.
+          off: value elsewhere.
+          dtype: of the result.
+        """
         if on == off:
             return self.number(on, dtype)
         if on == 0.0:  # the form that products and sums know
@@ -116,12 +147,24 @@ class Term:
         return Term(self.builder, node.args[0]), node.attr("on"), node.attr("off")
 
     def op(self, kind: str, *others: Term | float, dtype: str = "", **attrs: object) -> Term:
-        """Return an op applied to this term and others, without simplification."""
+        """Return an op applied to this term and others, without simplification.
+
+        Args:
+          kind: TensorFlow op type.
+          *others: what it reads after this term; numbers become constants of this term's dtype.
+          dtype: of the result; "" for that of this term.
+          **attrs: of the op, by name.
+        """
         terms = tuple(self._term(o) for o in others)
         return self.builder.node(kind, (self, *terms), dtype or self.dtype, attrs)
 
     def test(self, kind: str, *others: Term | float) -> Term:
-        """Return a comparison or a logical op: a mask."""
+        """Return a comparison or a logical op: a mask.
+
+        Args:
+          kind: TensorFlow op type whose result is a bool.
+          *others: what it reads after this term; numbers become constants of this term's dtype.
+        """
         return self.op(kind, *others, dtype="bool")
 
     def _term(self, other: Term | float) -> Term:
@@ -207,7 +250,13 @@ TwoValued = tuple[Term, float, float]
 
 
 def select(mask: Term, on: Term, off: Term) -> Term:
-    """`on` where the mask holds, else `off`: two-valued where both are, on compatible masks."""
+    """Return `on` where the mask holds, else `off`: two-valued if both are, on compatible masks.
+
+    Args:
+      mask: term whose dtype is bool; all three are of one builder.
+      on: term where the mask holds; the result has its dtype.
+      off: term elsewhere, of the same dtype.
+    """
     builder = mask.builder
     if on.index == off.index:
         return on
@@ -225,7 +274,12 @@ def select(mask: Term, on: Term, off: Term) -> Term:
 
 
 def cast(t: Term, dtype: str) -> Term:
-    """Return the term in another floating dtype; numbers change dtype for nothing."""
+    """Return the term in another floating dtype; numbers change dtype for nothing.
+
+    Args:
+      t: term of a floating dtype.
+      dtype: of the result.
+    """
     if t.dtype == dtype:
         return t
     if t.number is not None:
@@ -237,7 +291,12 @@ def cast(t: Term, dtype: str) -> Term:
 
 
 def both(a: Term, b: Term) -> Term:
-    """Return where both masks hold."""
+    """Return where both masks hold.
+
+    Args:
+      a: term whose dtype is bool.
+      b: term of the same builder whose dtype is bool.
+    """
     return a if a.index == b.index else a.test("LogicalAnd", b)
 
 

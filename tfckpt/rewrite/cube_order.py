@@ -22,7 +22,11 @@ _OWN = "ArithmeticOptimizer/"
 
 
 def cubes(graph: Graph) -> list[Op]:
-    """Return the ops that Grappler makes products of x and x^2."""
+    """Return the ops that Grappler makes products of x and x^2.
+
+    Args:
+      graph: the captured step.
+    """
     return [op for op in graph.ops
             if record(op.type).cube and graph.ops[op.inputs[1][0]].attrs.get("value") == 3.0]
 

@@ -25,31 +25,49 @@ class Holds(Protocol):
     """What the walk over the schedule asks for; everything made goes to the builder."""
 
     def open_region(self, fence: Fence) -> None:
-        """A run of copies begins."""
+        """Begin a run of copies.
+
+        Args:
+          fence: the control barrier that the plan has before the run.
+        """
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
-        """The ops to wait for in order to wait for steps."""
+        """Return the ops to wait for in order to wait for steps.
+
+        Args:
+          steps: steps of the schedule; none give no op.
+        """
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-        """Inputs and control inputs of a copy that is held back.
+        """Return the inputs and control inputs of a copy that is held back.
 
         Args:
           op: the original.
           inputs: what the copy would read.
-          outside: those of them, by index, that come from outside its region.
-          entry: whether the copy reads nothing made in its region.
+          outside: those of them, by index, that come from outside its recomputation segment.
+          entry: whether the copy reads nothing made in its recomputation segment.
           triggers: what `signals` returned for the steps it awaits.
         """
 
     def before_original(self, op: Op, position: int) -> None:
-        """An original op is next; `position` is its step's."""
+        """Prepare for an original op, which is next.
+
+        Args:
+          op: the original.
+          position: of its step in the schedule.
+        """
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
-        """Hold an existing op back."""
+        """Hold an existing op back.
+
+        Args:
+          step: that of the original; it stands for all ops of its vertex.
+          triggers: what `signals` returned for the steps it awaits; empty where it awaits none.
+        """
 
     def close(self) -> None:
-        """The schedule is at its end."""
+        """Finish at the end of the schedule."""
 
 
 class ExecutorHolds:
@@ -65,7 +83,11 @@ class ExecutorHolds:
         self.guarded: dict[str, str] = {}
 
     def open_region(self, fence: Fence) -> None:
-        """Put a fence before a run of copies, which also awaits the fence before it."""
+        """Put a fence before a run of copies, which also awaits the fence before it.
+
+        Args:
+          fence: the control barrier that the plan has before the run.
+        """
         controls = (*self.signals([self.builder.plan.schedule[p] for p in fence.awaits]),
                     *self.barrier)
         self.regions += 1
@@ -81,6 +103,9 @@ class ExecutorHolds:
         Grappler leaves sums, products and chains of unary ops as they are when another op waits
         for one of them, and rearranges them otherwise, which changes their rounding: such an op
         is waited for through a pass-through of its result.
+
+        Args:
+          steps: steps of the schedule; none give no op.
         """
         found = []
         for step in steps:
@@ -106,6 +131,16 @@ class ExecutorHolds:
 
         x * sigmoid(x) is merged only where both read the same x: where the sigmoid's is behind a
         guard, the product reads it there too. So it is with x * sigmoid(1 * x).
+
+        Args:
+          op: the original.
+          inputs: what the copy would read.
+          outside: those of them, by index, that come from outside its recomputation segment.
+          entry: whether the copy reads nothing made in its recomputation segment.
+          triggers: what `signals` returned for the steps it awaits.
+
+        Returns:
+          What the copy reads, and the ops that it waits for itself.
         """
         known = record(op.type)
         if known.multiplies and any(
@@ -149,12 +184,21 @@ class ExecutorHolds:
         return f"{name}:0"
 
     def before_original(self, op: Op, position: int) -> None:
-        """Nothing: an executor runs originals when their inputs are there."""
+        """Do nothing: an executor runs originals when their inputs are there.
+
+        Args:
+          op: the original.
+          position: of its step in the schedule.
+        """
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
         """Hold an existing op back at an input, or itself where all its inputs are constants.
 
         Ops that TensorFlow merges are held back together, at the input they share.
+
+        Args:
+          step: that of the original; it stands for all ops of its vertex.
+          triggers: what `signals` returned for the steps it awaits; empty where it awaits none.
         """
         if not triggers:
             return

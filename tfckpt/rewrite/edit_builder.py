@@ -62,40 +62,81 @@ class EditBuilder:
     # What a step is and reads.
 
     def op(self, vertex: int) -> Op:
-        """Return the op that a vertex stands for."""
+        """Return the op that a vertex stands for.
+
+        Args:
+          vertex: index in the cost graph.
+        """
         return self.graph.ops[self.cost.vertices[vertex].ops[0]]
 
     def name_of(self, step: Step) -> str:
-        """Name of the op that a step runs."""
+        """Return the name of the op that a step runs.
+
+        Args:
+          step: of the schedule: a vertex, and the number of its copy.
+        """
         name = self.op(step[0]).name
         return name if not step[1] else copy_name(name, step[1])
 
     def tensor(self, tensor: TensorId) -> Tensor:
-        """Dtype, shape and bytes of a tensor."""
+        """Return dtype, shape and bytes of a tensor.
+
+        Args:
+          tensor: (op index, output slot) in `graph`.
+        """
         return self.graph.ops[tensor[0]].outputs[tensor[1]]
 
     def tensor_name(self, tensor: TensorId) -> str:
-        """Return a tensor of the graph as edits name it."""
+        """Return a tensor of the graph as edits name it.
+
+        Args:
+          tensor: (op index, output slot) in `graph`.
+
+        Returns:
+          `op:slot`: that of the original, or of what the edits make in its place.
+        """
         if tensor in self.replaced:
             return self.replaced[tensor]
         return f"{self.graph.ops[tensor[0]].name}:{tensor[1]}"
 
     def is_resident(self, tensor: TensorId) -> bool:
-        """Return whether a tensor shares the memory of a constant, a variable or a fed input."""
+        """Return whether a tensor shares the memory of a constant, a variable or a fed input.
+
+        Args:
+          tensor: (op index, output slot) in `graph`.
+        """
         return self.root[tensor[0]][tensor[1]] == RESIDENT
 
     def storage_of(self, tensor: TensorId) -> int | None:
-        """Return the storage of the cost graph that holds a tensor, if one does."""
+        """Return the storage of the cost graph that holds a tensor, if one does.
+
+        Args:
+          tensor: (op index, output slot) in `graph`.
+
+        Returns:
+          Index in `cost.storages`; None for tensors that are resident or not counted.
+        """
         return self.storage.get(self.root[tensor[0]][tensor[1]])
 
     def lists_of(self, loop: int) -> list[int]:
-        """Return which results of a loop are lists that are read."""
+        """Return which results of a loop are lists that are read.
+
+        Args:
+          loop: index of its op in `graph`.
+
+        Returns:
+          Output slots, in the order in which they are first read.
+        """
         read = dict.fromkeys(slot for r in self.readers[loop]
                              for source, slot in self.graph.ops[r].inputs if source == loop)
         return [slot for slot in read if self.tensor((loop, slot)).dtype == "variant"]
 
     def made_by(self, tensor: TensorId) -> TensorId:
-        """Return the tensor behind ops that hand on its memory."""
+        """Return the tensor behind ops that hand on its memory.
+
+        Args:
+          tensor: (op index, output slot) in `graph`.
+        """
         while record((op := self.graph.ops[tensor[0]]).type).aliases:
             tensor = op.inputs[tensor[1]]
         return tensor
@@ -104,12 +145,23 @@ class EditBuilder:
         """Return whether an original has several readers, so that nothing merges it into one.
 
         Pass-throughs do not count, since TensorFlow removes them.
+
+        Args:
+          index: of the op in `graph`.
         """
         return bool(self.readers[index]) and only_reader(
             self.graph, index, self.readers) is None
 
     def instance(self, position: int, tensor: TensorId) -> int | None:
-        """Return the instance of a storage that the step at a position reads for `tensor`."""
+        """Return the instance of a storage that the step at a position reads for `tensor`.
+
+        Args:
+          position: of the step in the schedule.
+          tensor: (op index, output slot) in `graph`.
+
+        Returns:
+          Index as in `resolved`; None where the step reads no storage that holds the tensor.
+        """
         s = self.storage_of(tensor)
         if s is None:
             return None
@@ -117,13 +169,29 @@ class EditBuilder:
         return self.resolved.reads[position][reads.index(s)] if s in reads else None
 
     def read(self, position: int, tensor: TensorId) -> tuple[str, int]:
-        """Return what a step reads for `tensor`, and the number of the copy it comes from."""
+        """Return what a step reads for `tensor`, and the number of the copy it comes from.
+
+        Args:
+          position: of the step in the schedule.
+          tensor: (op index, output slot) in `graph`.
+
+        Returns:
+          The tensor as `op:slot`, and the copy's number: 0 for the original.
+        """
         instance = self.instance(position, tensor)
         copy = 0 if instance is None else self.resolved.copy[instance]
         return self.view(tensor, copy), copy
 
     def view(self, tensor: TensorId, copy: int) -> str:
-        """`tensor` as seen on copy `copy` of its storage; pass-through ops are cloned with it."""
+        """Return `tensor` as seen on a copy of its storage; pass-through ops are cloned with it.
+
+        Args:
+          tensor: (op index, output slot) in `graph`.
+          copy: number of the copy; 0 for the original.
+
+        Returns:
+          The tensor as `op:slot`; clones that it needs are added to the edits.
+        """
         op = self.graph.ops[tensor[0]]
         if not copy:
             return self.tensor_name(tensor)
@@ -154,14 +222,25 @@ class EditBuilder:
     # Where an op can be held back.
 
     def fuses(self, tensor: TensorId) -> bool:
-        """Return whether TensorFlow may merge what makes a tensor into its reader."""
+        """Return whether TensorFlow may merge what makes a tensor into its reader.
+
+        Args:
+          tensor: (op index, output slot) in `graph`.
+        """
         s = self.storage_of(tensor)
         return s is not None and self.cost.vertices[self.cost.storages[s].producer].fusible
 
     def guardable(self, op: Op, inputs: Iterable[int]) -> list[int]:
-        """Those of an op's inputs that a guard can pass on, largest first.
+        """Return those of an op's inputs that a guard can pass on, largest first.
 
         A reference is none: what passes it on hands on a value, which nothing can write to.
+
+        Args:
+          op: one of `graph`.
+          inputs: positions among its inputs.
+
+        Returns:
+          Positions among its inputs; an unknown size counts as 0 bytes.
         """
         made = {i: record(self.graph.ops[op.inputs[i][0]].type) for i in inputs}
         usable = [i for i, known in made.items()

@@ -14,58 +14,108 @@ FENCE = f"{SCOPE}/fence_"
 
 
 def marks_of_copies(clustered: bool) -> dict[str, object]:
-    """Return the attributes of copies; outside of XLA they are kept out of its clusters too."""
+    """Return the attributes of copies; outside of XLA they are kept out of its clusters too.
+
+    Args:
+      clustered: whether TensorFlow may put ops into clusters for XLA.
+
+    Returns:
+      Plain attribute values by name, as in `Create.attrs`.
+    """
     return {COPY: True, "_XlaCompile": False} if clustered else {COPY: True}
 
 
 def copy_name(name: str, copy: int) -> str:
-    """Name of a copy. It sorts where the original's does.
+    """Return the name of a copy, which sorts where the original's does.
 
     Grappler puts the inputs of commutative ops in the order of their names, and which constants
     it then folds into which operand follows from that: a copy that sorted elsewhere would be
     multiplied in another order than the original, and round differently. No other character
     that names may contain sorts before the hyphen.
+
+    Args:
+      name: of the original.
+      copy: number of the copy, 1 for the first.
     """
     return f"{name}-{SCOPE}{copy}"
 
 
 def guard_name(tensor: str, number: int, label: str = "") -> str:
-    """Name of a guard, which sorts where the guarded tensor's does; negative for single waits."""
+    """Return the name of a guard, which sorts where the guarded tensor's does.
+
+    Args:
+      tensor: what is guarded, named `op:slot`.
+      number: of the recomputation segment, from 1; negative for single waits.
+      label: what tells the name from those of other guards of the tensor; "" where nothing need.
+    """
     op, _, slot = tensor.rpartition(":")
     kind = "guard" if number > 0 else "wait"
     return f"{op}-{SCOPE}_{kind}{abs(number)}_{slot}{label}"
 
 
 def tap_name(op: str, slot: int = 0) -> str:
-    """Name of the tap that reads a result of an op."""
+    """Return the name of the tap that reads a result of an op.
+
+    Args:
+      op: name of the op.
+      slot: of the result.
+    """
     return f"{op}-{SCOPE}_tap{slot or ''}"
 
 
 def held_name(op: str, number: int) -> str:
-    """Name of the pass-through that holds a term of a sum."""
+    """Return the name of the pass-through that holds a term of a sum.
+
+    Args:
+      op: name of the op that adds.
+      number: of the term, among all that are held.
+    """
     return f"{op}-{SCOPE}_held{number}"
 
 
 def late_name(tensor: str, number: int) -> str:
-    """Name of the pass-through of a product's factor, which sorts where the factor's does."""
+    """Return the name of the pass-through of a factor, which sorts where the factor's does.
+
+    Args:
+      tensor: the factor, named `op:slot`.
+      number: index of the op that reads it, which makes the name unique.
+    """
     op, _, slot = tensor.rpartition(":")
     return f"{op}-{SCOPE}_late{number}_{slot}"
 
 
 def term_name(op: str, place: int) -> str:
-    """Name of the pass-through of a sum's term; such names sort by place."""
+    """Return the name of the pass-through of a sum's term; such names sort by place.
+
+    Args:
+      op: name of the sum.
+      place: of the term in the order of the sum, from 0; below 10000.
+    """
     return f"{op}-{SCOPE}_term{place:04d}"
 
 
 def base_name(cube: str, first: bool) -> str:
-    """Name of the pass-through of x before x^3, before or behind what Grappler calls x^2."""
+    """Return the name of the pass-through of x before x^3.
+
+    Args:
+      cube: name of the op that computes x^3.
+      first: whether it sorts before what Grappler calls x^2, or after that.
+    """
     scope, slash, name = cube.rpartition("/")
     return f"{scope}{slash}{'0' if first else 'z'}{name}-{SCOPE}_base"
 
 
 def identity(name: str, tensor: str, controls: tuple[str, ...], dtype: str,
               device: str) -> Create:
-    """Return a pass-through that Grappler may not replace by control edges on its readers."""
+    """Return a pass-through that Grappler may not replace by control edges on its readers.
+
+    Args:
+      name: of the pass-through.
+      tensor: what it reads, named `op:slot`.
+      controls: names of the ops that it waits for.
+      dtype: of the tensor.
+      device: where it runs; "" where TensorFlow may choose.
+    """
     return Create(name, IDENTITY, (tensor,), controls, (dtype,),
                   {"T": f"dtype:{dtype}", PROTECTED: True}, device)
 

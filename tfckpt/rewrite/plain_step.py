@@ -30,13 +30,24 @@ class LiveStep:
         self.live, self.wanted, self._known = live, wanted, known
 
     def attributes(self, op: str) -> Hashable:
-        """Return the attributes of an op, but for what says nothing of what it computes."""
+        """Return the attributes of an op, but for what says nothing of what it computes.
+
+        Args:
+          op: name of an op of the captured step.
+
+        Returns:
+          (name, serialised value) of each attribute, sorted by name.
+        """
         attrs = tf_adapter.node_attrs(self.live.get_operation_by_name(op))
         return tuple((key, attrs[key].SerializeToString()) for key in sorted(attrs)
                      if key not in ("_output_shapes", "_class"))
 
     def is_stateful(self, op: str) -> bool:
-        """Return whether an op is registered as stateful."""
+        """Return whether an op is registered as stateful.
+
+        Args:
+          op: name of an op of the captured step.
+        """
         return tf_adapter.is_stateful(self.live.get_operation_by_name(op))
 
     def optimised(self) -> Optimised:

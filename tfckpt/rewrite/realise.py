@@ -21,6 +21,9 @@ PASSES = (derivatives.PASS, loop_segments.PASS, late_updates.PASS, copies.PASS, 
 def realise(context: Context) -> Realised:
     """Return the checked edits that realise what was decided for each part of a step.
 
+    Args:
+      context: the step, and what was decided for each of its parts.
+
     Raises:
       RewriteError, PlanError: what was decided cannot be realised; the message names the pass.
     """
@@ -28,5 +31,9 @@ def realise(context: Context) -> Realised:
 
 
 def refusals(context: Context) -> dict[str, str]:
-    """Return for each pass why it does not apply in a context; "" where it does."""
+    """Return for each pass why it does not apply in a context; "" where it does.
+
+    Args:
+      context: the step; its parts are not looked at.
+    """
     return {each.name: each.refusal(context) for each in PASSES}

@@ -56,14 +56,30 @@ def add_in_plain_order(edits: Edits, graph: Graph, plain: PlainStep) -> Edits:
 
 
 def terms_in_order(order: Sequence[int], name: str) -> list[tuple[int, str]]:
-    """Return the inputs of a sum or a copy of one in an order, each with its pass-through."""
+    """Return the inputs of a sum or a copy of one in an order, each with its pass-through.
+
+    Args:
+      order: indices of the sum's inputs, as they are to be added.
+      name: of the sum, or of a copy of it.
+
+    Returns:
+      (index of an input, name of its pass-through) in that order.
+    """
     return [(i, term_name(name, place)) for place, i in enumerate(order)]
 
 
 def equal_ops(graph: Graph, plain: PlainStep) -> list[int]:
-    """For each op a number that it shares with the ops of which TensorFlow may keep only one.
+    """Return for each op a number that it shares with those of which TensorFlow may keep only one.
 
     Attributes are asked for only of ops that have all else in common with another: few.
+
+    Args:
+      graph: the captured step.
+      plain: asked for attributes, and for whether ops are stateful.
+
+    Returns:
+      For each op, in the order of the graph, the index of the first of those that it may be merged
+      with, or its own.
     """
     first: dict[tuple, int] = {}
     known: dict[tuple, dict[Hashable, int]] = {}

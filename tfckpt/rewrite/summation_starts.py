@@ -43,6 +43,9 @@ def held_terms(builder: EditBuilder) -> list[RetainedTerm]:
 
     Nothing is held of sums of which a plan repeats neither the sum nor what it reads.
 
+    Args:
+      builder: the edits in the making, with all copies made; not changed.
+
     Raises:
       RewriteError: a plan keeps a term that the plain step writes into, to add twice.
     """

@@ -14,13 +14,28 @@ CLONE_DROPS = frozenset({"_class", "_output_shapes", COPY, PROTECTED})
 
 def copy_attrs(clone: Clone, source: Mapping[str, tf.compat.v1.AttrValue]
                ) -> dict[str, tf.compat.v1.AttrValue]:
-    """Return the attributes of a copy: those of its source, and its own."""
+    """Return the attributes of a copy: those of its source, and its own.
+
+    Args:
+      clone: the copy, as edits describe it.
+      source: attributes of the op that it is a copy of; those in `CLONE_DROPS` are left out.
+
+    Raises:
+      TypeError: an attribute of the copy's own is not as in `Create.attrs`.
+    """
     kept = {key: value for key, value in source.items() if key not in CLONE_DROPS}
     return {**kept, **attr_values(clone.attrs)}
 
 
 def attr_values(attrs: Mapping[str, object]) -> dict[str, tf.compat.v1.AttrValue]:
-    """Return protos for the plain values in `Create.attrs` and `Clone.attrs`."""
+    """Return protos for the plain values in `Create.attrs` and `Clone.attrs`.
+
+    Args:
+      attrs: plain values by the name of the attribute.
+
+    Raises:
+      TypeError: a value is not as in `Create.attrs`.
+    """
     return {name: _value(value) for name, value in attrs.items()}
 
 

@@ -23,6 +23,10 @@ from tfckpt.rewrite.appliers.attrs import attr_values, copy_attrs
 def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:
     """Return the edited definition; the one given is left as it is.
 
+    Args:
+      definition: a GraphDef; not changed.
+      edits: what is done to it; ops are named as in the definition.
+
     Raises:
       RewriteError: an edit names an op, input or tensor that does not exist.
     """
@@ -33,14 +37,28 @@ def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.co
 
 
 def edit_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> None:
-    """Edit a definition in place: large ones are worth not copying. See `apply_to_graph_def`."""
+    """Edit a definition in place: large ones are worth not copying. See `apply_to_graph_def`.
+
+    Args:
+      definition: a GraphDef; its library gets the functions that new ops call.
+      edits: what is done to it; ops are named as in the definition.
+
+    Raises:
+      RewriteError: an edit names an op, input or tensor that does not exist; the definition may be
+        changed in part by then.
+    """
     _Nodes(definition.node, (), {}).apply(edits)
     _drop(definition.node, edits.dropped, ())
     add_functions(definition, edits)
 
 
 def add_functions(definition: tf.compat.v1.GraphDef, edits: Edits) -> None:
-    """Add the functions that new ops call to the library of a definition."""
+    """Add the functions that new ops call to the library of a definition.
+
+    Args:
+      definition: a GraphDef; functions whose names its library has already are left as they are.
+      edits: their `functions` are added.
+    """
     known = {function.signature.name for function in definition.library.function}
     for text in edits.functions:
         function = tf_adapter.FunctionDef.FromString(text)
@@ -57,7 +75,8 @@ def edit_function_def(function: Any, edits: Edits, library: Iterable[Any] = ()) 
       library: FunctionDefs whose names the function uses as op types.
 
     Raises:
-      RewriteError: an edit names an op, input or tensor that does not exist.
+      RewriteError: an edit names an op, input or tensor that does not exist; the function may be
+        changed in part by then.
     """
     arguments = [argument.name for argument in function.signature.input_arg]
     signatures = {entry.signature.name: entry.signature for entry in library}
@@ -73,6 +92,10 @@ def with_inlined(definition: tf.compat.v1.GraphDef, inlining: Inlining) -> None:
     """Put the bodies of inlined calls into the definition that they were inlined from.
 
     What a session fetches by the name of a call is still there.
+
+    Args:
+      definition: a GraphDef, whose nodes are changed in place.
+      inlining: what was inlined in the graph that was imported from it.
     """
     called = [node.name for node in definition.node if node.name in inlining.results]
     del definition.node[:]
@@ -90,7 +113,15 @@ def with_inlined(definition: tf.compat.v1.GraphDef, inlining: Inlining) -> None:
 def function_with_inlined(function: Any, inlining: Inlining, library: Iterable[Any] = ()) -> None:
     """Put the bodies of inlined calls into the FunctionDef that they were inlined from.
 
-    Name, arguments and results stay. See `apply_to_function_def` on the library.
+    Name, arguments and results stay.
+
+    Args:
+      function: a FunctionDef, changed in place.
+      inlining: what was inlined in the graph that was imported from it.
+      library: FunctionDefs whose names the function uses as op types.
+
+    Raises:
+      RewriteError: TensorFlow does not know an op type of the function.
     """
     arguments = [argument.name for argument in function.signature.input_arg]
     given = frozenset(arguments)

@@ -11,7 +11,15 @@ from tfckpt.rewrite.passes.manager import Context, Pass, Property
 
 
 def write_copies(context: Context, edits: Edits) -> Edits:
-    """Return the edits, and those that realise the plan of each part."""
+    """Return the edits, and those that realise the plan of each part.
+
+    Args:
+      context: the step, and what was decided for each of its parts.
+      edits: what is done to the step so far.
+
+    Raises:
+      RewriteError, PlanError: as for `tfckpt.rewrite.build.build_edits`.
+    """
     for part in context.parts:
         decision = part.decision
         edits = edits.then(build_edits(

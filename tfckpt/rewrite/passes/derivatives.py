@@ -7,7 +7,12 @@ from tfckpt.rewrite.passes.manager import Context, Pass, Property
 
 
 def write_derivatives(context: Context, edits: Edits) -> Edits:
-    """Return the edits, and those that forward AD recorded for each part."""
+    """Return the edits, and those that forward AD recorded for each part.
+
+    Args:
+      context: the step, and what was decided for each of its parts.
+      edits: what is done to the step so far.
+    """
     return edits.then(together(part.decision.edits for part in context.parts))
 
 

@@ -23,7 +23,12 @@ from tfckpt.rewrite.passes.manager import Context, Pass, Property
 
 
 def delay_factors(graph: Graph, edits: Edits) -> Edits:
-    """Return the edits, and pass-throughs before what gradients need of the forward."""
+    """Return the edits, and pass-throughs before what gradients need of the forward.
+
+    Args:
+      graph: the captured step.
+      edits: what is done to the step so far.
+    """
     rewires = {(r.op, r.index): r for r in edits.rewires}
     added: list[Create] = []
     for i, (inputs, awaited) in _early(graph).items():

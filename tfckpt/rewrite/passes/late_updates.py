@@ -14,7 +14,12 @@ from tfckpt.rewrite.passes.manager import Context, Pass, Property
 
 
 def delay_updates(context: Context, edits: Edits) -> Edits:
-    """Return the edits, and the control edges of updates that planning has added."""
+    """Return the edits, and the control edges of updates that planning has added.
+
+    Args:
+      context: the step, and what was decided for each of its parts.
+      edits: what is done to the step so far.
+    """
     given = {op.name: {context.graph.ops[c].name for c in op.controls}
              for op in context.graph.ops if op.region == UPDATE}
     added = []

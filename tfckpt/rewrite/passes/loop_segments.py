@@ -17,6 +17,10 @@ from tfckpt.rewrite.passes.manager import Context, Pass, Property
 def write_functions(context: Context, edits: Edits) -> Edits:
     """Return the edits with the functions of loops over segments.
 
+    Args:
+      context: the step, and what was decided for each of its parts.
+      edits: what is done to the step so far.
+
     Raises:
       RewriteError: the step is not at hand, or its functions are not known.
     """

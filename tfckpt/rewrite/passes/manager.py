@@ -43,10 +43,18 @@ class PlainStep(Protocol):
     """What TensorFlow can be asked about the step as it was captured."""
 
     def attributes(self, op: str) -> Hashable:
-        """Return the attributes of an op, such that equal ops have equal ones."""
+        """Return the attributes of an op, such that equal ops have equal ones.
+
+        Args:
+          op: name of an op of the captured step.
+        """
 
     def is_stateful(self, op: str) -> bool:
-        """Return whether an op is registered as stateful."""
+        """Return whether an op is registered as stateful.
+
+        Args:
+          op: name of an op of the captured step.
+        """
 
     def optimised(self) -> Mapping[str, Node] | None:
         """Return what Grappler makes of the step, by name; None where it refuses the graph."""
@@ -127,6 +135,13 @@ class Realised:
 def run_passes(passes: Sequence[Pass], context: Context) -> Realised:
     """Run passes in the order given and check the edits that come out.
 
+    Args:
+      passes: in the order in which they run; one that refuses the context is left out.
+      context: the step, and what was decided for each of its parts.
+
+    Returns:
+      The edits that the last pass returns, and what became of each pass, in their order.
+
     Raises:
       RewriteError: a pass requires what none before it ensures, a pass failed, or the edits are
         wrong; the message names the passes that ran before.
@@ -148,7 +163,14 @@ def run_passes(passes: Sequence[Pass], context: Context) -> Realised:
 
 
 def check_order(passes: Sequence[Pass]) -> None:
-    """Raise `RewriteError` unless each pass finds ensured what it requires."""
+    """Raise `RewriteError` unless each pass finds ensured what it requires.
+
+    Args:
+      passes: in the order in which they run.
+
+    Raises:
+      RewriteError: a pass requires what none before it ensures; the message names the pass.
+    """
     ensured: frozenset[Property] = frozenset()
     for number, each in enumerate(passes):
         missing = sorted(each.requires - ensured)

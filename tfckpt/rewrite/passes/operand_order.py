@@ -35,6 +35,10 @@ def keep_given_order(edits: Edits, graph: Graph) -> Edits:
     what sums of three and more read by name even where it may change nothing else. What was put in
     order before (`tfckpt.capture.grappler.in_place`) is so no more where a copy, or what reads
     copies, reads by other names what pass-throughs pass on.
+
+    Args:
+      edits: what is done to the step so far.
+      graph: the captured step.
     """
     sums = {op.name: op for op in graph.ops if record(op.type).adds and len(op.inputs) > 2}
     read = [(new.source, new.inputs) for new in edits.added
@@ -56,6 +60,10 @@ def read_of(graph: Graph, optimised: Mapping[str, Node]) -> Mapping[str, Node]:
     """Return what the pass reads of the optimised step: a small part where there are no cubes.
 
     These are sums, and products and squares with what they read.
+
+    Args:
+      graph: the captured step.
+      optimised: by name, what Grappler makes of it.
     """
     pairs = [record(op.type).cube or () for op in cubes(graph)]
     kinds = frozenset(kind for pair in pairs for kind in pair)

@@ -20,7 +20,11 @@ from tfckpt.rewrite.passes.manager import Pass, Property
 
 
 def has_references(graph: Graph) -> bool:
-    """Return whether the graph holds reference variables."""
+    """Return whether the graph holds reference variables.
+
+    Args:
+      graph: the captured step.
+    """
     return any(record(op.type).source is Source.REFERENCE for op in graph.ops)
 
 
@@ -28,6 +32,10 @@ def await_readers(graph: Graph, edits: Edits) -> Edits:
     """Return the edits, with every write of a reference variable awaiting its new readers.
 
     Complexity: linear in ops, edits and edges that are added.
+
+    Args:
+      graph: the captured step.
+      edits: what is done to the step so far.
     """
     behind: dict[str, frozenset[str]] = {}  # op -> reference variables whose buffer it passes on
     nothing: frozenset[str] = frozenset()

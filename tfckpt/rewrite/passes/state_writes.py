@@ -24,6 +24,10 @@ def delay_writes(graph: Graph, edits: Edits) -> Edits:
 
     The edges may close a cycle, which `check_edits` finds.
 
+    Args:
+      graph: the captured step.
+      edits: what is done to the step so far.
+
     Raises:
       RewriteError: such a write runs on another device.
     """

@@ -70,6 +70,9 @@ class XlaHolds:
     def open_region(self, fence: Fence) -> None:
         """Make the guard of a run of copies, which depends on the gradient that comes in.
 
+        Args:
+          fence: the control barrier that the plan has before the run; only its position counts.
+
         Raises:
           RewriteError: the step has made no gradient before the region.
         """
@@ -128,7 +131,11 @@ class XlaHolds:
         return True
 
     def signals(self, steps: Sequence[Step]) -> tuple[str, ...]:
-        """Nothing: waits are control edges, which XLA ignores."""
+        """Return no op: waits are control edges, which XLA ignores.
+
+        Args:
+          steps: not looked at.
+        """
         return ()
 
     def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
@@ -137,6 +144,16 @@ class XlaHolds:
 
         At least one input of an op that reads nothing else behind it. Small integers that XLA may
         know when it compiles pass none, even if they are computed, and copied.
+
+        Args:
+          op: the original.
+          inputs: what the copy would read.
+          outside: those of them, by index, that come from outside its recomputation segment.
+          entry: not looked at.
+          triggers: not looked at.
+
+        Returns:
+          What the copy reads, and no op that it waits for.
         """
         held, chosen = list(inputs), self._large_inputs(op, outside)
         delayed = self._reads_delayed(op, inputs, outside)
@@ -203,6 +220,10 @@ class XlaHolds:
         as it can, that is at the start of the step, and holds the transposed ones until then. So
         it does with activations that a convolution's filter gradient reads, for which every read
         can be guarded (`every_read`).
+
+        Args:
+          op: the original.
+          position: of its step in the schedule.
         """
         if self.early is not None:
             self.early.before_original(op, position)
@@ -255,7 +276,12 @@ class XlaHolds:
         return self.late[tensor, gradient, kind]
 
     def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
-        """Nothing: see `signals`."""
+        """Do nothing: see `signals`.
+
+        Args:
+          step: not looked at.
+          triggers: not looked at.
+        """
 
     def close(self) -> None:
         """Have updates come after the last reads of what they change."""

@@ -45,7 +45,12 @@ class EarlyOps:
         return found
 
     def before_original(self, op: Op, position: int) -> None:
-        """Hold an op of the plan back, if it could run before those that the plan has before it."""
+        """Hold an op of the plan back, if it could run before those that the plan has before it.
+
+        Args:
+          op: the original.
+          position: of its step in the schedule.
+        """
         if op.type == names.UNSORTED_SEGMENT_SUM:
             self._fill_late(op, position)
         elif op.region == FORWARD and op.pure and op.outputs:

@@ -50,18 +50,24 @@ class Guard(abc.ABC):
 
     @abc.abstractmethod
     def trigger_ops(self) -> list[Create]:
-        """Ops that compute what `pass_through` depends on."""
+        """Return the ops that compute what `pass_through` depends on."""
 
     @abc.abstractmethod
     def pass_through(self, name: str, tensor: str, dtype: str) -> list[Create]:
-        """Ops that make `{name}:0` equal to `tensor`, but dependent on the trigger."""
+        """Return ops that make `{name}:0` equal to `tensor`, but dependent on the trigger.
+
+        Args:
+          name: of the op that hands the tensor on, and the scope of the others.
+          tensor: what is passed, named `op:slot`.
+          dtype: of the tensor.
+        """
 
 
 class DataGuard(Guard):
     """A select whose condition is never true."""
 
     def trigger_ops(self) -> list[Create]:
-        """Ops that compute the scalar `armed`."""
+        """Return the ops that compute the scalar `armed`."""
         scope, dtype = self.name, self.dtype
         bits, payload = _PAYLOAD[dtype]
         return self._first_element() + [
@@ -75,7 +81,13 @@ class DataGuard(Guard):
         ]
 
     def pass_through(self, name: str, tensor: str, dtype: str) -> list[Create]:
-        """Return a select between zero and the tensor."""
+        """Return a select between zero and the tensor.
+
+        Args:
+          name: of the op that hands the tensor on, and the scope of the others.
+          tensor: what is passed, named `op:slot`.
+          dtype: of the tensor.
+        """
         return [
             const(f"{name}/zero", dtype, False if dtype == "bool" else 0),
             Create(name, names.SELECT, (f"{self.name}/armed:0", f"{name}/zero:0", tensor), (),
@@ -114,7 +126,13 @@ class BarrierGuard(Guard):
         return []
 
     def pass_through(self, name: str, tensor: str, dtype: str) -> list[Create]:
-        """Return two barriers of the tensor and the trigger, one after the other."""
+        """Return two barriers of the tensor and the trigger, one after the other.
+
+        Args:
+          name: of the op that hands the tensor on, and the scope of the others.
+          tensor: what is passed, named `op:slot`.
+          dtype: of the tensor.
+        """
         return [Create(made, names.XLA_BARRIER, (read, self.trigger), (), (dtype, self.dtype),
                        {"T": ("types", dtype, self.dtype)})
                 for made, read in ((f"{name}/inner", tensor), (name, f"{name}/inner:0"))]
@@ -124,6 +142,12 @@ XLA_GUARDS: dict[str, type[Guard]] = {"data": DataGuard, "barrier": BarrierGuard
 
 
 def const(name: str, dtype: str, value: object) -> Create:
-    """Return an op that makes a constant: a number, or a list of numbers."""
+    """Return an op that makes a constant: a number, or a list of numbers.
+
+    Args:
+      name: of the op.
+      dtype: of the constant.
+      value: a bool or a number for a scalar, a list of numbers for a vector.
+    """
     return Create(name, names.CONST, (), (), (dtype,),
                   {"dtype": f"dtype:{dtype}", "value": ("const", dtype, value)})

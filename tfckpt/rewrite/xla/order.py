@@ -40,12 +40,26 @@ class BackwardOrder:
         self.barriers = 0
 
     def trigger(self, position: int, tensor: str, dtype: str) -> str:
-        """Return a gradient behind the gradients of weights before a region at a position."""
+        """Return a gradient behind the gradients of weights before a region at a position.
+
+        Args:
+          position: of the recomputation segment's first step in the schedule.
+          tensor: the gradient, named `op:slot`.
+          dtype: of the gradient.
+
+        Returns:
+          A tensor, named `op:slot`; `tensor` itself where no gradient of weights is to come first.
+        """
         self._look(position)
         return self._barrier(tensor, dtype, []) if self.weights else tensor
 
     def before_original(self, op: Op, position: int) -> None:
-        """Have an op of the backward read earlier gradients behind what shall come before."""
+        """Have an op of the backward read earlier gradients behind what shall come before.
+
+        Args:
+          op: the original.
+          position: of its step in the schedule.
+        """
         self._look(position)
         for i, tensor in enumerate(op.inputs):
             made = self._gradient_made(tensor, position)

@@ -19,7 +19,11 @@ from tfckpt.rewrite.names import SCOPE, copy_name
 
 
 def hold_updates(builder: EditBuilder) -> None:
-    """Have updates read gradients behind barriers with the last results made of the old values."""
+    """Have updates read gradients behind barriers with the last results made of the old values.
+
+    Args:
+      builder: the edits in the making, which the barriers are added to.
+    """
     made_at = {vertex: p for p, (vertex, copy) in enumerate(builder.plan.schedule) if not copy}
     vertex_of = {i: v for v, vertex in enumerate(builder.cost.vertices) for i in vertex.ops}
     last = _last_readers(builder)
