@@ -25,7 +25,11 @@ class Coarse:
     storages: tuple[int, ...]
 
     def fine(self, coarse: frozenset[int]) -> frozenset[int]:
-        """Return a set of storages in terms of the fine graph."""
+        """Return a set of storages in terms of the fine graph.
+
+        Args:
+          coarse: storages of the coarse graph.
+        """
         return frozenset(self.storages[s] for s in coarse)
 
 
