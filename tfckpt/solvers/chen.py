@@ -71,7 +71,10 @@ def _segment_ends(sizes: Sequence[int], points: Iterable[int], budget: int) -> l
 
 
 def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:
-    """Nodes that every path from an input to an output passes, ascending.
+    """Return the nodes that every path from an input to an output passes, ascending.
+
+    Args:
+      forward: the graph.
 
     Source: Kusumoto et al. 2019, appendix B.
     """

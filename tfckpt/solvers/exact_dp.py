@@ -104,6 +104,12 @@ def smallest_budget(forward: ForwardGraph) -> int:
     """Return the minimum budget in bytes for which `lower_sets` has an answer.
 
     No binary search is needed: see the module's docstring.
+
+    Args:
+      forward: the graph; 0 bytes are enough for one without nodes.
+
+    Raises:
+      PlanError: more lower sets or states than the limits allow.
     """
     if not len(forward):
         return 0
