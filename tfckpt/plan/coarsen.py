@@ -41,6 +41,9 @@ def coarsen(graph: CostGraph, order: Sequence[int], size: int) -> Coarse:
       order: vertices in a planned order; joins that it leaves out are left out.
       size: vertices of a run, at most.
 
+    Returns:
+      The coarse graph, with the fine graph's storage for each of its own.
+
     Complexity: linear in vertices and reads.
     """
     runs = _runs(graph, order, size)

@@ -176,7 +176,7 @@ class CopySchedule:
     # Changes.
 
     def add(self, v: int, stage: int) -> None:
-        """Run a vertex again in a stage behind its original's, where it does not yet.
+        """Run a vertex again in a stage after its original's, where it does not yet.
 
         Args:
           v: recomputable vertex that is among the originals.

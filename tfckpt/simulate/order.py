@@ -156,7 +156,7 @@ def _pays(graph: CostGraph, v: int, late: float, start: list[float],
 
 def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = None,
                waiting: frozenset[int] = frozenset()) -> tuple[int, ...]:
-    """Vertices in the planned order of a plan, recomputation left out.
+    """Return the vertices in the planned order of a plan, recomputation left out.
 
     Forward vertices keep the graph's order; deferred vertices stand just before their first
     reader; released joins are left out; update and other vertices run as soon as their inputs

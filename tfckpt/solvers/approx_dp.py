@@ -67,7 +67,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     """Return the best increasing sequence drawn from {L^v} and V.
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
       budget: bytes that equation (2) may reach.
       objective: "time" for the minimum recomputation, "memory" for the most (section 4.4: coarse
         segments leave the most to liveness analysis). Among equals the fewest bytes kept.
@@ -88,10 +88,10 @@ def smallest_budget(forward: ForwardGraph) -> int:
     """Return the minimum budget in bytes for which `lower_sets` has an answer.
 
     Args:
-      forward: the graph; 0 bytes are enough for one without nodes.
+      forward: the forward part of a step; 0 bytes are enough for one without nodes.
 
     Raises:
-      PlanError: more than `LARGEST` nodes.
+      PlanError: more than `LARGEST` nodes, or more than `LARGEST_TOTAL` bytes.
 
     Complexity: O(n^2 log M(V)).
     """
@@ -103,7 +103,7 @@ def pruned_steps(forward: ForwardGraph) -> Steps:
     """Return the steps between the sets L^v (section 4.3) and V.
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
 
     Raises:
       PlanError: more than `LARGEST` nodes, or more than `LARGEST_TOTAL` bytes.
@@ -118,8 +118,11 @@ def steps_between(forward: ForwardGraph, masks: tuple[int, ...]) -> Steps:
     """Price the steps of any family of lower sets; V is added, the empty set is left out.
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
       masks: lower sets as bitmasks, in any order.
+
+    Returns:
+      What each step from one of these sets, or the empty set, to a larger one costs.
 
     Raises:
       PlanError: the graph holds more than `LARGEST_TOTAL` bytes.

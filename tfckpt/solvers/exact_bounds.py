@@ -61,7 +61,7 @@ class _Walkers(Rows):
 
 
 def arrival(sets: Lattice, budget: int, sign: int, price: float) -> Arrival:
-    """Bounds for sequences within a budget.
+    """Return bounds for sequences within a budget.
 
     Args:
       sets: all lower sets of the graph.

@@ -156,7 +156,7 @@ def lattice(forward: ForwardGraph, largest: int = LARGEST_FAMILY) -> Lattice:
     """Return the lower sets of a graph, enumerated level by level.
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
       largest: lower sets that are enumerated before the graph is refused.
 
     Raises:

@@ -23,7 +23,7 @@ class Cut:
 
 
 def narrow_cuts(graph: CostGraph) -> tuple[Cut, ...]:
-    """Return the cuts narrower than what lies before and behind them, in forward order.
+    """Return the cuts narrower than what lies before and after them, in forward order.
 
     Of neighbouring cuts of the same width the one whose storages the backward reads anyway is
     taken, else the last. Linear in the number of vertices times the width of the graph.

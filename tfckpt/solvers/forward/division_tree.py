@@ -126,6 +126,9 @@ def division_tree(graph: ForwardGraph) -> DivisionTree:
       graph: any graph. Several inputs or outputs are joined by virtual ends (see
         `tfckpt.solvers.forward.reforwarding`); without vertices the tree is empty.
 
+    Returns:
+      The division tree, which is unique, with the whole graph as its last segment.
+
     Raises:
       PlanError: what series-parallel reduction leaves is too large for
         `tfckpt.solvers.forward.separation.LARGEST`.

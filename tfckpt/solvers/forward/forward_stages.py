@@ -76,7 +76,7 @@ class Stages:
         return self.taped if held else self.taped_beside
 
     def behind_tape(self, held: bool) -> Numbers:
-        """Return bytes of each stage's residuals and of the cut behind it.
+        """Return bytes of each stage's residuals and of the cut after it.
 
         Args:
           held: whether the cut before it is held, or goes once it has been read.

@@ -64,7 +64,7 @@ def boundary(forward: ForwardGraph, mask: int) -> int:
     """Return the nodes of a lower set that some node outside needs, as a bitmask.
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
       mask: the lower set as a bitmask.
     """
     rest = forward.everything & ~mask
@@ -75,7 +75,7 @@ def reach_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
     """Return for each node v the lower set L^v: v and everything it depends on.
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
 
     Returns:
       Bitmasks, by node.
@@ -104,7 +104,7 @@ def kept_storages(forward: ForwardGraph, lower_sets: Sequence[int]) -> frozenset
     needs an order sorts.
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
       lower_sets: bitmasks of an increasing sequence, the last one V.
     """
     kept = 0

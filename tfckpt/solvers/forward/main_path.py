@@ -30,7 +30,7 @@ def trunk(forward: ForwardGraph) -> ForwardGraph:
     what joined an earlier one, a dead end) is turned round, so that no cycle is closed.
 
     Args:
-      forward: the graph; not changed.
+      forward: the forward part of a step; not changed.
 
     Returns:
       A graph whose nodes have the members, storages and costs of all that joined them.

@@ -56,7 +56,7 @@ def ends(graph: ForwardGraph) -> tuple[int, int]:
     Each is real where it is unique; else they are -1 and n.
 
     Args:
-      graph: the graph.
+      graph: the forward part of a step; not changed.
     """
     sources = [v for v, needs in enumerate(graph.predecessors) if not needs]
     targets = [v for v, after in enumerate(graph.successors) if not after]
@@ -70,7 +70,7 @@ def splitting_vertices(graph: ForwardGraph) -> tuple[int, ...]:
     Real ends are among them. Complexity: O(V + E).
 
     Args:
-      graph: the graph.
+      graph: the forward part of a step; not changed.
 
     Source: Feng and Huang 2018, definition 3, algorithm 2.
     """
@@ -85,10 +85,10 @@ def splitting_vertices(graph: ForwardGraph) -> tuple[int, ...]:
 
 
 def inputs_to_store(graph: ForwardGraph, needs_inputs: Iterable[int]) -> frozenset[int]:
-    """Vertices to store because the gradient of an operation of several inputs needs them.
+    """Return vertices to store because the gradient of an op of several inputs needs them.
 
     Args:
-      graph: the graph.
+      graph: the forward part of a step; not changed.
       needs_inputs: vertices made by such an operation (a product of two tensors, for example).
 
     Raises:
@@ -111,7 +111,7 @@ def segments(graph: ForwardGraph, vertices: Collection[int]
     """Return the segments that checkpoints leave.
 
     Args:
-      graph: the graph.
+      graph: the forward part of a step; not changed.
       vertices: the checkpoints; both ends must be among them, unless virtual.
 
     Returns:
@@ -149,7 +149,7 @@ def price(graph: ForwardGraph, vertices: Collection[int]) -> Checkpoints:
     """Return a set of checkpoints with its two terms of equation (1).
 
     Args:
-      graph: the graph.
+      graph: the forward part of a step; not changed.
       vertices: the checkpoints; both ends must be among them, unless virtual.
 
     Raises:
