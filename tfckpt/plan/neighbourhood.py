@@ -287,6 +287,9 @@ class Neighbourhood:
           budget: dynamic bytes that no step may pass.
           evaluations: changes that may be tried.
           lower: stop as soon as the budget holds.
+
+        Raises:
+          PlanError: planning has a time limit, which is over.
         """
         check_time()
         state = self.state
@@ -324,6 +327,9 @@ class Neighbourhood:
         Args:
           evaluations: changes that may be tried.
           bound: bytes that no schedule stays below.
+
+        Raises:
+          PlanError: planning has a time limit, which is over.
         """
         self.left += evaluations
         end = self.left - evaluations
@@ -361,6 +367,9 @@ class Neighbourhood:
         Args:
           budgets: dynamic bytes that no step may pass, in the order in which they are tried.
           evaluations: changes that may be tried, shared evenly among the budgets.
+
+        Raises:
+          PlanError: planning has a time limit, which is over.
         """
         for budget in budgets:
             fitting = [(time, peak, copies) for copies, (peak, time) in self.found.items()
@@ -413,6 +422,9 @@ def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
       starts: schedules known before, over the same originals in the same order, at least one.
       rungs: where between the smallest and the largest peak a budget is tried, ascending.
       evaluations: changes that are tried, or a few more.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     search = Neighbourhood(graph, starts[0])
     for start in starts:

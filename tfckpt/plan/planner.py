@@ -229,7 +229,8 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
 
     Raises:
       PlanError: effort that is not positive; unknown solver or objective; a graph that the solver
-        does not take.
+        does not take; OR-tools is missing for "optimal"; or planning has a time limit, which is
+        over.
       InfeasibleBudgetError: no plan found fits; names the smallest peak found.
     """
     return next(plans_of(graph, budget, solver=solver, objective=objective, free_moves=free_moves,
@@ -390,7 +391,8 @@ class StepPlanner:
           budget: dynamic bytes that the peak must not pass; None for the minimum peak.
 
         Raises:
-          PlanError: the solver does not take the graph.
+          PlanError: the solver does not take the graph, OR-tools is missing for "optimal", or
+            planning has a time limit, which is over.
           InfeasibleBudgetError: the first plan is asked for, and none found fits; names the
             smallest peak found.
         """

@@ -119,6 +119,9 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
 
     Graphs of more than `LARGEST` vertices are searched on a coarse graph; the front found there
     is priced on the fine one.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     graph = evaluator.graph
     families = [OWN, *((solve,) for solve in solvers if solve not in OWN)]
@@ -206,6 +209,9 @@ def recurse(evaluator: Evaluator, patterns: Sequence[Candidate], plain_bytes: in
       patterns: what `templates` returned.
       plain_bytes: requested peak of the plain step.
       effort: see `explore`.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     run = _Run(evaluator)
     starts(run, patterns, (recursive,), OBJECTIVES[0])
@@ -294,6 +300,9 @@ def improve(run: Evaluator, plain_bytes: int, effort: float, whole: bool) -> Non
       plain_bytes: requested peak of the plain step.
       effort: see `explore`.
       whole: whether it is made faster as well, on the way back up.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     vertices = max(len(run.graph.vertices), 1)
     evaluations = effort * max(FEWEST, min(MOST, EVALUATIONS // vertices))
@@ -311,6 +320,9 @@ def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int)
       lowest: requested peak in bytes that the lowest rung starts from.
       plain_bytes: requested peak of the plain step.
       evaluations: candidates that may be priced, shared evenly among the rungs.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     each = evaluations // len(RUNGS)
     for rung in RUNGS if each else ():
@@ -328,6 +340,9 @@ def reschedule(run: Evaluator, share: float) -> None:
     Args:
       run: has priced a candidate at least, and prices what is found.
       share: of `CHANGES`.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     graph, vertices = run.graph, len(run.graph.vertices)
     if not vertices:
