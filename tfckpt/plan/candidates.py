@@ -60,7 +60,15 @@ class _LowerSetSolver(Protocol):
 
 
 def store_all(evaluator: Evaluator, objective: str) -> Proposals:
-    """Keep everything: what remains are the free moves."""
+    """Keep everything: what remains are the free moves.
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      objective: "time" or "memory"; it makes no difference here.
+
+    Yields:
+      The set of all forward storages.
+    """
     yield evaluator.everything()
 
 
@@ -69,6 +77,13 @@ def elementwise(evaluator: Evaluator, objective: str) -> Proposals:
 
     Kept besides: what the first element-wise vertex after an expensive one hands on, where the
     expensive result itself is not read by the backward.
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      objective: "time" or "memory"; it makes no difference here.
+
+    Yields:
+      Keep sets: forward storages of the joint graph.
     """
     graph = evaluator.graph
     residual = frozenset(graph.residuals)
@@ -85,7 +100,15 @@ def elementwise(evaluator: Evaluator, objective: str) -> Proposals:
 
 
 def cuts(evaluator: Evaluator, objective: str) -> Proposals:
-    """Keep the storages of every, every second ... narrow cut (`tfckpt.solvers.forward.cuts`)."""
+    """Keep the storages of every, every second ... narrow cut (`tfckpt.solvers.forward.cuts`).
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      objective: "time" or "memory"; it makes no difference here.
+
+    Yields:
+      Keep sets: forward storages of the joint graph.
+    """
     graph = evaluator.graph
     found = narrow_cuts(graph)
     for stride in (1, 2, 3, 4, 6):
@@ -96,9 +119,19 @@ def cuts(evaluator: Evaluator, objective: str) -> Proposals:
 
 
 def chen(evaluator: Evaluator, objective: str) -> Proposals:
-    """sqrt(n) segments over articulation points (Kusumoto et al. 2019, appendix B).
+    """Cut into sqrt(n) segments at articulation points (Kusumoto et al. 2019, appendix B).
 
     And over splitting vertices alone (Feng and Huang 2018, "manual").
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      objective: "time" or "memory"; it makes no difference here.
+
+    Yields:
+      Keep sets: forward storages of the joint graph; none where there is no forward.
+
+    Raises:
+      PlanError: the forward graph has too many nodes.
     """
     forward = forward_view(evaluator.graph)
     if len(forward):
@@ -110,16 +143,37 @@ def chen(evaluator: Evaluator, objective: str) -> Proposals:
 
 
 def lcg(evaluator: Evaluator, objective: str) -> Proposals:
-    """Optimal checkpoints of a chain (Feng and Huang 2018, algorithm 1); refuses other graphs."""
+    """Keep optimal checkpoints of a chain (Feng and Huang 2018, algorithm 1); refuse other graphs.
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      objective: "time" or "memory"; it makes no difference here.
+
+    Yields:
+      One keep set: forward storages of the joint graph.
+
+    Raises:
+      PlanError: the trunk of the forward is no chain, or too long.
+    """
     forward = trunk(forward_view(evaluator.graph))
     yield _storages(forward, lcg_solver.solve(forward))
 
 
 def acg(evaluator: Evaluator, objective: str) -> Proposals:
-    """Optimal checkpoints on the division tree (Feng and Huang 2018, algorithm 5).
+    """Keep optimal checkpoints on the division tree (Feng and Huang 2018, algorithm 5).
 
     Besides those of the minimum cost, those for smaller segments, which keep more (and so may cost
     less time), and for larger ones.
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      objective: "time" or "memory"; it makes no difference here.
+
+    Yields:
+      Keep sets: forward storages of the joint graph.
+
+    Raises:
+      PlanError: the forward graph is too large, or too entangled for a division tree.
     """
     forward = trunk(forward_view(evaluator.graph))
     tree = division_tree(forward)
@@ -154,12 +208,30 @@ def _storages(forward: ForwardGraph, found: Checkpoints) -> frozenset[int]:
 
 
 def approx_dp(evaluator: Evaluator, objective: str) -> Proposals:
-    """Lower sets L^v by dynamic programming (Kusumoto et al. 2019, section 4.3)."""
+    """Search lower sets L^v by dynamic programming (Kusumoto et al. 2019, section 4.3).
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      objective: "time" for the minimum recomputation, "memory" for the most.
+
+    Yields:
+      Keep sets, one or two for each of `INNER_BUDGETS`; none where there is no forward.
+
+    Raises:
+      PlanError: the forward graph has too many nodes.
+    """
     yield from _at_inner_budgets(approx_dp_solver, evaluator, objective)
 
 
 def exact_dp(evaluator: Evaluator, objective: str) -> Proposals:
-    """Yield all lower sets by dynamic programming (Kusumoto et al. 2019, section 4.2).
+    """Search all lower sets by dynamic programming (Kusumoto et al. 2019, section 4.2).
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      objective: "time" for the minimum recomputation, "memory" for the most.
+
+    Yields:
+      Keep sets, one or two for each of `INNER_BUDGETS`; none where there is no forward.
 
     Raises:
       PlanError: too many lower sets, or too many states at some inner budget.
@@ -179,9 +251,16 @@ def _at_inner_budgets(solver: _LowerSetSolver, evaluator: Evaluator, objective: 
 
 
 def recursive(evaluator: Evaluator, objective: str) -> Iterator[Recursion]:
-    """Checkpoints within what lies between checkpoints (Griewank and Walther 2000, Rotor).
+    """Keep checkpoints within what lies between checkpoints (Griewank and Walther 2000, Rotor).
 
     Not keep sets: what later runs of the forward keep is part of the proposal.
+
+    Args:
+      evaluator: holds the joint graph, and gives the order; nothing is priced here.
+      objective: "time" or "memory"; it makes no difference here.
+
+    Yields:
+      What the original and each later run of the forward keeps; none where there is no forward.
     """
     pattern = Candidate(frozenset(), moves=moves_of_xla(evaluator.graph), reordered=True)
     order = evaluator.order(pattern)

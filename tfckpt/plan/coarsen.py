@@ -25,7 +25,11 @@ class Coarse:
     storages: tuple[int, ...]
 
     def fine(self, coarse: frozenset[int]) -> frozenset[int]:
-        """Return a set of storages in terms of the fine graph."""
+        """Return a set of storages in terms of the fine graph.
+
+        Args:
+          coarse: storages of the coarse graph.
+        """
         return frozenset(self.storages[s] for s in coarse)
 
 
@@ -36,6 +40,9 @@ def coarsen(graph: CostGraph, order: Sequence[int], size: int) -> Coarse:
       graph: joint graph.
       order: vertices in a planned order; joins that it leaves out are left out.
       size: vertices of a run, at most.
+
+    Returns:
+      The coarse graph, with the fine graph's storage for each of its own.
 
     Complexity: linear in vertices and reads.
     """

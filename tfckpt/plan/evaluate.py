@@ -42,7 +42,13 @@ class Candidate:
 
 
 def proposed(pattern: Candidate, proposal: frozenset[int] | Recursion, source: str) -> Candidate:
-    """Return a proposal as a candidate with the moves of a pattern."""
+    """Return a proposal as a candidate with the moves of a pattern.
+
+    Args:
+      pattern: gives the moves, and whether the backward is reordered; its keep set is replaced.
+      proposal: storages to keep, or what each run of the forward keeps.
+      source: name of the solver that the proposal comes from.
+    """
     if isinstance(proposal, Recursion):
         return dataclasses.replace(pattern, keep=proposal.original, recursion=proposal,
                                    source=source)
@@ -85,7 +91,14 @@ class Evaluator:
             graph, moves.released)))
 
     def price(self, candidate: Candidate) -> Priced:
-        """Schedule and timeline of a candidate."""
+        """Return a candidate with its schedule and timeline, made once for each candidate.
+
+        Args:
+          candidate: of this evaluator's graph.
+
+        Raises:
+          PlanError: planning has a time limit, which is over; or the schedule cannot be executed.
+        """
         known = self._known.get(candidate)
         if known is not None:
             return known
@@ -110,7 +123,14 @@ class Evaluator:
         return self._ordered(order).schedule(dropped(self.graph, candidate.keep), candidate.again)
 
     def order(self, candidate: Candidate) -> tuple[int, ...]:
-        """Return the originals in the order in which a candidate runs them."""
+        """Return the originals in the order in which a candidate runs them.
+
+        Args:
+          candidate: its moves count, and where the backward is reordered, its keep set.
+
+        Returns:
+          Vertices; released joins are left out.
+        """
         if not candidate.reordered:
             return self._base_order(candidate.moves)
         return self._branchwise(candidate.moves).order(dropped(self.graph, candidate.keep))
@@ -125,7 +145,11 @@ _Timed = TypeVar("_Timed", bound=Any)
 
 
 def non_dominated(pool: Iterable[_Timed]) -> list[_Timed]:
-    """Return what no other beats in both peak and time of its `timeline`, by rising time."""
+    """Return what no other beats in both peak and time of its `timeline`, by rising time.
+
+    Args:
+      pool: what has a `timeline`, in any order; of equals the first is taken.
+    """
     front: list[_Timed] = []
     for entry in sorted(pool, key=lambda p: (p.timeline.time, p.timeline.peak_bytes)):
         if not front or entry.timeline.peak_bytes < front[-1].timeline.peak_bytes:

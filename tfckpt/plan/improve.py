@@ -23,6 +23,18 @@ def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) 
 
     Each step takes the first neighbour that improves (peak, excess). At most `evaluations`
     candidates are priced.
+
+    Args:
+      evaluator: prices candidates of the graph that is planned.
+      start: priced by the evaluator; what is changed step by step.
+      target: planned peak in bytes at which it stops; 0 for as low as it can.
+      evaluations: candidates that may be priced.
+
+    Returns:
+      The candidate with the smallest peak found; `start` where nothing improves it.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     best = start
     limit = len(evaluator.priced) + evaluations
@@ -76,6 +88,18 @@ def speed_up(evaluator: Evaluator, start: Priced, budget: int, evaluations: int)
     Keeps dropped storages, the costliest to recompute first, wherever the timeline has room for
     them from their last use in the forward pass until they would be recomputed; prices the
     outcome, halves the choice if it does not fit, and looks for room again.
+
+    Args:
+      evaluator: prices candidates of the graph that is planned.
+      start: priced by the evaluator, with a peak within the budget.
+      budget: dynamic bytes that the planned peak must not pass.
+      evaluations: candidates that may be priced.
+
+    Returns:
+      The fastest candidate found; `start` where nothing is faster.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     best = start
     limit = len(evaluator.priced) + evaluations

@@ -105,12 +105,21 @@ class CopySchedule:
     # What is there.
 
     def vertex(self, key: int) -> int:
-        """Return the vertex that a step runs."""
+        """Return the vertex that a step runs.
+
+        Args:
+          key: of a step; it may be that of a copy which is not there now.
+        """
         stage, place = divmod(key, self.stride)
         return self.order[stage if place == len(self.order) else place]
 
     def key(self, v: int, stage: int) -> int:
-        """Return the key that a copy of a vertex has in a stage."""
+        """Return the key that a copy of a vertex has in a stage.
+
+        Args:
+          v: vertex that is among the originals.
+          stage: number of the original before which the copy runs.
+        """
         return stage * self.stride + self.place[v]
 
     def schedule(self) -> Schedule:
@@ -121,7 +130,12 @@ class CopySchedule:
         return with_copies(self.order, rows)
 
     def instance(self, s: int, key: int) -> tuple[int, int]:
-        """Return the keys that make and last use what a step at `key` reads or would read."""
+        """Return the keys that make and last use what a step at `key` reads or would read.
+
+        Args:
+          s: storage.
+          key: of the step; above that of the first step that makes the storage.
+        """
         makes, uses = self.makes[s], self.uses[s]
         number = bisect_left(makes, key) - 1
         stop = bisect_left(uses, makes[number + 1]) if number + 1 < len(makes) else len(uses)
@@ -129,7 +143,11 @@ class CopySchedule:
         return makes[number], uses[stop - 1] if stop > first else makes[number]
 
     def idle(self, key: int) -> bool:
-        """Return whether nothing reads what the copy at a key makes."""
+        """Return whether nothing reads what the copy at a key makes.
+
+        Args:
+          key: of a copy that is there.
+        """
         for s in self.graph.vertices[self.vertex(key)].writes:
             uses = self.uses[s]
             first = bisect_right(uses, key)
@@ -158,7 +176,12 @@ class CopySchedule:
     # Changes.
 
     def add(self, v: int, stage: int) -> None:
-        """Run a vertex again in a stage behind its original's, where it does not yet."""
+        """Run a vertex again in a stage after its original's, where it does not yet.
+
+        Args:
+          v: recomputable vertex that is among the originals.
+          stage: number of the original before which the copy runs.
+        """
         key = self.key(v, stage)
         index = bisect_left(self.keys, key)
         after = self.vertex(self.keys[index])
@@ -176,7 +199,11 @@ class CopySchedule:
         self._change(v, key, undo, _inserted)
 
     def remove(self, key: int) -> None:
-        """Leave the copy at a key out; its readers hold the instance before it."""
+        """Leave the copy at a key out; its readers hold the instance before it.
+
+        Args:
+          key: of a copy that is there.
+        """
         v = self.vertex(key)
         undo = self._begin(key, False)
         self.live = self.live.copy()
@@ -193,7 +220,11 @@ class CopySchedule:
             undo.taken.append((key, self.taken.pop(key)))
 
     def undo(self, mark: int) -> None:
-        """Take back all changes since the log had `mark` entries."""
+        """Take back all changes since the log had `mark` entries.
+
+        Args:
+          mark: a length that the log had before; 0 takes back all since it was cleared.
+        """
         while len(self.log) > mark:
             undo = self.log.pop()
             self.live, self.time = undo.live, undo.time

@@ -35,7 +35,12 @@ def keep_schedule(graph: CostGraph, keep: frozenset[int], order: Sequence[int],
 
 
 def dropped(graph: CostGraph, keep: frozenset[int]) -> list[bool]:
-    """Return for each storage whether it is recomputed when read, where `keep` is kept."""
+    """Return for each storage whether it is recomputed when read, where `keep` is kept.
+
+    Args:
+      graph: joint graph.
+      keep: storages that live from the forward to their last reader.
+    """
     return [s in graph.droppable and s not in keep for s in range(len(graph.storages))]
 
 
@@ -62,7 +67,12 @@ class Ordered:
         self.residual = [s in residual for s in range(len(graph.storages))]
 
     def schedule(self, dropped: Sequence[bool], again: frozenset[int]) -> Schedule:
-        """Return the schedule that recomputes what is dropped, when it is read."""
+        """Return the schedule that recomputes what is dropped, when it is read.
+
+        Args:
+          dropped: for each storage whether it is recomputed when read (see `dropped`).
+          again: storages recomputed for every group of uses that lie close together.
+        """
         return _Builder(self, dropped, again).build()
 
 

@@ -46,6 +46,12 @@ def segmented(graph: Graph, cost: CostGraph, lengths: Lengths, target: Target
               ) -> tuple[Graph, CostGraph, Edits]:
     """Return the step with loops in segments, its cost, and the edits.
 
+    Args:
+      graph: the step; not changed.
+      cost: its cost graph, returned where no loop is in segments.
+      lengths: iterations of a segment, for each loop that is changed; may be empty.
+      target: what the step is planned for; the new graph is priced with its rates.
+
     Raises:
       PlanError: a loop cannot be recomputed so.
     """
@@ -113,7 +119,16 @@ def _decisions(graph: Graph, cost: CostGraph, lengths: Lengths, plans: Planner, 
 
 
 def choices(graph: Graph, target: Target) -> list[dict[str, int]]:
-    """Return which loops may be recomputed in segments, and how long these are: all loops first."""
+    """Return which loops may be recomputed in segments, and how long these are: all loops first.
+
+    Args:
+      graph: the step.
+      target: what the step is planned for: its rates give the loops' times.
+
+    Returns:
+      Lengths of segments by the name of the forward's loop, at most `CHOICES`; empty where no loop
+      saves anything.
+    """
     loops = [op for op in segmentable(graph) if _saves(op) > 0]
     least = SMALLEST * sum(map(_saves, loops))
     loops = [op for op in loops if _saves(op) >= least]

@@ -74,7 +74,11 @@ class Neighbourhood:
         return int(self.state.live.max())
 
     def excess(self, budget: int) -> int:
-        """Return the bytes above a budget, summed over the steps."""
+        """Return the bytes above a budget, summed over the steps.
+
+        Args:
+          budget: dynamic bytes that no step should pass.
+        """
         return int(np.maximum(self.state.live - budget, 0).sum())
 
     def keep(self) -> None:
@@ -87,7 +91,11 @@ class Neighbourhood:
         return tuple((key // state.stride, state.vertex(key)) for key in sorted(state.copies))
 
     def goto(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Make a known schedule the present one, copy by copy; each is a change."""
+        """Make a known schedule the present one, copy by copy; each is a change.
+
+        Args:
+          copies: (stage, vertex) of each copy, as `copies` or `copies_of` returns them.
+        """
         state = self.state
         wanted = {state.key(v, stage): (v, stage) for stage, v in copies}
         gone = [key for key in state.copies if key not in wanted]
@@ -213,7 +221,11 @@ class Neighbourhood:
     # Merges.
 
     def leave_out(self, keys: Iterable[int]) -> None:
-        """Leave copies out, and with them those that nothing reads any more."""
+        """Leave copies out, and with them those that nothing reads any more.
+
+        Args:
+          keys: of the copies; those that are not there are passed over.
+        """
         state = self.state
         pending = sorted(keys, reverse=True)
         self.left -= 1
@@ -230,7 +242,11 @@ class Neighbourhood:
                     pending.append(maker)
 
     def speed_up(self, budget: int) -> None:
-        """Leave single copies out, the costliest first, where the budget still holds."""
+        """Leave single copies out, the costliest first, where the budget still holds.
+
+        Args:
+          budget: dynamic bytes that no step may pass.
+        """
         state = self.state
         vertices = self.graph.vertices
         for key in sorted(state.copies, key=lambda k: (-vertices[state.vertex(k)].time, k)):
@@ -271,6 +287,9 @@ class Neighbourhood:
           budget: dynamic bytes that no step may pass.
           evaluations: changes that may be tried.
           lower: stop as soon as the budget holds.
+
+        Raises:
+          PlanError: planning has a time limit, which is over.
         """
         check_time()
         state = self.state
@@ -308,6 +327,9 @@ class Neighbourhood:
         Args:
           evaluations: changes that may be tried.
           bound: bytes that no schedule stays below.
+
+        Raises:
+          PlanError: planning has a time limit, which is over.
         """
         self.left += evaluations
         end = self.left - evaluations
@@ -327,7 +349,11 @@ class Neighbourhood:
         return peak
 
     def fastest(self, budget: int) -> Schedule:
-        """Return the fastest schedule found that fits, which one has to be."""
+        """Return the fastest schedule found that fits, which one has to be.
+
+        Args:
+          budget: dynamic bytes that no step may pass.
+        """
         _, _, copies = min((time, peak, copies) for copies, (peak, time) in self.found.items()
                            if peak <= budget)
         self.goto(copies)
@@ -337,6 +363,13 @@ class Neighbourhood:
         """Lower the time within each budget, from the fastest schedule known that fits.
 
         Where none is known it goes on from the present one.
+
+        Args:
+          budgets: dynamic bytes that no step may pass, in the order in which they are tried.
+          evaluations: changes that may be tried, shared evenly among the budgets.
+
+        Raises:
+          PlanError: planning has a time limit, which is over.
         """
         for budget in budgets:
             fitting = [(time, peak, copies) for copies, (peak, time) in self.found.items()
@@ -389,6 +422,9 @@ def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
       starts: schedules known before, over the same originals in the same order, at least one.
       rungs: where between the smallest and the largest peak a budget is tried, ascending.
       evaluations: changes that are tried, or a few more.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     search = Neighbourhood(graph, starts[0])
     for start in starts:
@@ -418,6 +454,9 @@ def working_set(graph: CostGraph) -> int:
 
     What it reads and writes is there while it runs, but for buffers that are taken over and what
     a donor may have handed over before.
+
+    Args:
+      graph: joint graph.
     """
     donated = {s for v in graph.vertices for s in v.donates}
     most = 0
@@ -432,6 +471,10 @@ def working_set(graph: CostGraph) -> int:
 
 
 def copies_of(schedule: Schedule) -> Copies:
-    """Return (stage, vertex) of each copy of a schedule, each once in a stage."""
+    """Return (stage, vertex) of each copy of a schedule, each once in a stage.
+
+    Args:
+      schedule: originals and copies.
+    """
     return tuple((stage, v) for stage, row in enumerate(copies_before(schedule)) for v in
     sorted(row))

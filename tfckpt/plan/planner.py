@@ -158,15 +158,36 @@ class Memory(Protocol):
     """What was found by searches of graphs of the same structure, whatever their sizes."""
 
     def read(self, graph: CostGraph, searched: object, plain_bytes: int) -> list[Candidate]:
-        """Return the candidates that a search ended with; none where there was none."""
+        """Return the candidates that a search ended with; none where there was none.
+
+        Args:
+          graph: the cost graph that is searched.
+          searched: what else the search depends on.
+          plain_bytes: requested peak of the plain step.
+        """
 
     def write(self, graph: CostGraph, searched: object, plain_bytes: int,
               candidates: Sequence[Candidate]) -> None:
-        """Keep the candidates that a search ended with."""
+        """Keep the candidates that a search ended with.
+
+        Args:
+          graph: the cost graph that was searched.
+          searched: what else the search depends on.
+          plain_bytes: requested peak of the plain step.
+          candidates: what plans are chosen from.
+        """
 
 
 def check_names(solver: str, objective: str) -> None:
-    """Raise `PlanError`, naming the choices, for an unknown solver or objective."""
+    """Raise `PlanError`, naming the choices, for an unknown solver or objective.
+
+    Args:
+      solver: should be one of `SOLVER_NAMES`.
+      objective: should be one of `OBJECTIVES`.
+
+    Raises:
+      PlanError: it is not.
+    """
     if solver not in SOLVER_NAMES:
         raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
                         f"{', '.join(SOLVER_NAMES)}")
@@ -176,7 +197,14 @@ def check_names(solver: str, objective: str) -> None:
 
 
 def check_effort(effort: Any) -> None:
-    """Raise `PlanError` unless the effort is a positive number."""
+    """Raise `PlanError` unless the effort is a positive number.
+
+    Args:
+      effort: any value; bools and infinity are refused.
+
+    Raises:
+      PlanError: it is no positive number.
+    """
     if isinstance(effort, bool) or not isinstance(effort, numbers.Real) or not (
             0 < float(effort) < math.inf):
         raise PlanError(f"plan: effort={effort!r} must be a positive number, 1 by default")
@@ -186,7 +214,25 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
               objective: str = "time", free_moves: bool = True,
               await_updates: bool = True, target: Target = HERE,
               plain: Plain | None = None, effort: float = 1.0) -> Planned:
-    """Return the best plan of a step: the first of `plans_of`, which says what is asked for."""
+    """Return the best plan of a step: the first of `plans_of`, which says what is asked for.
+
+    Args:
+      graph: the joint cost graph.
+      budget: dynamic bytes that the peak must not pass; None for the minimum peak.
+      solver: one of `SOLVER_NAMES`; "optimal" takes small graphs only.
+      objective: "time" takes the fastest plan that fits, "memory" the one with the minimum peak.
+      free_moves: whether defer and release may be used.
+      await_updates: see `tfckpt.simulate.fences.fences`.
+      target: what the step is planned for.
+      plain: what `baseline` returned for this graph, if it was called already.
+      effort: how many evaluations the search of "auto" may take, as a multiple of the default.
+
+    Raises:
+      PlanError: effort that is not positive; unknown solver or objective; a graph that the solver
+        does not take; OR-tools is missing for "optimal"; or planning has a time limit, which is
+        over.
+      InfeasibleBudgetError: no plan found fits; names the smallest peak found.
+    """
     return next(plans_of(graph, budget, solver=solver, objective=objective, free_moves=free_moves,
                          await_updates=await_updates, target=target, plain=plain, effort=effort))
 
@@ -296,6 +342,11 @@ def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int
     The plans may be of different graphs of the step; all fit the budget and share one baseline.
     The rule is that by which a plan of one graph is chosen: time under a budget, and `ROOM` and
     `WORTH` for the minimum peak. Plans within `MARGIN` of the best are its equals.
+
+    Args:
+      plans: at least one.
+      budget: dynamic bytes that they were planned for; None for the minimum peak.
+      objective: "time" or "memory": what they were planned for.
     """
     if budget is not None and objective == "time":
         scores = [p.time / max(p.baseline.time, 1e-12) for p in plans]
@@ -334,7 +385,17 @@ class StepPlanner:
         self._pool: search.Pool | None = None  # the same for every budget
 
     def plans(self, budget: int | None) -> Iterator[Planned]:
-        """Yield plans, best first; see `plans_of`."""
+        """Yield plans, best first; see `plans_of`.
+
+        Args:
+          budget: dynamic bytes that the peak must not pass; None for the minimum peak.
+
+        Raises:
+          PlanError: the solver does not take the graph, OR-tools is missing for "optimal", or
+            planning has a time limit, which is over.
+          InfeasibleBudgetError: the first plan is asked for, and none found fits; names the
+            smallest peak found.
+        """
         pool = self._made(budget)
         front = self._points(non_dominated(pool.priced))
         others = tuple(p for p in self._points(search.best_of_each(pool.priced))

@@ -96,7 +96,12 @@ class Pool:
 
 
 def pool_of(priced: Iterable[Priced], groups: Iterable[Iterable[Priced]]) -> Pool:
-    """Return the pool with the fronts of some groups as choices."""
+    """Return the pool with the fronts of some groups as choices.
+
+    Args:
+      priced: everything that was priced.
+      groups: candidates that compete with each other only; may share some.
+    """
     fronts = (p for group in groups for p in non_dominated(group))
     return Pool(tuple(priced), tuple({p.candidate: p for p in fronts}.values()))
 
@@ -114,6 +119,9 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
 
     Graphs of more than `LARGEST` vertices are searched on a coarse graph; the front found there
     is priced on the fine one.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     graph = evaluator.graph
     families = [OWN, *((solve,) for solve in solvers if solve not in OWN)]
@@ -134,7 +142,19 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
 
 def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Solver]
               ) -> list[Collection[Priced]]:
-    """Return what each solver alone would choose from, under each objective."""
+    """Return what each solver alone would choose from, under each objective.
+
+    Args:
+      run: prices the proposals.
+      patterns: what `templates` returned.
+      solvers: whose proposals are priced; one that refuses the graph is left out.
+
+    Returns:
+      Priced candidates, the patterns among them, for each solver and objective.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
+    """
     found: list[Collection[Priced]] = []
     for solve in solvers:
         for objective in OBJECTIVES:
@@ -183,6 +203,15 @@ def recurse(evaluator: Evaluator, patterns: Sequence[Candidate], plain_bytes: in
     """Return what a run prices that checkpoints within what lies between checkpoints.
 
     On the graph itself, however large: such plans have their own stages.
+
+    Args:
+      evaluator: prices candidates of the graph that is planned.
+      patterns: what `templates` returned.
+      plain_bytes: requested peak of the plain step.
+      effort: see `explore`.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     run = _Run(evaluator)
     starts(run, patterns, (recursive,), OBJECTIVES[0])
@@ -196,6 +225,10 @@ def few(graph: CostGraph, count: int) -> int:
     """Return how many plans to look at where `count` suit a graph of 1,500 to 10,000 vertices.
 
     Up to three times as many in smaller graphs, ever fewer in larger ones.
+
+    Args:
+      graph: cost graph; only its number of vertices counts.
+      count: plans that suit a graph of medium size.
     """
     vertices = max(len(graph.vertices), 1)
     return max(2, min(count * 10_000 // vertices, max(count, min(3 * count,
@@ -203,15 +236,28 @@ def few(graph: CostGraph, count: int) -> int:
 
 
 def spread(front: Sequence[Priced], count: int) -> list[Priced]:
-    """At most `count` of the candidates, evenly, both ends among them."""
+    """Return at most `count` of the candidates, evenly, both ends among them.
+
+    Args:
+      front: candidates in any order that is to be kept.
+      count: how many are wanted; all where there are fewer.
+    """
     count = min(len(front), count)
     return [front[i * (len(front) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
 def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> list[Candidate]:
-    """Everything kept, under each combination of free moves; the most moves last.
+    """Return everything kept, under each combination of free moves; the most moves last.
 
     Under XLA the moves are its own; the backward is reordered where XLA can be made to follow.
+
+    Args:
+      evaluator: holds the joint graph; nothing is priced here.
+      free_moves: whether defer and release may be used; of no effect under XLA.
+      target: what the step is planned for.
+
+    Returns:
+      Candidates that keep all, not priced yet; at least one.
     """
     plain = Candidate(evaluator.everything(), source="store_all")
     if not target.orders_by_control:
@@ -230,7 +276,17 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
 
 def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Solver],
            objective: str) -> list[Priced]:
-    """Return the solvers' proposals, priced under the last pattern's moves, and the patterns."""
+    """Return the solvers' proposals, priced under the last pattern's moves, and the patterns.
+
+    Args:
+      evaluator: prices the proposals and the patterns.
+      patterns: what `templates` returned; at least one.
+      solvers: whose proposals are priced; may be empty.
+      objective: "time" or "memory": what solvers search for.
+
+    Raises:
+      PlanError: a solver refuses the graph, or planning has a time limit, which is over.
+    """
     found = [evaluator.price(proposed(patterns[-1], proposal, solve.__name__))
              for solve in solvers for proposal in solve(evaluator, objective)]
     return found + [evaluator.price(p) for p in patterns]
@@ -244,6 +300,9 @@ def improve(run: Evaluator, plain_bytes: int, effort: float, whole: bool) -> Non
       plain_bytes: requested peak of the plain step.
       effort: see `explore`.
       whole: whether it is made faster as well, on the way back up.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     vertices = max(len(run.graph.vertices), 1)
     evaluations = effort * max(FEWEST, min(MOST, EVALUATIONS // vertices))
@@ -254,7 +313,17 @@ def improve(run: Evaluator, plain_bytes: int, effort: float, whole: bool) -> Non
 
 
 def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int) -> None:
-    """Make plans faster on every rung between the least and the plain peak, in bytes."""
+    """Make plans faster on every rung between the least and the plain peak, in bytes.
+
+    Args:
+      evaluator: has priced a candidate within `lowest` at least, and prices what is found.
+      lowest: requested peak in bytes that the lowest rung starts from.
+      plain_bytes: requested peak of the plain step.
+      evaluations: candidates that may be priced, shared evenly among the rungs.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
+    """
     each = evaluations // len(RUNGS)
     for rung in RUNGS if each else ():
         limit = lowest + int(rung * max(plain_bytes - lowest, 0))
@@ -271,6 +340,9 @@ def reschedule(run: Evaluator, share: float) -> None:
     Args:
       run: has priced a candidate at least, and prices what is found.
       share: of `CHANGES`.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
     """
     graph, vertices = run.graph, len(run.graph.vertices)
     if not vertices:
@@ -296,6 +368,9 @@ def best_of_each(pool: Sequence[Priced]) -> list[Priced]:
     """Return what is not dominated by another of the same solver.
 
     Solvers come in the order of the pool.
+
+    Args:
+      pool: priced candidates; their `source` names the solver.
     """
     solvers: dict[str, list[Priced]] = {}
     for priced in pool:

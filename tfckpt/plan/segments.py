@@ -60,7 +60,11 @@ class Role:
 
 
 def new_name(loop: str) -> str:
-    """Return the name of what takes the place of a loop."""
+    """Return the name of what takes the place of a loop.
+
+    Args:
+      loop: name of the op that gives way, of the forward's loop or the gradient's.
+    """
     return loop + MARK
 
 
@@ -76,19 +80,32 @@ def extras(segments: Segments, count: int) -> tuple[int, ...]:
 
 
 def kept_slots(segments: Segments, count: int) -> tuple[int, ...]:
-    """Return the slots of the gradient's loop that its new loop has too, in order."""
+    """Return the slots of the gradient's loop that its new loop has too, in order.
+
+    Args:
+      segments: how the forward's loop and the gradient's belong together.
+      count: how many slots the gradient's loop has.
+    """
     gone = frozenset(segments.residuals)
     return tuple(n for n in range(count) if n not in gone)
 
 
 def state_bytes(op: Op) -> int:
-    """Return the bytes of a loop's states."""
+    """Return the bytes of a loop's states.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+    """
     assert op.loop is not None and op.loop.segments is not None
     return sum(op.outputs[slot].bytes or 0 for slot in op.loop.segments.states)
 
 
 def entry_bytes(op: Op) -> float:
-    """Return the bytes that an iteration of a loop adds to its lists."""
+    """Return the bytes that an iteration of a loop adds to its lists.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+    """
     loop = op.loop
     assert loop is not None and loop.segments is not None
     return sum(op.outputs[slot].bytes or 0 for slot in loop.segments.lists
@@ -109,7 +126,15 @@ def best_length(op: Op, share: float = 1.0) -> int:
 
 
 def segmentable(graph: Graph) -> tuple[Op, ...]:
-    """Return the loops that can be recomputed segment by segment, in the order of the graph."""
+    """Return the loops that can be recomputed segment by segment, in the order of the graph.
+
+    Args:
+      graph: the step.
+
+    Returns:
+      Loops of the forward, of more than one iteration, whose gradient's loop is in the graph and
+      whose lists nothing fetches.
+    """
     by_name = {op.name: op for op in graph.ops}
     fetched = {(graph.ops[i].name, slot) for i, slot in graph.fetches}
     found = []

@@ -65,7 +65,11 @@ class BestFit:
         self._free: list[Chunk] = []  # in the order of their places
 
     def allocate(self, size: int) -> Chunk:
-        """Return a chunk of at least `size` bytes."""
+        """Return a chunk of at least `size` bytes.
+
+        Args:
+          size: bytes asked for, rounded up to `ALIGNMENT`.
+        """
         size = -(-size // ALIGNMENT) * ALIGNMENT
         i = bisect_left(self._places, size << _ADDRESS_BITS)
         if i == len(self._places):
@@ -87,7 +91,11 @@ class BestFit:
         return chunk
 
     def touch(self, size: int) -> None:
-        """Allocate and release at once: all is as before, but for the peak and for new regions."""
+        """Allocate and release at once: all is as before, but for the peak and for new regions.
+
+        Args:
+          size: bytes asked for, rounded up to `ALIGNMENT`.
+        """
         size = -(-size // ALIGNMENT) * ALIGNMENT
         i = bisect_left(self._places, size << _ADDRESS_BITS)
         if i == len(self._places):
@@ -97,7 +105,11 @@ class BestFit:
         self.peak = max(self.peak, self.in_use + (size if _is_split(found, size) else found))
 
     def release(self, chunk: Chunk) -> None:
-        """Free a chunk and merge it with its free neighbours."""
+        """Free a chunk and merge it with its free neighbours.
+
+        Args:
+          chunk: in use; not to be used afterwards.
+        """
         chunk.used = False
         self.in_use -= chunk.size
         after, before = chunk.after, chunk.before

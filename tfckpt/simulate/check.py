@@ -24,6 +24,13 @@ def check_plan(graph: CostGraph, plan: Plan) -> None:
        after, what it waits for and what its fences await. As these are all edges that there
        are, they have no cycle. Only of the schedule's own order this is asked without the waits
        of merged steps; there, the edges are asked for a cycle.
+
+    Args:
+      graph: joint graph.
+      plan: with its fences, waits and order.
+
+    Raises:
+      PlanError: one of these does not hold; the message says which, and where.
     """
     check_schedule(graph, plan.schedule, plan.moves.released)
     _check_fences(plan)

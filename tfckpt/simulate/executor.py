@@ -78,7 +78,11 @@ class Edges:
         self.expensive = [slow[vertex] for vertex, _ in resolved.schedule] + [False] * len(fences)
 
     def waiting_for(self, waits: Sequence[Wait]) -> tuple[list[list[int]], list[int]]:
-        """Return readers of each node, ascending, and counts of what each awaits, with waits."""
+        """Return readers of each node, ascending, and counts of what each awaits, with waits.
+
+        Args:
+          waits: each delays one step until another has run; may be empty.
+        """
         readers, counts = self._readers, list(self._counts)
         if waits:
             readers = list(readers)
@@ -90,11 +94,27 @@ class Edges:
         return readers, counts
 
     def order(self, policy: str, waits: Sequence[Wait] = ()) -> list[int]:
-        """Return positions of steps in the order of an executor; see `executor_order`."""
+        """Return positions of steps in the order of an executor; see `executor_order`.
+
+        Args:
+          policy: one of `ORDERS`.
+          waits: each delays one step until another has run.
+
+        Raises:
+          PlanError: the edges have a cycle.
+        """
         return self.orders((policy,), waits)[0]
 
     def orders(self, policies: Sequence[str], waits: Sequence[Wait] = ()) -> list[list[int]]:
-        """Return the order of each policy."""
+        """Return the order of each policy: positions of steps, as `order` does.
+
+        Args:
+          policies: of `ORDERS`.
+          waits: each delays one step until another has run.
+
+        Raises:
+          PlanError: the edges have a cycle.
+        """
         readers, counts = self.waiting_for(waits)
         none, found = [False] * len(counts), []
         for policy in policies:
@@ -108,7 +128,14 @@ class Edges:
 
 def needed_before(graph: CostGraph, resolved: Resolved, released: Sequence[int],
                   waits: Sequence[Wait]) -> list[set[int]]:
-    """Return for each step the positions of those that it needs by data or waits for by itself."""
+    """Return for each step the positions of those that it needs by data or waits for by itself.
+
+    Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
+      released: joins that are not waited for.
+      waits: each delays one step until another has run; may be empty.
+    """
     where = [-1] * len(graph.vertices)  # of originals
     joins, maker, others = frozenset(released), resolved.maker, graph.only_after
     sources = [{maker[instance] for instance in reads} for reads in resolved.reads]

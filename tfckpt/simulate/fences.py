@@ -18,7 +18,18 @@ from tfckpt.ir.schedule import NO_MOVES, Fence, Moves, Plan, Resolved, Schedule,
 
 def fenced(graph: CostGraph, schedule: Schedule, moves: Moves = NO_MOVES, *,
            await_updates: bool = True, solver: str = "") -> Plan:
-    """Return the plan of a schedule with its fences and no waits, executed as scheduled."""
+    """Return the plan of a schedule with its fences and no waits, executed as scheduled.
+
+    Args:
+      graph: joint graph.
+      schedule: originals and copies.
+      moves: the free moves that the schedule relies on.
+      await_updates: see `fences`.
+      solver: which proposal the schedule comes from.
+
+    Raises:
+      PlanError: a step reads a storage that nothing has made yet.
+    """
     found = fences(graph, resolve(graph, schedule), await_updates=await_updates)
     return Plan(schedule, moves, found, order=tuple(range(len(schedule))),
                 await_updates=await_updates, solver=solver)
@@ -82,6 +93,14 @@ def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
 
     TensorFlow may merge an op into its reader, and removes joins, unless another op waits; and an
     op that runs in one branch only may not run at all.
+
+    Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
+      position: of the step in the schedule.
+
+    Returns:
+      Positions, ascending, maybe none; the step's own alone where it can be awaited itself.
     """
     found = []
     stack, seen = [position], set()  # paths meet again in branches, by the thousand

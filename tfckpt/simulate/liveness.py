@@ -152,7 +152,15 @@ def _last_reads(graph: CostGraph, resolved: Resolved, steps: Sequence[int]) -> l
 
 def taken_buffers(graph: CostGraph, vertex: Vertex, storage: Sequence[int],
                    dying: Sequence[int], made: Sequence[int]) -> Mapping[int, int]:
-    """Return dying instances by the written one that takes the buffer over, first pair first."""
+    """Return dying instances by the written one that takes the buffer over, first pair first.
+
+    Args:
+      graph: joint graph.
+      vertex: what the step runs; says which buffers it may take over.
+      storage: of each instance.
+      dying: instances that the step is the last to read.
+      made: instances that the step makes.
+    """
     taken: dict[int, int] = {}
     size = graph.bytes
     for written, read in vertex.reuses:

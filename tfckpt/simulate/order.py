@@ -28,9 +28,12 @@ SPREAD_FRACTION = 0.05
 
 
 def releasable(graph: CostGraph) -> tuple[int, ...]:
-    """Joins worth bypassing: what they hold together becomes ready at different times.
+    """Return joins worth bypassing: what they hold together becomes ready at different times.
 
     Behind a global norm all gradients are scaled at once; there bypassing would save nothing.
+
+    Args:
+      graph: joint graph.
     """
     joins = [v for v, vertex in enumerate(graph.vertices) if vertex.join]
     if not joins:
@@ -46,10 +49,14 @@ def releasable(graph: CostGraph) -> tuple[int, ...]:
 
 
 def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Vertices worth deferring, ascending.
+    """Return the vertices worth deferring, ascending.
 
     A vertex may wait if whatever it reads is read by another vertex later on, or made by a vertex
     that waits as well, and if it holds no more by waiting than its result would take.
+
+    Args:
+      graph: joint graph.
+      released: joins that are not waited for.
     """
     joins = frozenset(released)
     start, finish = _earliest(graph, joins)
@@ -72,16 +79,23 @@ def moves_of_xla(graph: CostGraph) -> Moves:
     """Return what XLA does by itself.
 
     It has no joins, and fuses what only an update needs into it.
+
+    Args:
+      graph: joint graph.
     """
     joins = releasable(graph)
     return Moves(deferrable(graph, joins), joins)
 
 
 def idle(graph: CostGraph, released: tuple[int, ...] = ()) -> frozenset[int]:
-    """Backward vertices that no gradient leads to and that nothing needs for a while.
+    """Return backward vertices that no gradient leads to and that nothing needs for a while.
 
     They could run as soon as the forward is done (the square in GELU's derivative); a branchwise
     order runs them when something asks for them.
+
+    Args:
+      graph: joint graph.
+      released: joins that are not waited for.
     """
     joins = frozenset(released)
     start, finish = _earliest(graph, joins)
@@ -142,7 +156,7 @@ def _pays(graph: CostGraph, v: int, late: float, start: list[float],
 
 def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = None,
                waiting: frozenset[int] = frozenset()) -> tuple[int, ...]:
-    """Vertices in the planned order of a plan, recomputation left out.
+    """Return the vertices in the planned order of a plan, recomputation left out.
 
     Forward vertices keep the graph's order; deferred vertices stand just before their first
     reader; released joins are left out; update and other vertices run as soon as their inputs

@@ -50,6 +50,10 @@ class Timeline:
 def simulate(graph: CostGraph, schedule: Schedule) -> Timeline:
     """Return the timeline of a schedule executed in its own order.
 
+    Args:
+      graph: joint graph.
+      schedule: originals and copies.
+
     Raises:
       PlanError: planning has a time limit, which is over; or the schedule cannot be executed.
     """
@@ -74,7 +78,16 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
 
 
 def timeline_of(account: Account, schedule: Schedule, order: Sequence[int] | None) -> Timeline:
-    """Return the same from the account of the schedule."""
+    """Return the timeline of a schedule from its account.
+
+    Args:
+      account: of the schedule.
+      schedule: originals and copies.
+      order: positions in execution order; None as scheduled.
+
+    Raises:
+      PlanError: planning has a time limit, which is over.
+    """
     check_time()  # every plan comes here many times on its way
     tables, vertex = account.tables, account.vertex
     if order is not None:

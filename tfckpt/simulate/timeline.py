@@ -29,7 +29,12 @@ class Ran:
 
 
 def ran(graph: CostGraph, plan: Plan) -> tuple[Ran, ...]:
-    """Return the steps of a plan in the order of its timeline."""
+    """Return the steps of a plan in the order of its timeline.
+
+    Args:
+      graph: joint graph.
+      plan: of the graph; its `order` is that of the timeline.
+    """
     resolved = resolve(graph, plan.schedule)
     when = {position: i for i, position in enumerate(plan.order)}
     segment, number, inside = [], 0, False  # by schedule, where stretches are contiguous

@@ -42,6 +42,9 @@ def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
     Returns:
       The waits in schedule order, the worst timeline among the simulated executors with them, and
       the order of execution it belongs to.
+
+    Raises:
+      PlanError: the edges have a cycle, or planning has a time limit, which is over.
     """
     edges = edges or Edges(graph, resolved, released, fences)
     placer = _Placer(graph, resolved, edges, await_updates)

@@ -108,6 +108,11 @@ def walk_events(graph: CostGraph, resolved: Resolved, happened: Sequence[Event]
 
     What a step makes is there from its start, what it reads until its end. Its workspace is an
     instance of its own (`sizes`), and not told by the vertex.
+
+    Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
+      happened: starts and ends of the steps, in the order in which they happen; none of fences.
     """
     storage, workspace = resolved.storage, len(resolved.storage)
     schedule, reads, writes = resolved.schedule, resolved.reads, resolved.writes
@@ -152,13 +157,23 @@ def _reads_left(graph: CostGraph, resolved: Resolved) -> list[int]:
 
 
 def sizes(graph: CostGraph, resolved: Resolved) -> list[int]:
-    """Return the bytes of each instance, and behind them those of each step's workspace."""
+    """Return the bytes of each instance, and behind them those of each step's workspace.
+
+    Args:
+      graph: joint graph.
+      resolved: its schedule, resolved.
+    """
     return [graph.storages[s].bytes for s in resolved.storage] + [
         graph.vertices[v].workspace for v, _ in resolved.schedule]
 
 
 def requested_peak(moments: Sequence[Moment], size: Sequence[int]) -> int:
-    """Return the most bytes that are asked for at once."""
+    """Return the most bytes that are asked for at once.
+
+    Args:
+      moments: in the order of execution.
+      size: bytes of each instance; where steps overlap, as `sizes` returns them.
+    """
     live = peak = 0
     for vertex, made, taken, freed in moments:
         live += sum(size[i] for i in made) - sum(size[i] for i in taken.values())

@@ -72,6 +72,12 @@ def solve_under(graph: ForwardGraph, max_term: int, *, needs_inputs: Iterable[in
                 tree: DivisionTree | None = None) -> Checkpoints:
     """Return the fewest bytes of checkpoints for which no segment exceeds `max_term` bytes.
 
+    Args:
+      graph: any graph; without vertices the answer is empty.
+      max_term: bytes that a segment may have.
+      needs_inputs: vertices made by an operation whose gradient needs the values of its inputs.
+      tree: the graph's division tree, if it is at hand.
+
     Raises:
       PlanError: as `solve`, or `max_term` is negative.
     """

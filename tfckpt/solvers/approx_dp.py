@@ -67,7 +67,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     """Return the best increasing sequence drawn from {L^v} and V.
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
       budget: bytes that equation (2) may reach.
       objective: "time" for the minimum recomputation, "memory" for the most (section 4.4: coarse
         segments leave the most to liveness analysis). Among equals the fewest bytes kept.
@@ -87,6 +87,12 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
 def smallest_budget(forward: ForwardGraph) -> int:
     """Return the minimum budget in bytes for which `lower_sets` has an answer.
 
+    Args:
+      forward: the forward part of a step; 0 bytes are enough for one without nodes.
+
+    Raises:
+      PlanError: more than `LARGEST` nodes, or more than `LARGEST_TOTAL` bytes.
+
     Complexity: O(n^2 log M(V)).
     """
     return smallest(pruned_steps(forward))
@@ -94,7 +100,14 @@ def smallest_budget(forward: ForwardGraph) -> int:
 
 @functools.lru_cache(maxsize=8)
 def pruned_steps(forward: ForwardGraph) -> Steps:
-    """Return the steps between the sets L^v (section 4.3) and V."""
+    """Return the steps between the sets L^v (section 4.3) and V.
+
+    Args:
+      forward: the forward part of a step; not changed.
+
+    Raises:
+      PlanError: more than `LARGEST` nodes, or more than `LARGEST_TOTAL` bytes.
+    """
     if len(forward) > LARGEST:
         raise PlanError(f"plan: approx_dp takes at most {LARGEST} nodes, not {len(forward)}; "
                         "use auto")
@@ -103,6 +116,16 @@ def pruned_steps(forward: ForwardGraph) -> Steps:
 
 def steps_between(forward: ForwardGraph, masks: tuple[int, ...]) -> Steps:
     """Price the steps of any family of lower sets; V is added, the empty set is left out.
+
+    Args:
+      forward: the forward part of a step; not changed.
+      masks: lower sets as bitmasks, in any order.
+
+    Returns:
+      What each step from one of these sets, or the empty set, to a larger one costs.
+
+    Raises:
+      PlanError: the graph holds more than `LARGEST_TOTAL` bytes.
 
     Complexity: O(k^2 n) for k sets and n nodes.
     """
@@ -147,7 +170,11 @@ def _rows(family: tuple[int, ...], count: int) -> NDArray[np.bool_]:
 
 
 def smallest(steps: Steps) -> int:
-    """Return the minimum budget in bytes for which `search` has an answer."""
+    """Return the minimum budget in bytes for which `search` has an answer.
+
+    Args:
+      steps: of a family of lower sets; 0 bytes are enough for an empty one.
+    """
     if not steps.family:
         return 0
     high = int(steps.need[0, -1])  # one segment
@@ -176,7 +203,17 @@ def _fits(steps: Steps, budget: int) -> bool:
 
 
 def search(steps: Steps, budget: int, *, objective: str = "time") -> tuple[int, ...]:
-    """Algorithm 1 over the family that `steps` was made for; see `lower_sets`."""
+    """Return the best sequence by algorithm 1 over the family of `steps`; see `lower_sets`.
+
+    Args:
+      steps: of a family of lower sets.
+      budget: bytes that equation (2) may reach.
+      objective: "time" for the minimum recomputation, "memory" for the most.
+
+    Raises:
+      PlanError: unknown objective.
+      InfeasibleBudgetError: no sequence of the family fits.
+    """
     if objective not in OBJECTIVES:
         raise PlanError(f"plan: unknown objective {objective!r}; choose one of {OBJECTIVES}")
     if not steps.family:

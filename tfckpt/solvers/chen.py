@@ -28,7 +28,7 @@ from tfckpt.solvers.forward.reforwarding import Checkpoints, ends, price, splitt
 
 
 def lower_sets(forward: ForwardGraph, budget: int | None = None) -> tuple[int, ...]:
-    """Lower sets that end in the chosen cut nodes.
+    """Return the lower sets that end in the chosen cut nodes.
 
     Args:
       forward: the graph of n nodes.
@@ -71,7 +71,10 @@ def _segment_ends(sizes: Sequence[int], points: Iterable[int], budget: int) -> l
 
 
 def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:
-    """Nodes that every path from an input to an output passes, ascending.
+    """Return the nodes that every path from an input to an output passes, ascending.
+
+    Args:
+      forward: the forward part of a step; not changed.
 
     Source: Kusumoto et al. 2019, appendix B.
     """
@@ -87,10 +90,10 @@ def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:
 
 
 def manual(forward: ForwardGraph, budget: int | None = None) -> Checkpoints:
-    """Checkpoints on the splitting vertices alone, priced by equation (1) of re-forwarding.
+    """Return checkpoints on the splitting vertices alone, priced by equation (1) of re-forwarding.
 
     Args:
-      forward: the graph; any, but one without splitting vertices stays one segment.
+      forward: the forward part of a step; without splitting vertices it stays one segment.
       budget: bytes that a segment may hold before the next splitting vertex ends it, as in
         `lower_sets`. None stores every sqrt(k)-th of k splitting vertices.
 

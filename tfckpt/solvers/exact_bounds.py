@@ -61,7 +61,7 @@ class _Walkers(Rows):
 
 
 def arrival(sets: Lattice, budget: int, sign: int, price: float) -> Arrival:
-    """Bounds for sequences within a budget.
+    """Return bounds for sequences within a budget.
 
     Args:
       sets: all lower sets of the graph.
@@ -83,7 +83,12 @@ def arrival(sets: Lattice, budget: int, sign: int, price: float) -> Arrival:
 
 
 def no_bounds(sets: Lattice, price: float = 0.0) -> Arrival:
-    """Bounds that hold for every budget: nothing is known."""
+    """Return bounds that hold for every budget: nothing is known.
+
+    Args:
+      sets: all lower sets of the graph.
+      price: gain per byte, not negative.
+    """
     count = len(sets.masks)
     return _with_smaller_sets(sets, np.zeros(count, dtype=np.int64), np.full(count, np.inf), 0,
                               price)

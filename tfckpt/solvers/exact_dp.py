@@ -66,7 +66,7 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     """Return the best increasing sequence of lower sets under equations (1) and (2).
 
     Args:
-      forward: the graph.
+      forward: the forward part of a step; not changed.
       budget: bytes that equation (2) may reach.
       objective: "time" for the minimum recomputation, "memory" for the most (section 4.4). Among
         equals the minimum peak of equation (2).
@@ -104,6 +104,12 @@ def smallest_budget(forward: ForwardGraph) -> int:
     """Return the minimum budget in bytes for which `lower_sets` has an answer.
 
     No binary search is needed: see the module's docstring.
+
+    Args:
+      forward: the forward part of a step; 0 bytes are enough for one without nodes.
+
+    Raises:
+      PlanError: more lower sets or states than the limits allow.
     """
     if not len(forward):
         return 0

@@ -45,7 +45,11 @@ class Steps:
     node: np.ndarray
 
     def out_of(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return all steps out of the sets `at`: for each the position in `at`, and the step."""
+        """Return all steps out of the sets `at`: for each the position in `at`, and the step.
+
+        Args:
+          at: indices of lower sets, int64; may repeat.
+        """
         first = self.first[at]
         ways = self.first[at + 1] - first
         row = np.repeat(np.arange(len(at)), ways)
@@ -89,6 +93,13 @@ class Lattice:
         """Return keys that are equal exactly where the set and the slots are.
 
         The sets must be of one level.
+
+        Args:
+          at: index of the lower set of each row, int64.
+          slots: bits of slots, int64 of shape (rows, words).
+
+        Returns:
+          One key for each row, int64.
         """
         width = int(self.edge.max(initial=0)).bit_length()
         key: Ints = at - at.min(initial=len(self.masks))
@@ -114,11 +125,19 @@ class Rows:
         return len(self.at)
 
     def take(self, rows: np.ndarray) -> Self:
-        """Some of the rows."""
+        """Return some of the rows.
+
+        Args:
+          rows: their indices, in the order that is wanted.
+        """
         return type(self)(*(column[rows] for column in vars(self).values()))
 
     def join(self, other: Self) -> Self:
-        """Return the rows of both, those of the other last."""
+        """Return the rows of both, those of the other last.
+
+        Args:
+          other: a table with the same columns.
+        """
         return type(self)(*map(np.concatenate, zip(
             vars(self).values(), vars(other).values(), strict=True)))
 
@@ -134,7 +153,11 @@ class _LowerSet:
 
 
 def lattice(forward: ForwardGraph, largest: int = LARGEST_FAMILY) -> Lattice:
-    """Enumerate the lower sets of a graph.
+    """Return the lower sets of a graph, enumerated level by level.
+
+    Args:
+      forward: the forward part of a step; not changed.
+      largest: lower sets that are enumerated before the graph is refused.
 
     Raises:
       PlanError: the graph has more than `largest` lower sets.

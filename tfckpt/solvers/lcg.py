@@ -59,7 +59,7 @@ def solve(graph: ForwardGraph) -> Checkpoints:
 
 
 def spans(inside: Sequence[int], gaps: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(start, end) such that `end[b] - start[a]` bytes lie between positions a < b of a chain.
+    """Return (start, end): `end[b] - start[a]` bytes lie between positions a < b of a chain.
 
     Args:
       inside: bytes of each position while it is recomputed.

@@ -45,6 +45,10 @@ def turning_point(graph: CostGraph, order: Sequence[int]) -> int:
 
     Some of the backward may run before (what follows from labels alone), and some of the forward
     after it (a mask that was put off); it is where the fewest stand on the wrong side.
+
+    Args:
+      graph: joint graph.
+      order: vertices in a planned order.
     """
     regions = [graph.vertices[v].region for v in order]
     wrong = fewest = regions.count(FORWARD)

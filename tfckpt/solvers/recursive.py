@@ -88,7 +88,11 @@ class Tables:
                 self._solve(limit, length)
 
     def minimum(self, runs: int) -> int:
-        """Return the minimum peak of the whole, bytes."""
+        """Return the minimum peak of the whole, bytes.
+
+        Args:
+          runs: times that a stage may run at most, from 1 to those that the tables are made for.
+        """
         return int(self.peak_from[runs, 0, len(self.stages)])
 
     def _solve(self, limit: int, length: int) -> None:
@@ -173,7 +177,14 @@ class Tables:
         return self.kept_in([(0, len(self.stages), runs, room, True)])
 
     def kept_in(self, intervals: Iterable[Interval]) -> list[Kept]:
-        """Return what each run keeps in intervals that fit, by the stage that it leads to."""
+        """Return what each run keeps in intervals that fit, by the stage that it leads to.
+
+        Args:
+          intervals: each with the bytes that its peak may reach, at least its minimum peak.
+
+        Returns:
+          An entry for each stage; empty for stages that no interval's run leads to.
+        """
         count = len(self.stages)
         cuts: list[list[int]] = [[] for _ in range(count)]
         tapes: list[list[int]] = [[] for _ in range(count)]
@@ -249,7 +260,12 @@ def _advance(inside: Numbers, beside: Numbers) -> Numbers:
 
 
 def recursion(stages: Stages, kept: list[Kept]) -> Recursion:
-    """Return the storages that runs keep, in the terms of the joint graph."""
+    """Return the storages that runs keep, in the terms of the joint graph.
+
+    Args:
+      stages: of the forward of the joint graph.
+      kept: what runs keep, by the stage that each leads to.
+    """
     count = len(stages)
     crossing: list[list[int]] = [[] for _ in range(count + 1)]
     inside: list[list[int]] = [[] for _ in range(count)]

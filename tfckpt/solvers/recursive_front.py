@@ -99,11 +99,22 @@ class Times:
         """Return the time spent on running stages again within so many bytes.
 
         It is infinite where no schedule fits.
+
+        Args:
+          room: bytes that the peak may reach.
         """
         return float(self.time[1, 0, min(int(room / self.unit), SLOTS)])
 
     def rooms_for(self, slowest: float, count: int) -> list[int]:
-        """Return about `count` budgets, ascending, whose times fall evenly from below `slowest`."""
+        """Return about `count` budgets, ascending, whose times fall evenly from below `slowest`.
+
+        Args:
+          slowest: seconds that the times must stay below; infinite for no limit.
+          count: budgets that are wanted; there may be fewer.
+
+        Returns:
+          Bytes; empty where no time is below `slowest`.
+        """
         time = self.time[1, 0]
         better = np.flatnonzero((time[1:] < time[:-1]) & (time[1:] < slowest)) + 1
         if not len(better):
@@ -114,7 +125,11 @@ class Times:
         return [math.ceil(slot * self.unit) for slot in sorted(chosen)]
 
     def kept(self, room: int) -> list[Kept] | None:
-        """Return what each run keeps within so many bytes (`Tables.kept`); None if nothing fits."""
+        """Return what each run keeps within so many bytes (`Tables.kept`); None if nothing fits.
+
+        Args:
+          room: bytes that the peak may reach.
+        """
         tables, stages = self.tables, self.tables.stages
         count = len(stages)
         if not np.isfinite(self.of(room)):

@@ -188,7 +188,11 @@ class StageModel:
     # Memory.
 
     def limit(self, peak: Literal) -> None:
-        """Hold every step to at most `peak` units (an int or an integer variable)."""
+        """Hold every step to at most `peak` units (an int or an integer variable).
+
+        Args:
+          peak: units of memory, of `unit` bytes each: an int, or an integer variable of the model.
+        """
         for t, original in enumerate(self.order):
             for u, run in (*self.runs[t].items(), (original, True)):
                 terms = self._live(t, u) + self._takeovers(t, u, run)
@@ -291,6 +295,10 @@ class StageModel:
     # Solutions.
 
     def schedule(self, is_true: Callable[[Literal], bool]) -> Schedule:
-        """Return the schedule of a solution, given which variables are true in it."""
+        """Return the schedule of a solution, given which variables are true in it.
+
+        Args:
+          is_true: takes a variable of the model and says whether it is true in the solution.
+        """
         return with_copies(self.order, ((v for v, run in row.items() if is_true(run))
                                         for row in self.runs))

@@ -104,7 +104,15 @@ def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time
 
 
 def check_size(graph: CostGraph, order: Sequence[int] | None = None) -> None:
-    """Raise `PlanError`, naming `auto`, if the graph is too large for `solve`."""
+    """Raise `PlanError`, naming `auto`, if the graph is too large for `solve`.
+
+    Args:
+      graph: joint graph.
+      order: order of the originals; the graph's by default.
+
+    Raises:
+      PlanError: the graph has more than `LARGEST` places for copies.
+    """
     places = recomputable = 0
     for v in range(len(graph.vertices)) if order is None else order:
         places += recomputable

@@ -23,10 +23,13 @@ class Cut:
 
 
 def narrow_cuts(graph: CostGraph) -> tuple[Cut, ...]:
-    """Cuts narrower than what lies before and behind them, in forward order.
+    """Return the cuts narrower than what lies before and after them, in forward order.
 
     Of neighbouring cuts of the same width the one whose storages the backward reads anyway is
     taken, else the last. Linear in the number of vertices times the width of the graph.
+
+    Args:
+      graph: joint graph; only its forward counts, and what the backward reads of it.
     """
     residual = frozenset(graph.residuals)
     narrow = []

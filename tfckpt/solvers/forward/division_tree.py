@@ -94,7 +94,11 @@ class DivisionTree:
     segments: tuple[Segment, ...]
 
     def name(self, vertex: int) -> str:
-        """Name of a vertex, virtual ones included."""
+        """Return the name of a vertex, virtual ones included.
+
+        Args:
+          vertex: node index; -1 and n are the virtual ends.
+        """
         if 0 <= vertex < len(self.names):
             return self.names[vertex]
         return "(start)" if vertex < 0 else "(end)"
@@ -122,6 +126,9 @@ def division_tree(graph: ForwardGraph) -> DivisionTree:
       graph: any graph. Several inputs or outputs are joined by virtual ends (see
         `tfckpt.solvers.forward.reforwarding`); without vertices the tree is empty.
 
+    Returns:
+      The division tree, which is unique, with the whole graph as its last segment.
+
     Raises:
       PlanError: what series-parallel reduction leaves is too large for
         `tfckpt.solvers.forward.separation.LARGEST`.
@@ -140,6 +147,13 @@ def division_tree(graph: ForwardGraph) -> DivisionTree:
 
 def check_division_tree(graph: ForwardGraph, tree: DivisionTree) -> None:
     """Raise `PlanError` unless each edge and vertex of the graph stands in one place.
+
+    Args:
+      graph: the graph that was taken apart.
+      tree: its division tree.
+
+    Raises:
+      PlanError: an edge, a vertex or a segment stands in no place, or in several.
 
     Complexity: O(V + E).
     """

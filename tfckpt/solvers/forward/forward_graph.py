@@ -54,10 +54,13 @@ class ForwardGraph:
 
 
 def integer_times(times: Sequence[float]) -> tuple[int, ...]:
-    """Turn times into integers.
+    """Return times as integers.
 
     Small integers (total at most 65,536) stay what they are; anything else is scaled to a total
     of about 4,096 units, where a positive time becomes at least 1 and zero stays zero.
+
+    Args:
+      times: not negative, in any unit.
     """
     total = math.fsum(times)
     if total <= LARGEST_KEPT_TOTAL and all(float(time).is_integer() for time in times):
@@ -68,7 +71,12 @@ def integer_times(times: Sequence[float]) -> tuple[int, ...]:
 
 def neighbours(count: int, edges: Iterable[tuple[int, int]]
                ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-    """Return successors and predecessors of each node, ascending; loops are left out."""
+    """Return successors and predecessors of each node, ascending; loops are left out.
+
+    Args:
+      count: nodes of the graph.
+      edges: (from, to) as node indices; may repeat.
+    """
     successors: list[set[int]] = [set() for _ in range(count)]
     predecessors: list[set[int]] = [set() for _ in range(count)]
     for u, v in edges:

@@ -76,9 +76,17 @@ class Stages:
         return self.taped if held else self.taped_beside
 
     def behind_tape(self, held: bool) -> Numbers:
-        """Return bytes of each stage's residuals and of the cut behind it; `held` as above."""
+        """Return bytes of each stage's residuals and of the cut after it.
+
+        Args:
+          held: whether the cut before it is held, or goes once it has been read.
+        """
         return self.handed if held else self.handed_beside
 
     def behind_cut(self, held: bool) -> Numbers:
-        """Return bytes of each stage's backward; `held` as above."""
+        """Return bytes of each stage's backward.
+
+        Args:
+          held: whether the cut before it is held, or goes once it has been read.
+        """
         return self.backward if held else self.backward_beside

@@ -23,7 +23,11 @@ LARGEST = 20_000
 
 
 def nodes_of(mask: int) -> list[int]:
-    """Return the nodes in a bitmask, ascending."""
+    """Return the nodes in a bitmask, ascending.
+
+    Args:
+      mask: bitmask of nodes, not negative.
+    """
     nodes = []
     while mask:
         low = mask & -mask
@@ -33,12 +37,22 @@ def nodes_of(mask: int) -> list[int]:
 
 
 def weight(costs: Sequence[int], mask: int) -> int:
-    """Sum of the costs of the nodes in a bitmask: M(S) of bytes, T(S) of times."""
+    """Return the sum of the costs of the nodes in a bitmask: M(S) of bytes, T(S) of times.
+
+    Args:
+      costs: of each node.
+      mask: bitmask of nodes.
+    """
     return sum(costs[node] for node in nodes_of(mask))
 
 
 def union(neighbours: Sequence[Sequence[int]], mask: int) -> int:
-    """Return all neighbours of the nodes in a bitmask."""
+    """Return all neighbours of the nodes in a bitmask, as a bitmask.
+
+    Args:
+      neighbours: of each node: its successors, or its predecessors.
+      mask: bitmask of nodes.
+    """
     result = 0
     for node in nodes_of(mask):
         for other in neighbours[node]:
@@ -47,13 +61,24 @@ def union(neighbours: Sequence[Sequence[int]], mask: int) -> int:
 
 
 def boundary(forward: ForwardGraph, mask: int) -> int:
-    """Return the nodes of a lower set that some node outside needs, as a bitmask."""
+    """Return the nodes of a lower set that some node outside needs, as a bitmask.
+
+    Args:
+      forward: the forward part of a step; not changed.
+      mask: the lower set as a bitmask.
+    """
     rest = forward.everything & ~mask
     return union(forward.predecessors, rest) & mask
 
 
 def reach_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
-    """For each node v the lower set L^v: v and everything it depends on.
+    """Return for each node v the lower set L^v: v and everything it depends on.
+
+    Args:
+      forward: the forward part of a step; not changed.
+
+    Returns:
+      Bitmasks, by node.
 
     Raises:
       PlanError: more than `LARGEST` nodes.
@@ -73,10 +98,14 @@ def reach_lower_sets(forward: ForwardGraph) -> tuple[int, ...]:
 
 
 def kept_storages(forward: ForwardGraph, lower_sets: Sequence[int]) -> frozenset[int]:
-    """Storages of the joint graph that the canonical strategy keeps for the backward.
+    """Return the storages of the joint graph that the canonical strategy keeps for the backward.
 
     These are the storages of U_k, the union of the boundaries. Membership only: a caller that
     needs an order sorts.
+
+    Args:
+      forward: the forward part of a step; not changed.
+      lower_sets: bitmasks of an increasing sequence, the last one V.
     """
     kept = 0
     for mask in lower_sets:

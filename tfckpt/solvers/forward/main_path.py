@@ -29,6 +29,12 @@ def trunk(forward: ForwardGraph) -> ForwardGraph:
     The order of nodes is kept, and an edge that would lead down (from what joined a later node to
     what joined an earlier one, a dead end) is turned round, so that no cycle is closed.
 
+    Args:
+      forward: the forward part of a step; not changed.
+
+    Returns:
+      A graph whose nodes have the members, storages and costs of all that joined them.
+
     Complexity: O((V + E) log V).
     """
     count = len(forward)

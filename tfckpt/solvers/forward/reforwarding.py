@@ -54,6 +54,9 @@ def ends(graph: ForwardGraph) -> tuple[int, int]:
     """Return the vertex before and the vertex after everything.
 
     Each is real where it is unique; else they are -1 and n.
+
+    Args:
+      graph: the forward part of a step; not changed.
     """
     sources = [v for v, needs in enumerate(graph.predecessors) if not needs]
     targets = [v for v, after in enumerate(graph.successors) if not after]
@@ -65,6 +68,9 @@ def splitting_vertices(graph: ForwardGraph) -> tuple[int, ...]:
     """Return the vertices that every path from the first to the last vertex passes, ascending.
 
     Real ends are among them. Complexity: O(V + E).
+
+    Args:
+      graph: the forward part of a step; not changed.
 
     Source: Feng and Huang 2018, definition 3, algorithm 2.
     """
@@ -79,10 +85,10 @@ def splitting_vertices(graph: ForwardGraph) -> tuple[int, ...]:
 
 
 def inputs_to_store(graph: ForwardGraph, needs_inputs: Iterable[int]) -> frozenset[int]:
-    """Vertices to store because the gradient of an operation of several inputs needs them.
+    """Return vertices to store because the gradient of an op of several inputs needs them.
 
     Args:
-      graph: the graph.
+      graph: the forward part of a step; not changed.
       needs_inputs: vertices made by such an operation (a product of two tensors, for example).
 
     Raises:
@@ -105,7 +111,7 @@ def segments(graph: ForwardGraph, vertices: Collection[int]
     """Return the segments that checkpoints leave.
 
     Args:
-      graph: the graph.
+      graph: the forward part of a step; not changed.
       vertices: the checkpoints; both ends must be among them, unless virtual.
 
     Returns:
@@ -140,7 +146,15 @@ def segments(graph: ForwardGraph, vertices: Collection[int]
 
 
 def price(graph: ForwardGraph, vertices: Collection[int]) -> Checkpoints:
-    """Equation (1) for a set of checkpoints. Raises `PlanError` as `segments` does."""
+    """Return a set of checkpoints with its two terms of equation (1).
+
+    Args:
+      graph: the forward part of a step; not changed.
+      vertices: the checkpoints; both ends must be among them, unless virtual.
+
+    Raises:
+      PlanError: as `segments`.
+    """
     chosen = tuple(sorted(set(vertices)))
     largest = max((sum(graph.bytes[v] for v in members)
                    for _, _, members in segments(graph, chosen)), default=0)

@@ -26,6 +26,10 @@ def side_chains_first(graph: CostGraph, ahead: Sequence[int]) -> list[int]:
     A chain that joins belongs to the vertex that reads it first; it goes to the narrowest place
     since the last such vertex, but not further back than `WINDOW` vertices of the trunk. Where
     chains depend on one another so that this is no order, it is the one given.
+
+    Args:
+      graph: joint graph.
+      ahead: forward vertices, in the order in which they are planned to run.
     """
     side = _side(graph, ahead)
     trunk = [v for v in ahead if v not in side]
