@@ -269,8 +269,7 @@ class Traced:
         """Rewrite the step, and note the report with the graph that the step ends up in.
 
         Args:
-          graph: that the step ends up in: its own, or the one that it is imported into; not changed
-            here.
+          graph: that the step ends up in: its own, or the one that it is imported into.
 
         Raises:
           InfeasibleBudgetError, CostError, PlanError, RewriteError: as `rewrite`.

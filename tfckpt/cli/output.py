@@ -113,7 +113,7 @@ def staged_saved_model(path: str, like: str, main: bytes, *,
     Args:
       path: of the output, a directory.
       like: the SavedModel that is copied but for its graphs.
-      main: the serialized SavedModel message with the other graphs.
+      main: the SavedModel message with the other graphs, serialized as that of `like` is.
       force: whether an output that exists may be replaced.
 
     Yields:

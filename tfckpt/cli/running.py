@@ -42,7 +42,7 @@ def run_step(document: Document, step: Step, batch_size: int | None, repeats: in
     Args:
       document: what the step was read from; not changed.
       step: one of the training steps of the document.
-      batch_size: what an unknown leading dimension stands for; None where there is none.
+      batch_size: what an unknown leading dimension stands for; None where nobody said.
       repeats: how many measured runs are made, of which the lowest values count.
 
     Returns:
