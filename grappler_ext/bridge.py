@@ -46,7 +46,11 @@ class Bridge:
         self._callback = _CALLBACK(self._called)  # for good: a call may be under way at any time
 
     def connect(self, rewriter: Rewriter | None) -> None:
-        """Have the pass call a rewriter; none takes it out of service."""
+        """Have the pass call a rewriter; none takes it out of service.
+
+        Args:
+          rewriter: takes the calls from now on that name no other; None for no rewriter.
+        """
         if rewriter is not None:
             self.rewriters[rewriter.key] = self._latest = rewriter
         self._library.tfckpt_set_callback(None if rewriter is None else self._callback)
@@ -154,6 +158,9 @@ class Rewriter:
 
     def trace(self, func_graph: Any) -> None:
         """Rewrite, in place, what TensorFlow has traced for XLA.
+
+        Args:
+          func_graph: a FuncGraph whose trace is complete; changed.
 
         Raises:
           TfckptError: with `strict`, where the graph cannot be rewritten.

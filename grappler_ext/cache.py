@@ -16,7 +16,11 @@ _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def may_be_loaded(library: pathlib.Path) -> bool:
-    """Return whether a library is whole, and the user's or root's alone, with its folder."""
+    """Return whether a library is whole, and the user's or root's alone, with its folder.
+
+    Args:
+      library: path of the library; its seal lies beside it.
+    """
     seal = _seal_of(library)
     try:
         return (all(_is_safe(os.lstat(path)) for path in (library, seal))
@@ -27,7 +31,15 @@ def may_be_loaded(library: pathlib.Path) -> bool:
 
 
 def put(built: pathlib.Path, library: pathlib.Path) -> None:
-    """Move a library that was just built to its place, and seal it."""
+    """Move a library that was just built to its place, and seal it.
+
+    Args:
+      built: path of the library that was just built; its folder is on the same file system.
+      library: path of its place; one that is there is replaced.
+
+    Raises:
+      OSError: it cannot be moved.
+    """
     seal = built.with_name("seal")
     seal.write_text(_digest(built))
     built.chmod(0o755)
@@ -38,6 +50,9 @@ def put(built: pathlib.Path, library: pathlib.Path) -> None:
 
 def make_folder(folder: pathlib.Path) -> None:
     """Make a folder that the user alone can write; one of the user's own is made so.
+
+    Args:
+      folder: path; those above it are made, too.
 
     Raises:
       PermissionError: it belongs to somebody else.

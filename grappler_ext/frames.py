@@ -49,6 +49,9 @@ def collapse(definition: tf.compat.v1.GraphDef
     """Return a copy of a graph with one op in place of each loop, and the loops.
 
     Loops without results stay as they are.
+
+    Args:
+      definition: graph of an item; not changed.
     """
     inside = _frames(definition)
     members: dict[str, list[Any]] = {}
@@ -73,7 +76,12 @@ def collapse(definition: tf.compat.v1.GraphDef
 
 
 def expand(edits: Edits, frames: Sequence[Frame]) -> Edits:
-    """Return edits of a graph with loops collapsed as edits of the graph itself."""
+    """Return edits of a graph with loops collapsed as edits of the graph itself.
+
+    Args:
+      edits: ops and tensors are named as in the graph that `collapse` returned.
+      frames: the loops that `collapse` returned.
+    """
     loops = {frame.name: frame for frame in frames}
     if not loops:
         return edits

@@ -57,7 +57,11 @@ class Names:
 
     @classmethod
     def parse(cls, text: str) -> Names:
-        """From lines of a kind and a name."""
+        """Read what the native pass wrote: lines of a kind and a name.
+
+        Args:
+          text: lines; kinds are "id", "fetch", "parameter" and "placed", others are left out.
+        """
         lines = [line.partition(" ") for line in text.splitlines()]
         given = (name.partition(" ") for kind, _, name in lines if kind == "parameter")
         return cls(next((name for kind, _, name in lines if kind == "id"), ""),
@@ -98,7 +102,14 @@ class Item:
         self._loops: tuple[Frame, ...] = ()
 
     def capture(self, options: Options) -> Captured | None:
-        """Return the step, in the order of a program; None where the item trains nothing."""
+        """Return the step, in the order of a program; None where the item trains nothing.
+
+        Args:
+          options: how the step is planned.
+
+        Raises:
+          CaptureError: the gradient is computed inside of a loop that TensorFlow has lowered.
+        """
         collapsed, self._loops = collapse(self.definition)
         live = imported(importable(collapsed))
         fetched = [name.partition(":") for name in self.names.fetch]
@@ -128,11 +139,22 @@ class Item:
                                    "that the loop calls")
 
     def before(self, edits: Edits) -> Certificate:
-        """Compare the item with what it would be: nothing is optimised after the pass."""
+        """Compare the item with what it would be: nothing is optimised after the pass.
+
+        Args:
+          edits: what is done to the step; not applied.
+
+        Returns:
+          Whether both compute the same, as far as that can be known.
+        """
         return self._compared(rewrite_item(self.definition, expand(edits, self._loops)))
 
     def loops(self, edits: Edits) -> Certificate:
-        """Return that nothing is known: TensorFlow has lowered the item's loops."""
+        """Return that nothing is known: TensorFlow has lowered the item's loops.
+
+        Args:
+          edits: what is done to the step; not looked at.
+        """
         return Certificate(None, reason="its loops are lowered")
 
     def after(self) -> Certificate:
@@ -145,7 +167,11 @@ class Item:
         return certificate_of_definitions(self.definition, edited, functions.get)
 
     def apply(self, edits: Edits) -> None:
-        """Edit a copy of the item's graph."""
+        """Edit a copy of the item's graph.
+
+        Args:
+          edits: what is done to the step; loops are named as in the captured graph.
+        """
         self.rewritten = rewrite_item(self.definition, expand(edits, self._loops))
 
 
@@ -153,6 +179,10 @@ def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v
     """Return the item's graph, edited.
 
     The placer has run already, so what is added says on which device: that of its first source.
+
+    Args:
+      definition: graph of the item; not changed.
+      edits: what is done to it; ops are named as in that graph.
     """
     edited = apply_to_graph_def(definition, edits)
     _forget_shapes(edited)
@@ -176,6 +206,10 @@ def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.Gra
 
     TensorFlow runs a function as it was if a pass fails on it; this is how a pass can insist. Only
     what nothing else comes before waits for the assertion: no edge may lead into a loop.
+
+    Args:
+      definition: graph of the item; not changed.
+      message: what the assertion says.
     """
     failed = tf.compat.v1.GraphDef()
     failed.CopyFrom(definition)

@@ -107,13 +107,27 @@ class Arithmetic(Protocol):
     """How a step computes: see `tfckpt.verify.arithmetic.certified`."""
 
     def before(self, edits: Edits) -> Certificate:
-        """Compare the step with what edits would make of it."""
+        """Compare the step with what edits would make of it.
+
+        Args:
+          edits: what is done to the step; not applied.
+
+        Returns:
+          Whether both compute the same, as far as that can be known.
+        """
 
     def after(self) -> Certificate:
         """Compare the step with what edits have made of it."""
 
     def loops(self, edits: Edits) -> Certificate:
-        """Compare the bodies of loops that edits recompute in segments with those of the step."""
+        """Compare the bodies of loops that edits recompute in segments with those of the step.
+
+        Args:
+          edits: what is done to the step; not applied.
+
+        Returns:
+          Whether these bodies compute the same, as far as that can be known.
+        """
 
 
 class Carrier(Protocol):
@@ -132,10 +146,17 @@ class Carrier(Protocol):
         """Return whether Grappler has seen its steps already and will not change them again."""
 
     def capture(self, options: Options) -> Captured | None:
-        """Return the step; None where nothing trains."""
+        """Return the step; None where nothing trains.
+
+        Args:
+          options: how the step is planned.
+        """
 
     def apply(self, edits: Edits) -> None:
         """Take the edits of the step back.
+
+        Args:
+          edits: what is done to the step; ops are named as in the captured graph.
 
         Raises:
           Exception: they cannot be applied; the step is as it was, and other edits may be.

@@ -37,6 +37,9 @@ class Dumped:
     def read(self, file: str) -> bytes:
         """Return what a file of the dump holds.
 
+        Args:
+          file: its name in the folder, such as "graph.json".
+
         Raises:
           CaptureError: it is not there.
         """
@@ -47,7 +50,14 @@ class Dumped:
                                f"{file} ({error.strerror})") from error
 
     def capture(self, options: Options) -> Captured:
-        """Return the step as it was captured."""
+        """Return the step as it was captured.
+
+        Args:
+          options: how the step is planned; not looked at, since the dump has its own capture.
+
+        Raises:
+          CaptureError: a file of the dump is missing, or is of another version.
+        """
         live = imported(tf.compat.v1.GraphDef.FromString(self.read("graph.pb")))
         graph = dump.from_json(self.read("graph.json"), "graph.json")
         compiled = self.about["compiled"]
@@ -57,11 +67,22 @@ class Dumped:
                         stored=False)
 
     def apply(self, edits: Edits) -> None:
-        """Do nothing."""
+        """Do nothing.
+
+        Args:
+          edits: what is done to the step; left alone, since the step is not here.
+        """
 
 
 def replay(folder: str) -> tuple[Outcome, list[str]]:
     """Plan a dumped step again; return what came out and what differs from the dump.
+
+    Args:
+      folder: that of one step, below the folder that `TFCKPT_DUMP` named.
+
+    Returns:
+      The outcome of planning, and the names of the files ("plans.json", "edits.json") that would
+      now be written otherwise; none where the same came out.
 
     Raises:
       CaptureError: it is no dump, or one of another version.

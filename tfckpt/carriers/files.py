@@ -59,7 +59,11 @@ class InFile:
         self._arithmetic = None if step.plain is None else Arithmetic(step.live, step.plain)
 
     def capture(self, options: Options) -> Captured:
-        """Return the step, which was read with the document."""
+        """Return the step, which was read with the document.
+
+        Args:
+          options: how the step is planned; not looked at, since the step was read before.
+        """
         step = self.step
         is_function = bool(step.function) and hasattr(step.live, "inputs")
         return Captured(step.name, step.graph, step.live, step.compiled, grappler=(
@@ -68,16 +72,36 @@ class InFile:
             doubt=functools.partial(doubt, step.live, step.compiled))
 
     def apply(self, edits: Edits) -> None:
-        """Keep the edits: see `rewrite`."""
+        """Keep the edits: see `rewrite`.
+
+        Args:
+          edits: what is done to the step; the document itself is not changed.
+        """
         self._edits = edits
 
     def before(self, edits: Edits) -> Certificate:
-        """Compare the function with what edits would make of it."""
+        """Compare the function with what edits would make of it.
+
+        Args:
+          edits: what is done to the step; not applied. Only asked where `capture` gave an
+            `arithmetic`.
+
+        Returns:
+          Whether both compute the same, as far as that can be known.
+        """
         assert self._arithmetic is not None
         return self._arithmetic.before(edits)
 
     def loops(self, edits: Edits) -> Certificate:
-        """Compare the bodies of loops that edits recompute in segments with those there were."""
+        """Compare the bodies of loops that edits recompute in segments with those there were.
+
+        Args:
+          edits: what is done to the step; not applied. Only asked where `capture` gave an
+            `arithmetic`.
+
+        Returns:
+          Whether these bodies compute the same, as far as that can be known.
+        """
         assert self._arithmetic is not None
         return self._arithmetic.loops(edits)
 
@@ -88,6 +112,13 @@ class InFile:
 
 def plan_file_step(step: Step, options: Options) -> Result:
     """Price and plan a step, and make the edits that realise the plan.
+
+    Args:
+      step: one of the training steps of a document.
+      options: how the step is planned.
+
+    Returns:
+      The edits, None where nothing is to be changed, and the report.
 
     Raises:
       CostError: a tensor's bytes are unknown.
@@ -115,6 +146,10 @@ def priced_plain(step: Step, target: Target | None = None) -> Part:
 
 def rewrite(document: Document, results: Sequence[Result]) -> Document:
     """Return the document with every planned step rewritten; the one given is left as it is.
+
+    Args:
+      document: what the steps were read from; not changed.
+      results: one for each planned step; those without edits are skipped.
 
     Raises:
       RewriteError: an edit does not fit the document.

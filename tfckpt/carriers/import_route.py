@@ -27,7 +27,11 @@ Rewrite = Callable[[Any, Sequence[tf.Tensor], Apply], None]
 
 @functools.cache
 def announce(problem: str) -> None:
-    """Say once in a process that this route is taken, and why."""
+    """Say once in a process that this route is taken, and why.
+
+    Args:
+      problem: why the trace hook is not used; the warning begins with it.
+    """
     warnings.warn(f"tfckpt: {problem}; steps are traced by themselves and imported, which does not "
                   "work in the replicas of tf.distribute", stacklevel=5)
 

@@ -66,7 +66,12 @@ class Records:
         self.around = around
 
     def note(self, sizes: CallSizes, is_open: bool) -> None:
-        """Note the sizes that a trace is planned for, and whether it leaves dimensions open."""
+        """Note the sizes that a trace is planned for, and whether it leaves dimensions open.
+
+        Args:
+          sizes: what the call told of sizes; without leaves where it told nothing.
+          is_open: whether the trace leaves dimensions open.
+        """
         self._traced.add(sizes.leaves)
         if is_open:
             self.open_for = sizes if sizes.leaves else None
@@ -76,7 +81,15 @@ class Records:
 
     @contextlib.contextmanager
     def watching(self, sizes: CallSizes, name: str) -> Iterator[None]:
-        """Warn, once for a plan, of a call that runs an open trace and is larger than planned."""
+        """Warn, once for a plan, of a call that runs an open trace and is larger than planned.
+
+        Args:
+          sizes: those of the call that is made in this context.
+          name: of the step, for the warning.
+
+        Yields:
+          Nothing, before the call; what it did is looked at when the context ends.
+        """
         traces = len(self.reports)
         yield
         planned = self.open_for
@@ -90,7 +103,13 @@ class Records:
             "dimension out of the input_signature, so that each size is planned", stacklevel=5)
 
     def add(self, signature: str, report: Report, graph: tf.Graph) -> None:
-        """Note the report of a trace, and its graph for as long as TensorFlow keeps that."""
+        """Note the report of a trace, and its graph for as long as TensorFlow keeps that.
+
+        Args:
+          signature: the traced signature as text; one that is known already gets a number.
+          report: of the trace.
+          graph: that the step is in; held weakly.
+        """
         self.graph = weakref.ref(graph)
         self.report = report
         key, number = signature, 1
@@ -142,7 +161,11 @@ class Traced:
         return self._body is not None
 
     def capture(self, options: Options) -> Captured:
-        """Return the step, nested functions inlined."""
+        """Return the step, nested functions inlined.
+
+        Args:
+          options: how the step is planned.
+        """
         graph, sizes = self.func_graph, _sizes()
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
         plain = None if compiled else grappler.question(
@@ -178,7 +201,14 @@ class Traced:
         return optimise_in_place(self.func_graph, self.changes, plain) if wanted() else None
 
     def apply(self, edits: Edits) -> None:
-        """Edit the graph in place, all or nothing."""
+        """Edit the graph in place, all or nothing.
+
+        Args:
+          edits: what is done to the step.
+
+        Raises:
+          RewriteError: the edits do not fit the graph; it is as it was.
+        """
         apply(self.func_graph, edits, self.changes, protected=self.optimised)
 
     def rewrite(self) -> Outcome:
@@ -236,7 +266,14 @@ class Traced:
                       stacklevel=2)
 
     def rewrite_in(self, graph: Any) -> None:
-        """Rewrite the step, and note the report with the graph that the step ends up in."""
+        """Rewrite the step, and note the report with the graph that the step ends up in.
+
+        Args:
+          graph: that the step ends up in: its own, or the one that it is imported into.
+
+        Raises:
+          InfeasibleBudgetError, CostError, PlanError, RewriteError: as `rewrite`.
+        """
         report = self.rewrite().report
         if report is not None:
             self.mark.records.add(self._signature(graph), report, graph)
@@ -276,7 +313,11 @@ class TracedApart(Traced):
         return IMPORTED
 
     def apply(self, edits: Edits) -> None:
-        """Import the step with its edits."""
+        """Import the step with its edits.
+
+        Args:
+          edits: what is done to the step; made to its definition before that is imported.
+        """
         self._realise(self.func_graph, edits)
 
 
@@ -323,6 +364,9 @@ def on_compiled_graphs(callback: Callable[[Any], None] | None) -> None:
 
     Only with those that compute a gradient themselves and have not been rewritten; before their
     FunctionDef is made. None ends it.
+
+    Args:
+      callback: takes the FuncGraph, and may change it in place; None for no callback.
     """
     global _compiled_graphs
     _compiled_graphs = callback
@@ -337,7 +381,14 @@ def _sizes() -> CallSizes:
 
 @contextlib.contextmanager
 def knowing(sizes: CallSizes) -> Iterator[None]:
-    """What is traced in this context by this thread knows the sizes of the call."""
+    """Let what is traced in this context by this thread know the sizes of the call.
+
+    Args:
+      sizes: what the call says of sizes; those known before hold again after the context.
+
+    Yields:
+      Nothing, once the sizes are known.
+    """
     previous = _sizes()
     _calls.sizes = sizes
     try:
@@ -347,7 +398,16 @@ def knowing(sizes: CallSizes) -> Iterator[None]:
 
 
 def called_with(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Call what may trace, such that the trace knows with which arguments."""
+    """Call what may trace, such that the trace knows with which arguments.
+
+    Args:
+      function: a `tf.function`, or another callable that may trace.
+      *args: positional arguments of the call.
+      **kwargs: keyword arguments of the call.
+
+    Returns:
+      What the function returns.
+    """
     if not tf.executing_eagerly():
         return function(*args, **kwargs)
     with knowing(CallSizes.of((args, kwargs), _sizes().batch)):

@@ -67,6 +67,13 @@ class Request:
 def parse(command: str, arguments: Sequence[str]) -> Request:
     """Read a command's arguments.
 
+    Args:
+      command: one of `COMMANDS`.
+      arguments: what follows the command: flags, with dashes or underscores, and paths.
+
+    Returns:
+      The command with its paths and the values of its flags; with `help`, paths are not checked.
+
     Raises:
       flags.Error: an unknown flag, a malformed value, or too few or many paths.
     """
@@ -88,6 +95,9 @@ def parse(command: str, arguments: Sequence[str]) -> Request:
 
 def command_name(text: str = "") -> str:
     """Return the command that an argument names.
+
+    Args:
+      text: the first argument; "" where there is none.
 
     Raises:
       flags.Error: none; says which one may have been meant.
@@ -124,6 +134,12 @@ def budget_value(text: str) -> object:
 
     "0.5" is a fraction, "GPU:0=30GB,*=min" a mapping from devices; all else stays text.
 
+    Args:
+      text: the value of the flag.
+
+    Returns:
+      A float for a fraction, a dict for a mapping, else the text.
+
     Raises:
       flags.Error: it cannot be read.
     """
@@ -142,7 +158,11 @@ def budget_value(text: str) -> object:
 
 
 def usage(command: str | None = None) -> str:
-    """Help on the tool or on one command."""
+    """Return the help on the tool or on one command.
+
+    Args:
+      command: one of `COMMANDS`; None for the tool.
+    """
     if command is None:
         width = max(len(f"{name} {paths}") for name, (paths, _) in COMMANDS.items())
         lines = [f"  tfckpt {f'{name} {paths}':<{width}}  {what}"
@@ -158,7 +178,11 @@ def usage(command: str | None = None) -> str:
 
 
 def flags_of(command: str) -> flags.FlagValues:
-    """Return the flags of a command, with their defaults."""
+    """Return the flags of a command, with their defaults.
+
+    Args:
+      command: one of `COMMANDS`.
+    """
     values = flags.FlagValues()
     values.set_gnu_getopt(True)
     where: Any = {"flag_values": values}

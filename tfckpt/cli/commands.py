@@ -39,6 +39,12 @@ from tfckpt.verify.arithmetic.background import wait_for_certificates
 def run(request: Request) -> int:
     """Run a command; 0 on success.
 
+    Args:
+      request: a parsed command line, of a command that loads TensorFlow.
+
+    Returns:
+      The exit status of the process.
+
     Raises:
       flags.Error: an option is malformed.
       TfckptError, OSError: it could not be done.

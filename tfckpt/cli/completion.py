@@ -56,7 +56,14 @@ _AS_COMMAND = "complete -c tfckpt -n __fish_use_subcommand"
 
 
 def script(shell: str) -> str:
-    """Return what a shell has to read."""
+    """Return what a shell has to read.
+
+    Args:
+      shell: "bash", "zsh" or "fish".
+
+    Returns:
+      The script as text, for the shell's start-up file or its folder of completions.
+    """
     if shell == "fish":
         return "\n".join(_fish())
     values = [f'        {command}:__{flag.name}) COMPREPLY=($(compgen -W "{" ".join(found)}" -- '

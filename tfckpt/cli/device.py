@@ -89,6 +89,10 @@ def _count(batch: int | None) -> str:
 def known_device(text: str) -> Device:
     """Return the device that a flag names.
 
+    Args:
+      text: a preset's name, or figures such as
+        "memory=24GB,bandwidth=600GB,clock=1.7GHz,cores=9216".
+
     Raises:
       flags.Error: there is none; lists the presets.
     """
@@ -103,6 +107,16 @@ def known_device(text: str) -> Device:
 def plan_for(document: Document, step: Step, options: Options, device: Device,
              fetches: Sequence[str]) -> tuple[Result, Fit]:
     """Plan a step with a device's times, and say what fits there.
+
+    Args:
+      document: what the step was read from; not changed.
+      step: one of the training steps of the document.
+      options: how the step is planned; their target is replaced by the device.
+      device: that the step is planned for; it need not be here.
+      fetches: what a session runs of a GraphDef: tensors and ops; empty for the default.
+
+    Returns:
+      The planned step, and what it needs on the device, plain and rewritten.
 
     Raises:
       CostError: a tensor's bytes are unknown, or Grappler refuses the graph.

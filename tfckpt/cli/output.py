@@ -24,6 +24,11 @@ _MAIN_FILES = ("saved_model.pb", "saved_model.pbtxt")
 def check_target(path: str, *, directory: bool, force: bool) -> None:
     """Refuse an output path that cannot be written, before any work is done.
 
+    Args:
+      path: of the output.
+      directory: whether the output is a SavedModel, which is a directory, and not a file.
+      force: whether an output that exists may be replaced.
+
     Raises:
       RewriteError: it exists (and `force` is off), is of the other kind, or its folder is
         missing or closed to us.
@@ -47,7 +52,17 @@ def check_target(path: str, *, directory: bool, force: bool) -> None:
 
 
 def write_file(path: str, data: bytes, *, force: bool) -> None:
-    """Write a file whole or not at all."""
+    """Write a file whole or not at all.
+
+    Args:
+      path: of the output.
+      data: all that the file holds.
+      force: whether an output that exists may be replaced.
+
+    Raises:
+      RewriteError: see `check_target`.
+      OSError: it cannot be written.
+    """
     with staged_file(path, data, force=force) as put_in_place:
         put_in_place()
 
@@ -58,6 +73,14 @@ def staged_file(path: str, data: bytes, *, force: bool) -> Iterator[Callable[[],
 
     Outputs that belong together are staged first and moved then, so that a full disk leaves
     none of them.
+
+    Args:
+      path: of the output.
+      data: all that the file holds.
+      force: whether an output that exists may be replaced.
+
+    Yields:
+      A function without parameters that puts the file in place, to be called within the context.
 
     Raises:
       RewriteError: see `check_target`.
@@ -86,6 +109,16 @@ def _move_new(temporary: pathlib.Path, target: pathlib.Path) -> None:
 def staged_saved_model(path: str, like: str, main: bytes, *,
                        force: bool) -> Iterator[Callable[[], None]]:
     """Write a SavedModel beside `path`, that of `like` with other graphs; see `staged_file`.
+
+    Args:
+      path: of the output, a directory.
+      like: the SavedModel that is copied but for its graphs.
+      main: the SavedModel message with the other graphs, serialized as that of `like` is.
+      force: whether an output that exists may be replaced.
+
+    Yields:
+      A function without parameters that puts the SavedModel in place, to be called within the
+      context.
 
     Raises:
       RewriteError: see `check_target`; `like` itself is read before `path` is replaced.
@@ -124,7 +157,12 @@ def _swap(made: pathlib.Path, target: pathlib.Path, old: pathlib.Path) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under a header: the first column to the left, the others to the right."""
+    """Return rows under a header: the first column to the left, the others to the right.
+
+    Args:
+      header: one text for each column.
+      rows: the cells, as many in each row as the header has.
+    """
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join("  ".join(
@@ -144,6 +182,12 @@ def progress(what: str) -> Iterator[None]:
     A terminal shows for how long already, until it is done; elsewhere there is a line after
     `LONG` seconds, and one with the time that it took, unless `TF_CPP_MIN_LOG_LEVEL` asks for
     silence.
+
+    Args:
+      what: is being done, as a person reads it, such as "reading model.pb".
+
+    Yields:
+      Nothing; what takes long is done within the context.
     """
     terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     done = threading.Event()

@@ -16,7 +16,14 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def run(request: Request) -> int:
-    """Run the command; 0 on success."""
+    """Run the command; 0 on success.
+
+    Args:
+      request: the parsed command line; its one path is "list" or "clear".
+
+    Returns:
+      The exit status of the process.
+    """
     where, as_json = files.folder(), bool(request.json)
     if request.paths[0] == "list":
         print(_as_json(where) if as_json else _as_table(where))

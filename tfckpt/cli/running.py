@@ -39,6 +39,15 @@ class Measured:
 def run_step(document: Document, step: Step, batch_size: int | None, repeats: int) -> Measured:
     """Run one step once for its results and then `repeats` times for peak and time.
 
+    Args:
+      document: what the step was read from; not changed.
+      step: one of the training steps of the document.
+      batch_size: what an unknown leading dimension stands for; None where nobody said.
+      repeats: how many measured runs are made, of which the lowest values count.
+
+    Returns:
+      What the runs showed.
+
     Raises:
       VerificationError: the step cannot be run; says why.
     """
@@ -63,6 +72,10 @@ def largest_difference(first: Measured, second: Measured) -> tuple[float, str] |
 
     Differences are relative to the tensor's largest entry; where that is noise, to the noise
     floor of results or variables, whichever the tensor is.
+
+    Args:
+      first: the step of one document.
+      second: the same step of the other document.
 
     Returns:
       None where nothing can be compared.
@@ -158,7 +171,13 @@ def _run_saved_model(document: Document, step: Step, batch_size: int | None,
 
 
 def loaded_call(loaded: Any, names: tuple[str, ...], function: Any) -> Any:
-    """Return what to call: the object's own function, which fills in what is no tensor."""
+    """Return what to call: the object's own function, which fills in what is no tensor.
+
+    Args:
+      loaded: a SavedModel as `tf.saved_model.load` returns it.
+      names: the attributes that lead from it to the object's own function; empty where none does.
+      function: the concrete function, which is called where there are no names.
+    """
     return functools.reduce(getattr, names, loaded) if names else function
 
 

@@ -15,6 +15,10 @@ def undoes_nothing(graph: Graph, i: int) -> bool:
     """Return whether an op passes its first input on, since it undoes a broadcast within a shape.
 
     That is so for the sizes that the graph was captured with; for others it may add.
+
+    Args:
+      graph: joint graph.
+      i: index of the op.
     """
     op = graph.ops[i]
     part = record(op.type).broadcast

@@ -153,7 +153,16 @@ def _where_nobody_waits(graph: Graph, absorbed: Mapping[int, int]) -> dict[int, 
 
 
 def merged_pairs(graph: Graph) -> dict[int, int]:
-    """Bias gradients that oneDNN computes inside the filter gradient of the same convolution."""
+    """Return the bias gradients that oneDNN computes inside a filter gradient.
+
+    Both are of the same convolution.
+
+    Args:
+      graph: joint graph.
+
+    Returns:
+      For the index of each such bias gradient that of the filter gradient.
+    """
     known = [record(op.type) for op in graph.ops]
     filters = {op.inputs[of]: i for i, op in enumerate(graph.ops)
                if (of := known[i].filter_gradient_of) is not None}

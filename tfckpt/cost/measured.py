@@ -39,7 +39,16 @@ def measured_rates(graph: Graph, profile: Mapping[str, float], rates: Rates) -> 
 
 
 def by_op(graph: Graph, profile: Mapping[str, float]) -> dict[str, float]:
-    """Return a profile's seconds by op; what stands for an op, or is inside of it, counts as it."""
+    """Return a profile's seconds by op; what stands for an op, or is inside of it, counts as it.
+
+    Args:
+      graph: the captured step.
+      profile: seconds by the name of what ran; names that stand for no op of the graph are left
+        out.
+
+    Returns:
+      Seconds by op name, added up; ops that the profile does not name are missing.
+    """
     names = {traced(op.name): op.name for op in graph.ops} | {op.name: op.name for op in graph.ops}
     found: dict[str, float] = {}
     for name, taken in profile.items():

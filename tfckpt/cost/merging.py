@@ -11,6 +11,11 @@ def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bo
     """Return whether TensorFlow may merge an op into its only reader.
 
     `readers` are those of `Graph.consumers`.
+
+    Args:
+      graph: joint graph.
+      i: index of the op.
+      readers: for each op its consumers, as `Graph.consumers` returns them.
     """
     merges = record(graph.ops[i].type).merges_into
     wanted = REARRANGED if multiplies_by_one(graph, i) else merges
@@ -21,7 +26,12 @@ def merges_into_its_reader(graph: Graph, i: int, readers: list[list[int]]) -> bo
 
 
 def multiplies_by_one(graph: Graph, i: int) -> bool:
-    """Return whether Grappler takes an op out: 1 * x, as `silu` has before its sigmoid."""
+    """Return whether Grappler takes an op out: 1 * x, as `silu` has before its sigmoid.
+
+    Args:
+      graph: joint graph.
+      i: index of the op.
+    """
     return record(graph.ops[i].type).multiplies and any(
         graph.ops[source].attrs.get("value") == 1.0 for source, _ in graph.ops[i].inputs)
 

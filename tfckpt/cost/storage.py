@@ -28,6 +28,13 @@ def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[Te
     That is only done where every source of the graph has a known shape; it is never counted as 1.
     Variables of unknown shape are no obstacle where nothing else depends on them.
 
+    Args:
+      graph: joint graph.
+      root: for each output of each op the tensor that allocates its memory, or `RESIDENT`.
+
+    Returns:
+      Bytes by the tensor that allocates.
+
     Raises:
       CostError: a source has an unknown dimension; the message names the tensor and the way out.
     """
@@ -106,6 +113,12 @@ def unknown_variables(graph: Graph) -> list[int]:
     """Return the handles of the variables of which not even the rank is known, ascending.
 
     A graph in a file holds no shapes of the variables that its trace captured.
+
+    Args:
+      graph: joint graph.
+
+    Returns:
+      Indices of ops.
     """
     return sorted({op.inputs[0][0] for op in graph.ops if record(op.type).access is Access.VALUE
                    and any(t.bytes is None and t.shape is None for t in op.outputs)})

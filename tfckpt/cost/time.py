@@ -15,17 +15,26 @@ from tfckpt.ops import Shape, record
 
 
 def is_expensive(op: Op) -> bool:
-    """Return whether the op computes rather than moves bytes."""
+    """Return whether the op computes rather than moves bytes.
+
+    Args:
+      op: of any graph; a loop computes if an op of its body does.
+    """
     if op.loop is not None:
         return any(map(is_expensive, op.loop.body.ops))
     return record(op.type).flops is not None
 
 
 def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
-    """Run time of one op, analytic where it is not known; shapes must be known.
+    """Return the run time of one op, analytic where it is not known; shapes must be known.
 
     A loop whose iterations are known takes as often what its body does; a workspace is written and
     read.
+
+    Args:
+      graph: that the op belongs to.
+      op: the op.
+      rates: of the device, and the seconds of ops that somebody else has priced.
     """
     known = _told(op, rates)
     if known is not None:
@@ -64,7 +73,15 @@ def _told(op: Op, rates: Rates) -> float | None:
 
 
 def flops(graph: Graph, op: Op) -> float:
-    """Floating-point operations of a convolution or matrix product; 0 for other ops."""
+    """Return the floating-point operations of a convolution or matrix product; 0 for other ops.
+
+    Args:
+      graph: that the op belongs to.
+      op: the op; its shapes must be known where it is one of these.
+
+    Returns:
+      A count for one run of the op.
+    """
     count = record(op.type).flops
     if count is None:
         return 0.0

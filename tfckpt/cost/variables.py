@@ -19,6 +19,12 @@ def variable_bytes(graph: Graph) -> dict[TensorId, int]:
 
     First those whose values are read, then those that ops take by their handles alone: tables
     that are gathered from, what fused optimizers keep.
+
+    Args:
+      graph: joint graph.
+
+    Returns:
+      Bytes by handle; variables of unknown rank are missing.
     """
     unknown = frozenset(unknown_variables(graph))
     found = {handle_of(graph, op.inputs[0]): sum(t.bytes or 0 for t in op.outputs)
@@ -33,7 +39,15 @@ def variable_bytes(graph: Graph) -> dict[TensorId, int]:
 
 
 def handle_of(graph: Graph, tensor: TensorId) -> TensorId:
-    """Return where a handle comes from, through what passes it on."""
+    """Return where a handle comes from, through what passes it on.
+
+    Args:
+      graph: joint graph.
+      tensor: a handle: index of its op, and number of its output.
+
+    Returns:
+      The output of the op that makes the handle.
+    """
     op = graph.ops[tensor[0]]
     while record(op.type).passes_on and tensor[1] < len(op.inputs):
         tensor = op.inputs[tensor[1]]
@@ -50,6 +64,9 @@ def updated_late(graph: Graph) -> Graph:
     every step. Nothing waits for what Grappler may merge into its reader or rearrange, which it
     does otherwise where another op waits, nor for what runs in one branch only. Small variables do
     not matter.
+
+    Args:
+      graph: joint graph; not changed.
     """
     readers, ops = graph.consumers(), list(graph.ops)
     last, size = _readers_of_values(graph, readers), variable_bytes(graph)
@@ -81,7 +98,12 @@ class ValueUses:
 
 
 def value_uses(graph: Graph, readers: list[list[int]]) -> ValueUses:
-    """Return who holds and who updates variables, numbered as by `variable_bytes`."""
+    """Return who holds and who updates variables, numbered as by `variable_bytes`.
+
+    Args:
+      graph: joint graph.
+      readers: for each op its consumers, as `Graph.consumers` returns them.
+    """
     number = {handle: n for n, handle in enumerate(variable_bytes(graph))}
     last = _readers_of_values(graph, readers)
     holds: dict[int, list[int]] = collections.defaultdict(list)

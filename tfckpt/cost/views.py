@@ -22,7 +22,11 @@ _SMALL = 16
 
 
 def is_element_wise(op: Op) -> bool:
-    """Return whether XLA computes an op in the loop of one that reads it."""
+    """Return whether XLA computes an op in the loop of one that reads it.
+
+    Args:
+      op: of the joint graph.
+    """
     known = record(op.type)
     return (len(op.outputs) == 1 and op.pure and op.loop is None and not known.aliases
             and not op.conditional and (known.evaluate is not None or known.spreads))
@@ -32,12 +36,21 @@ def is_written(op: Op, in_memory: Mapping[str, int]) -> bool:
     """Return whether XLA is known to write an op's result to memory, and no part of it alone.
 
     Of a mean's gradient the numbers that are spread over all elements may be, under its name.
+
+    Args:
+      op: of the joint graph.
+      in_memory: ops whose results XLA is known to write to memory, by name, and their elements.
     """
     return 0 < _elements(op, 0) <= in_memory.get(op.name, 0)
 
 
 def fuses(op: Op, reader: Op) -> bool:
-    """Return whether XLA computes an element-wise op within another that reads it."""
+    """Return whether XLA computes an element-wise op within another that reads it.
+
+    Args:
+      op: an element-wise op.
+      reader: an op that reads its result.
+    """
     return reader.device == op.device and reader.pure and (
         is_element_wise(reader) or record(reader.type).reduces)
 

@@ -63,7 +63,12 @@ def write(name: str, files: Mapping[str, bytes]) -> pathlib.Path:
 
 
 def write_or_say(name: str, files: Mapping[str, bytes]) -> None:
-    """Write a dump, and say where, or why not; a full disk does not end the training."""
+    """Write a dump, and say where, or why not; a full disk does not end the training.
+
+    Args:
+      name: of the step; the folder's name begins with it.
+      files: what they hold, by name.
+    """
     try:
         where = write(name, files)
     except OSError as error:
@@ -73,7 +78,15 @@ def write_or_say(name: str, files: Mapping[str, bytes]) -> None:
 
 
 def definition_of(name: str, live: Any) -> bytes:
-    """Return TensorFlow's graph of a step, before it is edited; empty where none can be written."""
+    """Return TensorFlow's graph of a step, before it is edited; empty where none can be written.
+
+    Args:
+      name: of the step, for the message.
+      live: TensorFlow's graph of the step, as it was captured; None where there is none.
+
+    Returns:
+      A serialized GraphDef.
+    """
     try:
         return b"" if live is None else live.as_graph_def().SerializeToString()
     except ValueError as error:  # more than a protobuf message can have
@@ -82,12 +95,20 @@ def definition_of(name: str, live: Any) -> bytes:
 
 
 def to_json(value: Any) -> bytes:
-    """Return a value of ours as JSON, with a format version."""
+    """Return a value of ours as JSON, with a format version.
+
+    Args:
+      value: of basic types, sequences, mappings and our dataclasses; of all else its text is kept.
+    """
     return json.dumps({"format": FORMAT, "value": _encoded(value)}, indent=1).encode()
 
 
 def from_json(data: bytes, source: str = "a dump") -> Any:
     """Return the value that `to_json` wrote.
+
+    Args:
+      data: what `to_json` returned.
+      source: what the data was read from, for the message.
 
     Raises:
       CaptureError: it is none, or of another version.

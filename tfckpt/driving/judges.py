@@ -78,7 +78,14 @@ class Rejected(Exception):
 
 
 def realisable(candidate: Candidate) -> None:
-    """Accept a candidate whose edits can be made and pass their checks."""
+    """Accept a candidate whose edits can be made and pass their checks.
+
+    Args:
+      candidate: whose edits are made here, if they have not been.
+
+    Raises:
+      Rejected: they cannot be made, or fail a check.
+    """
     try:
         _ = candidate.realised
     except (RewriteError, PlanError) as error:

@@ -83,7 +83,11 @@ class Part(DevicePart):
             allowed * self.plain.peak_bytes / max(self.plain_bytes, 1))
 
     def as_asked(self, asked: XlaMemory | None) -> Part:
-        """Return the part priced by what is known of the plain step; itself where that is None."""
+        """Return the part priced by what is known of the plain step; itself where that is None.
+
+        Args:
+          asked: what XLA, or Grappler, said of the plain step; None where nobody was asked.
+        """
         if asked is None:
             return self
         target = self.target.told(asked.in_memory)
@@ -100,7 +104,14 @@ class Part(DevicePart):
         return dataclasses.replace(self, graph=graph, cost=cost)
 
     def over(self, graph: Graph) -> Part:
-        """Return the part with another graph, priced anew."""
+        """Return the part with another graph, priced anew.
+
+        Args:
+          graph: that takes the place of the part's own.
+
+        Raises:
+          CostError: the bytes of a tensor are unknown.
+        """
         return dataclasses.replace(
             priced(DevicePart(self.device, self.number, self.budget, self.target, graph)),
             asked=self.asked, corrected=self.corrected)
@@ -158,6 +169,10 @@ def price_plain(cost: CostGraph, target: Target) -> tuple[Target, Plain]:
     """Return the plain step's plan and peak, and the target with the bytes that are counted.
 
     Where the allocator would count hardly any request, requested bytes are counted.
+
+    Args:
+      cost: the priced part of one device.
+      target: the device, and what runs the step on it.
     """
     plain = baseline(cost, target)
     if target.allocator and 2 * plain.peak_bytes < plain.timeline.peak_bytes:
@@ -167,7 +182,12 @@ def price_plain(cost: CostGraph, target: Target) -> tuple[Target, Plain]:
 
 
 def unchanged(part: Part, reason: str) -> Proposal:
-    """Return the proposal to leave a part as it is."""
+    """Return the proposal to leave a part as it is.
+
+    Args:
+      part: that is left as it is.
+      reason: why, for the report.
+    """
     plain = part.plain
     return Proposal(part, Decision(part.graph, part.cost, Planned(
         plain.plan, plain.timeline, plain.peak_bytes, part.cost.total_time, plain, ())), reason)

@@ -45,6 +45,15 @@ def device_parts_of(graph: Graph, options: Options, target_of: Callable[[str], T
                     ) -> list[DevicePart]:
     """Return the part of each device.
 
+    Args:
+      graph: the captured step.
+      options: how the step is planned: budgets, and measured seconds.
+      target_of: takes a device as ops spell it, "" for the default, and returns what it is planned
+        for.
+
+    Returns:
+      One for each device that computes gradients; unnamed and unnumbered where there is only one.
+
     Raises:
       PlanError: a device has no budget, or one that is not there has.
     """
@@ -59,6 +68,10 @@ def device_parts_of(graph: Graph, options: Options, target_of: Callable[[str], T
 
 def priced_parts(graph: Graph, wanted: Sequence[DevicePart]) -> list[Part]:
     """Return the part of each device, priced.
+
+    Args:
+      graph: the captured step.
+      wanted: the part of each device, as `device_parts_of` returns them.
 
     Raises:
       CostError: the bytes of a tensor are unknown, or those of a variable that a size counts.
@@ -86,6 +99,9 @@ def may_await_updates(graph: Graph) -> bool:
 
     Only on one device, without collectives, and without reference variables: an update of such a
     variable awaits the copies that read it (`tfckpt.rewrite.passes.reference_variables`).
+
+    Args:
+      graph: the captured step, or the part of it that a device runs.
     """
     devices = {op.device for op in graph.ops if op.device}
     return len(devices) <= 1 and not has_references(graph) and not any(
@@ -233,7 +249,18 @@ class Search:
         return self._segments
 
     def decided(self, limits: Limits) -> Iterator[Decision]:
-        """Yield the part's decisions from the best on, remembering them for replicas."""
+        """Yield the part's decisions from the best on, remembering them for replicas.
+
+        Args:
+          limits: what the plans may use.
+
+        Yields:
+          Decisions that are made when they are asked for; those that were made before are given
+          again.
+
+        Raises:
+          InfeasibleBudgetError: no plan fits the budget.
+        """
         source, known = self._known.setdefault(
             limits, (decisions(self._whole, self.options, limits, self._planners, self.memory,
                                self._in_segments), []))
@@ -247,7 +274,14 @@ class Search:
 
 
 def worth_of(plain_bytes: int) -> float:
-    """Return how much of the default effort a step is worth: less where there is little to save."""
+    """Return how much of the default effort a step is worth: less where there is little to save.
+
+    Args:
+      plain_bytes: peak of the plain step.
+
+    Returns:
+      A factor from `LEAST_EFFORT` to 1.
+    """
     return min(1.0, max(LEAST_EFFORT, plain_bytes / WHOLE_EFFORT))
 
 

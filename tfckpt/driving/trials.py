@@ -68,7 +68,14 @@ class Compiler(Protocol):
     """What can be asked how much a step takes when it is compiled, or when it runs."""
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
-        """Return it, for the step as it is or with edits; raise `NotAsked` where it is unknown."""
+        """Return it, for the step as it is or with edits; raise `NotAsked` where it is unknown.
+
+        Args:
+          edits: what is done to the step; None for the step as it is.
+
+        Raises:
+          NotAsked: it is unknown.
+        """
 
 
 class Simulated:
@@ -81,7 +88,11 @@ class Simulated:
         self._part = part
 
     def memory_of(self, proposal: Proposal | None) -> XlaMemory:
-        """Return the peak with a proposal, and the most of it; of the plain step in the middle."""
+        """Return the peak with a proposal, and the most of it; of the plain step in the middle.
+
+        Args:
+          proposal: what is done to the part; None for the plain step.
+        """
         part = self._part
         if proposal is None:
             return XlaMemory(executed_peaks(part.cost, part.target)[0])
@@ -98,6 +109,10 @@ class Recorded:
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
         """Return the next answer.
+
+        Args:
+          edits: what is done to the step; not looked at, since answers come in the order of the
+            questions.
 
         Raises:
           NotAsked: there was none.
@@ -171,7 +186,11 @@ class Trials:
         return memory
 
     def memory_of(self, proposal: Proposal) -> XlaMemory | None:
-        """Return what the step takes with a proposal; None where XLA was not asked."""
+        """Return what the step takes with a proposal; None where XLA was not asked.
+
+        Args:
+          proposal: for the part that was asked about; one that changes nothing is the plain step.
+        """
         if not proposal.changes:
             return self.plain
         trial = self._trial(proposal)
@@ -182,6 +201,10 @@ class Trials:
 
     def judge(self, candidate: Candidate) -> None:
         """Accept the fastest candidate found whose compiled bytes fit, and are below the plain's.
+
+        Args:
+          candidate: asked about here, if it has not been; accepted where nobody tells what a step
+            takes.
 
         Raises:
           Rejected: this is not it.

@@ -233,6 +233,13 @@ def check_alternative(graph: Graph, alternative: Alternative) -> None:
     Checked: program nodes read earlier ones and tensors of the region, of x or constants; the
     kept nodes exist and are masks exactly where two values are given; sink, gradients and addends
     are tensors of the backward; neither what the program reads nor a gradient is removed.
+
+    Args:
+      graph: the step that the alternative was found in.
+      alternative: what is checked; not changed.
+
+    Raises:
+      CostError: the value does not fit the graph; the message says where.
     """
     inside = frozenset(alternative.region.ops) | {alternative.region.source[0]}
     gone = frozenset(alternative.removed)

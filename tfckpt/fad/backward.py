@@ -292,6 +292,11 @@ def agree(a: Array, b: Array, dtype: str) -> bool:
 
     Differences that come of constants rounded in `dtype` do not count. At least a third of the
     samples must be finite on both sides (a logarithm has half).
+
+    Args:
+      a: values on sample points.
+      b: values on the same sample points.
+      dtype: of the tensors that both stand for: a float type such as "float32".
     """
     good = np.isfinite(a) & np.isfinite(b)
     if good.sum() * 3 < len(good):

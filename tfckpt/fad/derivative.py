@@ -34,7 +34,11 @@ class Derivatives:
         self._done: dict[TensorId, Term | None] = {}
 
     def term(self, tensor: TensorId) -> Term:
-        """Return a tensor that the region may read; a constant of known value is a number."""
+        """Return a tensor that the region may read; a constant of known value is a number.
+
+        Args:
+          tensor: index of its op, and number of its output.
+        """
         op, slot = tensor
         dtype = self.graph.ops[op].outputs[slot].dtype
         value = self.known.get(op)
@@ -43,7 +47,11 @@ class Derivatives:
         return self.builder.tensor(tensor, dtype)
 
     def of(self, v: TensorId) -> Term | None:
-        """dv/dx as a term of the shared program; None where v does not move with x."""
+        """Return dv/dx as a term of the shared program; None where v does not move with x.
+
+        Args:
+          v: a tensor of the region: index of its op, and number of its output.
+        """
         if v not in self._done:
             self._done[v] = self._accumulate(v)
         return self._done[v]
@@ -102,7 +110,14 @@ class Samples:
                 self._forward(i)
 
     def value(self, tensor: TensorId) -> Array | None:
-        """Return a tensor of the region or a constant; None for any other."""
+        """Return a tensor of the region or a constant; None for any other.
+
+        Args:
+          tensor: index of its op, and number of its output.
+
+        Returns:
+          A float64 array with one entry for each sample point.
+        """
         if tensor in self.values:
             return self.values[tensor]
         if tensor[0] not in self.known:
@@ -149,7 +164,15 @@ class Samples:
 
 
 def on_samples(samples: Samples, builder: Builder) -> list[Array]:
-    """Return every node of a program on the samples."""
+    """Return every node of a program on the samples.
+
+    Args:
+      samples: the sample points of the program's region.
+      builder: holds the program.
+
+    Returns:
+      One array of samples, or a scalar, for each node, in the order of the program.
+    """
     nodes = builder.program()
     wanted: Mapping[object, Any] = {node.attr("tensor"): samples.value(node.attr("tensor"))
                                     for node in nodes if node.type == TENSOR}

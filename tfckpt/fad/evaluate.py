@@ -17,12 +17,25 @@ from tfckpt.ops.terms import NUMBER, TENSOR, TWO, Program
 
 
 def can_evaluate(op_type: str) -> bool:
-    """Return whether `evaluate` knows the op."""
+    """Return whether `evaluate` knows the op.
+
+    Args:
+      op_type: such as "Tanh".
+    """
     return record(op_type).evaluate is not None
 
 
 def evaluate(op_type: str, args: Sequence[Array], attrs: Mapping[str, object]) -> Array:
-    """Return the op on samples; args are arrays of one length or scalars."""
+    """Return the op on samples; args are arrays of one length or scalars.
+
+    Args:
+      op_type: one that `can_evaluate` knows.
+      args: operands of the op, in order.
+      attrs: of the op; those that its function does not take are left out.
+
+    Returns:
+      A float64 array of that length, or a boolean one of a comparison.
+    """
     known = record(op_type)
     assert known.evaluate is not None, f"nothing computes {op_type}"
     value: Array = known.evaluate(
@@ -31,7 +44,15 @@ def evaluate(op_type: str, args: Sequence[Array], attrs: Mapping[str, object]) -
 
 
 def run(program: Program, tensors: Mapping[object, Array]) -> list[Array]:
-    """Return the value of every node, given those of the tensors it reads."""
+    """Return the value of every node, given those of the tensors it reads.
+
+    Args:
+      program: nodes, each after those that it reads.
+      tensors: samples of each tensor that the program reads, by (op, output).
+
+    Returns:
+      Arrays in the order of the program; scalars for numbers.
+    """
     values: list[Array] = []
     for node in program:
         args = [values[i] for i in node.args]

@@ -48,12 +48,20 @@ class Constants:
         return op in self.values
 
     def get(self, op: int) -> float | None:
-        """Return the common value of all elements, or None where unknown."""
+        """Return the common value of all elements, or None where unknown.
+
+        Args:
+          op: index in `Graph.ops`.
+        """
         return self.values.get(op)
 
 
 def constants(graph: Graph) -> Constants:
-    """Find constants and fold those whose value is known. O(ops)."""
+    """Find constants and fold those whose value is known. O(ops).
+
+    Args:
+      graph: the captured step.
+    """
     values: dict[int, float | None] = {}
     for i, op in enumerate(graph.ops):
         made = record(op.type)

@@ -13,7 +13,12 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 
 
 
 def elements(graph: Graph, tensor: TensorId) -> int:
-    """Number of elements of a float tensor of known shape."""
+    """Return the number of elements of a float tensor of known shape.
+
+    Args:
+      graph: joint graph.
+      tensor: index of its op, and number of its output; 0 where its bytes are unknown.
+    """
     output = graph.ops[tensor[0]].outputs[tensor[1]]
     return (output.bytes or 0) // DTYPE_BYTES[output.dtype]
 
@@ -52,7 +57,12 @@ class Residuals:
         return None
 
     def bytes(self, removed: Sequence[int] = (), read: Sequence[TensorId] = ()) -> int:
-        """Return bytes held once these ops are removed and the backward reads these tensors."""
+        """Return bytes held once these ops are removed and the backward reads these tensors.
+
+        Args:
+          removed: indices of ops that no longer run.
+          read: tensors that the backward reads besides.
+        """
         gone = frozenset(removed)
         held = {self.storage[t] for t, readers in self.readers.items()
                 if any(r not in gone for r in readers)}

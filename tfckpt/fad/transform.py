@@ -68,6 +68,11 @@ def take(graph: Graph, alternatives: Sequence[Alternative], target: Target = HER
 
     O(edges log ops).
 
+    Args:
+      graph: joint graph; not changed.
+      alternatives: those that are taken, one for a region at most; without any, nothing changes.
+      target: the device and what runs the step: whether control edges order it.
+
     Raises:
       CostError: two alternatives replace or need what the other removes.
     """

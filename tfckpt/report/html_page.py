@@ -68,6 +68,10 @@ _MOST_EDGES = 3000
 def write(report: Report, path: str) -> None:
     """Write the page.
 
+    Args:
+      report: of the step.
+      path: of the HTML file; one that is there is replaced.
+
     Raises:
       TfckptError: matplotlib is not installed.
       OSError: the file cannot be written.
@@ -76,7 +80,14 @@ def write(report: Report, path: str) -> None:
 
 
 def render(report: Report) -> str:
-    """Return the page as text."""
+    """Return the page as text.
+
+    Args:
+      report: of the step.
+
+    Raises:
+      TfckptError: matplotlib is not installed.
+    """
     name = html.escape(report.name)
     parts = [
         "<!doctype html>", '<html lang="en">', '<meta charset="utf-8">',

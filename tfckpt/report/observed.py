@@ -40,7 +40,12 @@ def observing(latest: Callable[[], Report | None]) -> Iterator[None]:
 
 
 def note(report: Report, measured: int) -> None:
-    """Fill a measured peak in, in bytes above what the step starts with; warn once of a miss."""
+    """Fill a measured peak in, in bytes above what the step starts with; warn once of a miss.
+
+    Args:
+      report: of the step; changed.
+      measured: the peak in bytes, above what the step starts with.
+    """
     report.measured_peak_bytes = measured
     allowed = report.allowed_bytes
     if allowed is None or measured <= OVER * allowed or report.missed:

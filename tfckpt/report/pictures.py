@@ -49,6 +49,9 @@ def _figure(width: float, height: float, colours: Mapping[str, str]) -> Any:
 def kind_of(path: str) -> str:
     """Return the kind of picture that a path asks for by its ending, such as "png".
 
+    Args:
+      path: of the file that is to be drawn; it need not exist.
+
     Raises:
       TfckptError: matplotlib is not installed, or cannot write that kind.
     """
@@ -61,7 +64,12 @@ def kind_of(path: str) -> str:
 
 
 def drawn(figure: Any, kind: str) -> bytes:
-    """Return a figure as the bytes of a file."""
+    """Return a figure as the bytes of a file.
+
+    Args:
+      figure: of matplotlib; not changed.
+      kind: what matplotlib is to write, such as "png".
+    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=130, facecolor=figure.get_facecolor())
     return buffer.getvalue()
@@ -69,6 +77,10 @@ def drawn(figure: Any, kind: str) -> bytes:
 
 def save(figure: Any, path: str) -> None:
     """Write a figure; the kind follows from the path's ending.
+
+    Args:
+      figure: of matplotlib; not changed.
+      path: of the file; one that is there is replaced.
 
     Raises:
       TfckptError: see `kind_of`.
@@ -144,7 +156,16 @@ def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
 
 
 def stretches(regions: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(region, first, one past the last) of each stretch; short ones join what precedes them."""
+    """Return (region, first, one past the last) of each stretch.
+
+    Short ones join what precedes them.
+
+    Args:
+      regions: that of each executed op, in the order of execution.
+
+    Returns:
+      Indices of `regions`; empty where that is empty.
+    """
     least = max(2, int(_LEAST_SHARE * len(regions)))
     found: list[tuple[str, int, int]] = []
     start = 0
@@ -186,7 +207,20 @@ def _short(name: str, longest: int = 44) -> str:
 
 
 def front_figure(front: Front, colours: Mapping[str, str] = LIGHT) -> Any:
-    """Peak against extra time: filled what no other plan beats, hollow the best of each solver."""
+    """Draw peak against extra time.
+
+    Filled is what no other plan beats, hollow the best of each solver.
+
+    Args:
+      front: the plans.
+      colours: `LIGHT` or `DARK`.
+
+    Returns:
+      A figure of matplotlib.
+
+    Raises:
+      TfckptError: matplotlib is not installed.
+    """
     figure = _figure(7.6, 4.8, colours)
     axes = figure.subplots()
     _style(axes, colours)
@@ -226,7 +260,13 @@ def front_figure(front: Front, colours: Mapping[str, str] = LIGHT) -> Any:
 
 def add_measured(figure: Any, points: Sequence[tuple[int, float]],
                  colours: Mapping[str, str] = LIGHT) -> None:
-    """Add measured (peak bytes, extra time as a fraction) to the picture of a front."""
+    """Add measured (peak bytes, extra time as a fraction) to the picture of a front.
+
+    Args:
+      figure: what `front_figure` returned; changed.
+      points: one for each measured plan.
+      colours: those that the figure was drawn with.
+    """
     axes = figure.axes[0]
     axes.scatter([peak / _MB for peak, _ in points], [100 * time for _, time in points], s=52,
                  marker="+", color=colours["ours"], label="measured", zorder=5)

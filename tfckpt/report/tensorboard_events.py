@@ -23,14 +23,28 @@ class Board:
         self._writer = tf.summary.create_file_writer(str(log_dir))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """One point for each tag, under Scalars."""
+        """Write one point for each tag, under Scalars.
+
+        Args:
+          values: by tag, such as bytes or seconds.
+          step: of training, that the points belong to.
+        """
         summary = tf.compat.v1.Summary()
         for tag in sorted(values):
             summary.value.add(tag=tag, simple_value=values[tag])
         self._write(summary, step)
 
     def picture(self, tag: str, figure: Any, step: int) -> None:
-        """A matplotlib figure, under Images."""
+        """Write a matplotlib figure, under Images.
+
+        Args:
+          tag: what the picture is called.
+          figure: of matplotlib; drawn as a PNG.
+          step: of training, that the picture belongs to.
+
+        Raises:
+          TfckptError: matplotlib is not installed.
+        """
         png = drawn(figure, "png")
         width, height = (int.from_bytes(png[i:i + 4], "big") for i in (16, 20))  # PNG's header
         summary = tf.compat.v1.Summary()
@@ -39,7 +53,11 @@ class Board:
         self._write(summary, step)
 
     def graph(self, graph: tf.Graph) -> None:
-        """A graph, under Graphs."""
+        """Write a graph, under Graphs.
+
+        Args:
+          graph: a FuncGraph or another graph of TensorFlow; not changed.
+        """
         with self._writer.as_default(step=0):
             tf.summary.graph(graph.as_graph_def())
         self._writer.flush()

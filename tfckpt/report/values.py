@@ -90,7 +90,15 @@ class Front(tuple):
     @classmethod
     def of(cls, points: Sequence[FrontPoint], chosen: FrontPoint | None, name: str,
            baseline_bytes: int, others: Sequence[FrontPoint] = ()) -> Front:
-        """Return a front of points, by falling peak."""
+        """Return a front of points, by falling peak.
+
+        Args:
+          points: plans that no other beats in both, by falling peak.
+          chosen: the plan that was taken; None where the step is left as it is.
+          name: of the step.
+          baseline_bytes: plain peak of the allocator.
+          others: the best plans of every solver that these beat.
+        """
         front = cls((p.live_peak_bytes, p.overhead) for p in points)
         front.points, front.others, front.chosen = tuple(points), tuple(others), chosen
         front.name, front.baseline_bytes = name, baseline_bytes
@@ -98,6 +106,9 @@ class Front(tuple):
 
     def plot(self, path: str) -> None:
         """Draw peak against time for every solver into a file (png, svg, pdf).
+
+        Args:
+          path: of the file; its ending chooses the format.
 
         Raises:
           TfckptError: matplotlib is not installed.

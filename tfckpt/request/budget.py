@@ -49,7 +49,13 @@ class Budget:
         return self.device_bytes is not None or self.of_device
 
     def dynamic(self, baseline_bytes: int, resident_bytes: int) -> int | None:
-        """Return bytes that the dynamic peak must not pass; None for the minimum peak."""
+        """Return bytes that the dynamic peak must not pass; None for the minimum peak.
+
+        Args:
+          baseline_bytes: dynamic peak of the plain step.
+          resident_bytes: what the device holds before the step starts: variables, inputs,
+            constants.
+        """
         if self.fraction is not None:
             return int(self.fraction * baseline_bytes)
         if self.device_bytes is not None:
@@ -100,6 +106,10 @@ class Budget:
 def parse_budget(budget: object) -> Budget:
     """Check a budget.
 
+    Args:
+      budget: bytes of the whole device as an int or "6GiB", a fraction of the plain step's dynamic
+        peak as a float in (0, 1], "min" or "device"; or a `Budget`, which is given back.
+
     Raises:
       PlanError: malformed, zero or negative; the message says what may be written.
     """
@@ -140,7 +150,14 @@ def _parse_text(text: str) -> Budget:
 
 
 def format_bytes(size: float) -> str:
-    """Return bytes as a person reads them, in decimal megabytes or gigabytes."""
+    """Return bytes as a person reads them, in decimal megabytes or gigabytes.
+
+    Args:
+      size: in bytes; may be negative.
+
+    Returns:
+      A number with its unit, such as "1.50 GB", "20.0 MB" or "3.1 kB".
+    """
     if abs(size) >= 1e9:
         return f"{size / 1e9:.2f} GB"
     if abs(size) >= 1e6:

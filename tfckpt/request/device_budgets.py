@@ -41,6 +41,12 @@ class Budgets:
 
         What a device has free is asked now.
 
+        Args:
+          device: as ops spell it; "" where ops without a device run.
+
+        Returns:
+          The budget, with `free_bytes` filled in where it is what the device has free.
+
         Raises:
           PlanError: no key fits it.
         """
@@ -60,6 +66,9 @@ class Budgets:
     def check(self, devices: Iterable[str]) -> None:
         """Refuse keys of devices that neither a step nor TensorFlow in this process knows.
 
+        Args:
+          devices: those of the step, as ops spell them.
+
         Raises:
           PlanError: names the key and the devices that there are.
         """
@@ -76,6 +85,10 @@ class Budgets:
 
 def parse_budgets(budget: object) -> Budgets:
     """Check a budget, or a mapping from devices to budgets.
+
+    Args:
+      budget: as for `parse_budget`; or a mapping from devices to such budgets; or a `Budgets`,
+        which is given back.
 
     Raises:
       PlanError: malformed; the message says what may be written.

@@ -118,6 +118,9 @@ def preset_named(said: str) -> Device | None:
     """Return the preset that a driver's name for a device describes; None where none does.
 
     "NVIDIA H100 80GB HBM3" is H100-80GB. Of several that fit, that with the longest name counts.
+
+    Args:
+      said: what the driver calls the device; case does not count.
     """
     words = re.split(r"[\s_-]+", said.upper())
     fitting = [preset for preset in PRESETS

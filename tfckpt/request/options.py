@@ -51,6 +51,9 @@ class Options:
     def limited_to(self, seconds: object) -> Options:
         """Return the same options with a time limit.
 
+        Args:
+          seconds: that planning a step may take; an int or float above zero.
+
         Raises:
           PlanError: not a positive number of seconds.
         """
@@ -71,6 +74,22 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
                  target: Target | None = None, exact: bool = False,
                  effort: float = 1.0, keep: object = (), recompute: object = ()) -> Options:
     """Check options before anything is traced.
+
+    Args:
+      budget: bytes of the whole device, a fraction, "min" or "device", or a mapping from devices.
+      solver: one of `tfckpt.plan.planner.SOLVER_NAMES`.
+      objective: "time" (fastest plan that fits) or "memory" (minimum peak).
+      batch_size: what an unknown leading dimension stands for where the call does not tell.
+      free_moves: whether moves that cost no time may be used.
+      fad: whether derivatives of activations may be kept: "auto", True or False.
+      xla_trials: how many plans XLA is asked about at most; 0 to ask it nothing.
+      op_seconds: seconds of ops by name, where they were measured; None for none.
+      target: what the step is planned for; None for the devices of this process.
+      exact: whether only a plan is applied of which it is certain that no bit changes.
+      effort: how much the search may evaluate, as a multiple of the default.
+      keep: one or several patterns of layers or ops whose results are never computed again.
+      recompute: one or several patterns of layers or ops of which nothing is held for the backward
+        pass.
 
     Raises:
       PlanError: an option is malformed; the message says what may be written.

@@ -16,13 +16,27 @@ _NAMES = frozenset({"_class", "_output_shapes", "shared_name", "container", "_gr
 
 
 def definition_digest(definition: Any) -> str:
-    """Return a hash of a GraphDef, its functions included where something calls them."""
+    """Return a hash of a GraphDef, its functions included where something calls them.
+
+    Args:
+      definition: a GraphDef; not changed. The names of its nodes do not count.
+
+    Returns:
+      64 hexadecimal digits.
+    """
     functions = _Functions(definition.library.function)
     return functions.nodes(definition.node, ())
 
 
 def named_digest(definition: Any) -> str:
-    """Return a hash of a GraphDef, names included. The order of control edges does not count."""
+    """Return a hash of a GraphDef, names included. The order of control edges does not count.
+
+    Args:
+      definition: a GraphDef; not changed.
+
+    Returns:
+      64 hexadecimal digits.
+    """
     copy = type(definition)()
     copy.CopyFrom(definition)
     for node in copy.node:

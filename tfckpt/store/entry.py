@@ -55,7 +55,11 @@ class Entry:
         return from_record(record, self.graph, self.wanted, str(head["made"]).partition("T")[0])
 
     def drop(self, why: Exception) -> None:
-        """Forget what is kept, unless it is only that the time limit is over."""
+        """Forget what is kept, unless it is only that the time limit is over.
+
+        Args:
+          why: what was wrong with what is kept.
+        """
         if time_is_over():
             return
         logging.info("tfckpt: the kept plan of %s is dropped: %s: %s", self.name,

@@ -69,6 +69,10 @@ def read(where: pathlib.Path, key: str) -> tuple[dict, Any] | None:
     """Return head and plan of a key, and note that they were used; None where there is no plan.
 
     A damaged file is removed.
+
+    Args:
+      where: the folder of the store.
+      key: hash of what the plan depends on, 64 hexadecimal digits.
     """
     path = _path(where, key)
     try:
@@ -94,7 +98,17 @@ def read(where: pathlib.Path, key: str) -> tuple[dict, Any] | None:
 
 
 def write(where: pathlib.Path, key: str, head: Mapping[str, Any], plan: Any) -> None:
-    """Keep a plan, and have others go where there is no room for all."""
+    """Keep a plan, and have others go where there is no room for all.
+
+    Args:
+      where: the folder of the store; made where it does not exist.
+      key: hash of what the plan depends on, 64 hexadecimal digits; what is kept of it is replaced.
+      head: what the plan is of, as JSON can write it.
+      plan: what is kept, as JSON can write it.
+
+    Raises:
+      ValueError, TypeError: JSON cannot write head or plan.
+    """
     body = json.dumps(plan, separators=(",", ":"), allow_nan=False).encode()
     first = json.dumps({"format": FORMAT, "sha256": _digest(body), **head}).encode()
     try:
@@ -113,13 +127,22 @@ def write(where: pathlib.Path, key: str, head: Mapping[str, Any], plan: Any) -> 
 
 
 def remove(where: pathlib.Path, key: str) -> None:
-    """Forget a plan."""
+    """Forget a plan.
+
+    Args:
+      where: the folder of the store.
+      key: hash of what the plan depends on; nothing happens where nothing is kept of it.
+    """
     with contextlib.suppress(OSError):
         _path(where, key).unlink()
 
 
 def kept(where: pathlib.Path) -> list[Kept]:
-    """Return the files of the store, the latest used first."""
+    """Return the files of the store, the latest used first.
+
+    Args:
+      where: the folder of the store; it need not exist.
+    """
     found = []
     for path in _paths(where):
         with contextlib.suppress(OSError):
@@ -129,7 +152,11 @@ def kept(where: pathlib.Path) -> list[Kept]:
 
 
 def clear(where: pathlib.Path) -> tuple[int, int]:
-    """Forget all plans; return how many there were, and their bytes. Other files stay."""
+    """Forget all plans; return how many there were, and their bytes. Other files stay.
+
+    Args:
+      where: the folder of the store; it need not exist.
+    """
     gone = [file for file in kept(where) if _unlinked(file.path)]
     for path in _unfinished(where):
         _unlinked(path)

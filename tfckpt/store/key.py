@@ -43,7 +43,14 @@ def key_of(graph: Graph, parts: Sequence[DevicePart], options: Options,
 
 
 def graph_digest(graph: Graph) -> str:
-    """Return a hash of a graph without its names."""
+    """Return a hash of a graph without its names.
+
+    Args:
+      graph: a captured step, or the part of one.
+
+    Returns:
+      64 hexadecimal digits.
+    """
     digest = hashlib.sha256()
     for line in _lines(graph):
         digest.update(repr(line).encode())
@@ -83,7 +90,12 @@ def _part(part: DevicePart, index: Mapping[str, int]) -> list:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can write it, equal for equal values."""
+    """Return a value as JSON can write it, equal for equal values.
+
+    Args:
+      value: of basic types, sequences, mappings and dataclasses; of anything else its `repr`
+        counts.
+    """
     if value is None or isinstance(value, bool | int | float | str) and not isinstance(
             value, enum.Enum):
         return value

@@ -66,7 +66,14 @@ class Pools:
 
     def write(self, graph: CostGraph, searched: object, plain_bytes: int,
               candidates: Sequence[Candidate]) -> None:
-        """Keep the candidates that a search ended with."""
+        """Keep the candidates that a search ended with.
+
+        Args:
+          graph: the cost graph that was searched.
+          searched: what else the search depends on.
+          plain_bytes: requested peak of the plain step.
+          candidates: the pool at the end of the search; more than `MOST` are not kept.
+        """
         if time_is_over() or len(candidates) > MOST:
             return
         try:
@@ -80,7 +87,11 @@ class Pools:
 
 
 def pools_of(name: str) -> Pools | None:
-    """Return where a step's searches are kept; None where there is no store."""
+    """Return where a step's searches are kept; None where there is no store.
+
+    Args:
+      name: of the step, for people.
+    """
     where = files.folder()
     return None if where is None else Pools(where, name)
 

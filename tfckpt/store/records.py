@@ -70,6 +70,15 @@ def from_record(record: Mapping[str, Any], graph: Graph, wanted: Sequence[Device
                 ) -> Decided:
     """Return what a record says, of a step and the parts of its devices as they are now.
 
+    Args:
+      record: what `to_record` returned, read from JSON.
+      graph: the step as it is now.
+      wanted: the parts of its devices as they are now, in the order of the record.
+      made: when the plan was made, a date.
+
+    Returns:
+      What was decided, with ops named as they are now.
+
     Raises:
       Exception: it says nothing that fits.
     """

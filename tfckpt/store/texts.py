@@ -22,15 +22,29 @@ class Texts:
         self._index = {name: i for i, name in enumerate(self._names)}
 
     def index(self, name: str) -> int:
-        """Return the index of an op."""
+        """Return the index of an op.
+
+        Args:
+          name: of an op of the step.
+
+        Raises:
+          KeyError: there is no such op.
+        """
         return self._index[name]
 
     def indices(self, of: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
-        """Return numbers with the index of an op for its name; other names are left out."""
+        """Return numbers with the index of an op for its name; other names are left out.
+
+        Args:
+          of: names of ops, each with a number.
+        """
         return [(self._index[name], number) for name, number in of if name in self._index]
 
     def name(self, index: int) -> str:
         """Return the name of an op.
+
+        Args:
+          index: that of the op in `Graph.ops`; negative ones are refused.
 
         Raises:
           IndexError: there is no such op.
@@ -40,7 +54,14 @@ class Texts:
         return self._names[index]
 
     def pieces(self, text: str) -> Pieces:
-        """Return a text with indices in the place of names, also in those of copies."""
+        """Return a text with indices in the place of names, also in those of copies.
+
+        Args:
+          text: may name ops of the step, or copies of them.
+
+        Returns:
+          The text itself where it names no op.
+        """
         found: list[str | int] = [""]
         for word in _WORD.split(text):
             name, copy, number = word.partition(_COPY)
@@ -53,11 +74,25 @@ class Texts:
         return text if len(found) == 1 else found
 
     def text(self, pieces: Pieces) -> str:
-        """Return the text that was made into pieces, with the names that ops have here."""
+        """Return the text that was made into pieces, with the names that ops have here.
+
+        Args:
+          pieces: what `pieces` returned, for this step or the same one under other names.
+
+        Raises:
+          IndexError: there is no such op.
+        """
         if isinstance(pieces, str):
             return pieces
         return "".join(self.name(p) if isinstance(p, int) else str(p) for p in pieces)
 
     def all(self, several: Sequence[Pieces]) -> tuple[str, ...]:
-        """Return several texts."""
+        """Return several texts.
+
+        Args:
+          several: what `pieces` returned for each text.
+
+        Returns:
+          The texts, in the same order, as of `text`.
+        """
         return tuple(map(self.text, several))

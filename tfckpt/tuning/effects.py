@@ -15,6 +15,10 @@ from tfckpt.ops import OpRecord, Source, record
 def refuse_lasting(graph: Any, name: str) -> None:
     """Return if all that a run of the graph changes can be put back.
 
+    Args:
+      graph: of the step's concrete function; functions that it calls are looked at, too.
+      name: of the step, for the message.
+
     Raises:
       PlanError: names the op and what to do.
     """
@@ -26,7 +30,11 @@ def refuse_lasting(graph: Any, name: str) -> None:
 
 
 def draws_numbers(graph: Any) -> bool:
-    """Return whether an op draws random numbers from a generator of its own."""
+    """Return whether an op draws random numbers from a generator of its own.
+
+    Args:
+      graph: of the step's concrete function; functions that it calls are looked at, too.
+    """
     return any(record(op.type).draws for op in _every_op(graph))
 
 

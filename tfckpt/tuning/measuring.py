@@ -47,7 +47,11 @@ class Ran:
         return getattr(self.function, "report", None)
 
     def note(self, failure: str) -> None:
-        """Fill in what was measured; nothing where it failed."""
+        """Fill in what was measured; nothing where it failed.
+
+        Args:
+          failure: why the function could not be run, such as "out of memory"; "" where it could.
+        """
         self.row = dataclasses.replace(
             self.row, failure=failure,
             peak_bytes=None if failure else int(statistics.median(self.peaks)),
@@ -103,7 +107,14 @@ class Bench:
         return ran
 
     def profile(self, ran: Ran) -> dict[str, float]:
-        """Return the seconds of a function's ops; nothing where no profile can be taken."""
+        """Return the seconds of a function's ops; nothing where no profile can be taken.
+
+        Args:
+          ran: the function, run before.
+
+        Returns:
+          Seconds by the name of what ran.
+        """
         if ran.row.failure:
             return {}
         try:
@@ -114,7 +125,13 @@ class Bench:
             self.snapshot.restore()
 
     def in_turns(self, every: Sequence[Ran], allowed: int | None) -> None:
-        """Run those that fit and are nearly as fast as the fastest again, one after the other."""
+        """Run those that fit and are nearly as fast as the fastest again, one after the other.
+
+        Args:
+          every: functions that were run before; `row` of those that are run again is filled in
+            anew.
+          allowed: bytes that a call may take; None for no limit.
+        """
         fitting = [ran for ran in every if ran.row.fits(allowed)]
         fastest = min((ran.row.seconds or 0.0 for ran in fitting), default=0.0)
         close = [ran for ran in fitting if (ran.row.seconds or 0.0) <= CLOSE * fastest]

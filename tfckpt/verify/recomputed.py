@@ -41,7 +41,11 @@ class Module:
                     self._called[made.called_computation_ids[0]] = part.id, made
 
     def computes(self, name: str) -> bool:
-        """Return whether instructions of an op do more than to pass something on."""
+        """Return whether instructions of an op do more than to pass something on.
+
+        Args:
+          name: of a TensorFlow op; False where no instruction came from it.
+        """
         return any(made.opcode not in _VIEWS and not self._is_known(part, made)
                    for part, made in self.named.get(name, ()))
 
@@ -51,7 +55,14 @@ class Module:
         return made.opcode in _KNOWN
 
     def reads(self, name: str) -> set[str]:
-        """Return the ops whose results the instructions of an op read."""
+        """Return the ops whose results the instructions of an op read.
+
+        Args:
+          name: of a TensorFlow op.
+
+        Returns:
+          Names of TensorFlow ops, without `name`; empty where no instruction came from it.
+        """
         found: set[str] = set()
         pending, seen = list(self.named.get(name, ())), set()
         while pending:

@@ -21,6 +21,11 @@ class Snapshot:
         """Add the variables that a concrete function captures, or is given, if they are new.
 
         Nothing that the function changes may have run since the first values were to be kept.
+
+        Args:
+          concrete: a concrete function; not run.
+          arguments: a nest with the arguments that it is called with; `tf.Variable` leaves are
+            added.
         """
         given = [leaf.handle for leaf in tf.nest.flatten(arguments)
                  if isinstance(leaf, tf.Variable)]

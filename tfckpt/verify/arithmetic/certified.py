@@ -35,7 +35,12 @@ _REFUSALS = (ValueError, TfckptError, MemoryError, tf.errors.OpError)
 
 
 def doubt(live: Any, compiled: bool) -> str:
-    """Return why nothing can be said of a step; "" where Grappler's answer is what will run."""
+    """Return why nothing can be said of a step; "" where Grappler's answer is what will run.
+
+    Args:
+      live: TensorFlow's graph that the step was read from; not changed.
+      compiled: whether XLA compiles the step.
+    """
     if compiled:
         return COMPILED
     if not hasattr(live, "inputs"):
@@ -59,7 +64,15 @@ class Arithmetic:
         self.live, self.marked, self._plain, self._known = live, marked, plain, answer
 
     def before(self, edits: Edits) -> Certificate:
-        """Compare the step with the same as edited, before the edits are applied."""
+        """Compare the step with the same as edited, before the edits are applied.
+
+        Args:
+          edits: what is done to the step; not applied.
+
+        Returns:
+          Whether both compute the same; unknown where Grappler does not answer or the edits do not
+          fit.
+        """
         try:
             return self._compared(self._edited(edits), edits.renamed)
         except _REFUSALS as error:
@@ -69,6 +82,13 @@ class Arithmetic:
         """Compare the bodies of loops that edits recompute in segments with those of the step.
 
         Nothing else is compared.
+
+        Args:
+          edits: what is done to the step; not applied.
+
+        Returns:
+          Whether these bodies compute the same; unknown where Grappler does not answer or the edits
+          do not fit.
         """
         try:
             ours = self._asked(self._edited(edits), edits.renamed)

@@ -56,17 +56,32 @@ in one graph alone, and then it writes another condition there."""
 
 
 def hashed(value: object) -> str:
-    """Return a digest of a value."""
+    """Return a digest of a value.
+
+    Args:
+      value: anything whose `repr` is the same for equal values.
+
+    Returns:
+      32 hexadecimal digits.
+    """
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
 def called(kind: str) -> str:
-    """Return the name of an op type, the same for types that compute the same."""
+    """Return the name of an op type, the same for types that compute the same.
+
+    Args:
+      kind: an op type; one that has no other name is returned as it is.
+    """
     return _OTHERWISE_CALLED.get(kind, kind)
 
 
 def has_effect(kind: str) -> bool:
-    """Return whether ops of a type do more than compute, such as draw numbers or print."""
+    """Return whether ops of a type do more than compute, such as draw numbers or print.
+
+    Args:
+      kind: an op type.
+    """
     return (kind not in _NO_EFFECT
             and record(kind).access is None and tf_adapter.is_stateful_type(kind))
 
@@ -84,7 +99,14 @@ class Labels:
         self._functions: dict[str, str] = {}
 
     def of(self, definition: Any) -> str:
-        """Return the label of an op, of which a NodeDef is given."""
+        """Return the label of an op, of which a NodeDef is given.
+
+        Args:
+          definition: a NodeDef of the computation; its name and inputs do not count.
+
+        Returns:
+          A digest, 32 hexadecimal digits.
+        """
         kind = called(definition.op)
         if kind == ARGUMENT:
             number = definition.attr["index"].i

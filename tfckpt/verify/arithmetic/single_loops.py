@@ -17,7 +17,11 @@ from tfckpt.plan.segments import MARK
 
 
 def has_segments(definition: tf.compat.v1.GraphDef) -> bool:
-    """Return whether there are loops over segments."""
+    """Return whether there are loops over segments.
+
+    Args:
+      definition: a GraphDef; its functions are not looked at.
+    """
     return any(node.name.endswith(MARK) for node in definition.node)
 
 

@@ -93,7 +93,14 @@ class Terms:
 
 
 def terms_of(computations: Sequence[Computation]) -> list[Terms]:
-    """Return the terms of computations that can be compared with each other."""
+    """Return the terms of computations that can be compared with each other.
+
+    Args:
+      computations: such as a plain step and the same step edited.
+
+    Returns:
+      One for each computation; a term is a digest, equal in two of them where it is the same.
+    """
     graphs = [_Graph(computation) for computation in computations]
     told_apart = 0
     while True:
@@ -110,6 +117,13 @@ def first_differences(first: Terms, second: Terms) -> tuple[str, ...]:
 
     Of those on which something depends that the second does otherwise. In a loop each may depend
     on another; all are returned then.
+
+    Args:
+      first: terms of the plain step.
+      second: terms of the edited step, made by the same call of `terms_of`.
+
+    Returns:
+      Names of ops of the second, in its order; empty where it does nothing otherwise.
     """
     known = set(first.nodes.values())
     found: set[str] = set()

@@ -52,6 +52,12 @@ def stablehlo(module: bytes) -> Any:
 
     The copies in it are taken out: XLA for GPUs is a plugin and reads StableHLO only, which has
     none, and it makes those that it needs.
+
+    Args:
+      module: a serialized HloModuleProto.
+
+    Returns:
+      An `ir.Module` of StableHLO.
     """
     from jax.extend import mlir
     from jax.extend.mlir import ir
@@ -75,6 +81,12 @@ def stablehlo(module: bytes) -> Any:
 
 def described(target: str) -> Any:
     """Return a device that modules can be compiled for, without one.
+
+    Args:
+      target: a key of `TARGETS`.
+
+    Returns:
+      A device as JAX describes it.
 
     Raises:
       RuntimeError: JAX has no compiler for GPUs here.
@@ -112,6 +124,13 @@ def answer(module: bytes, device: Any) -> bytes:
     XLA writes it into a folder for this: what is compiled for a device that is not here has no
     buffer assignment to be asked for.
 
+    Args:
+      module: a serialized HloModuleProto.
+      device: to compile for; nothing of it is here.
+
+    Returns:
+      The serialized HloProto, with the buffer assignment.
+
     Raises:
       RuntimeError: XLA wrote none.
     """
@@ -125,6 +144,9 @@ def answer(module: bytes, device: Any) -> bytes:
 
 def read(stream: BinaryIO) -> bytes | None:
     """Return the next message of a stream; None at its end.
+
+    Args:
+      stream: open for reading bytes; read up to the end of the message.
 
     Raises:
       RuntimeError: the message says why there is no answer.
@@ -140,13 +162,23 @@ def read(stream: BinaryIO) -> bytes | None:
 
 
 def write(stream: BinaryIO, data: bytes, failed: bool = False) -> None:
-    """Write a message; of one that says what failed the length is negative."""
+    """Write a message; of one that says what failed the length is negative.
+
+    Args:
+      stream: open for writing bytes; flushed.
+      data: the message, without its length.
+      failed: whether the message says why there is no answer.
+    """
     stream.write(LENGTH.pack(-len(data) if failed else len(data)) + data)
     stream.flush()
 
 
 def main(target: str) -> None:
-    """Answer until nobody asks any more."""
+    """Answer until nobody asks any more.
+
+    Args:
+      target: a key of `TARGETS`.
+    """
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get among the answers
     try:

@@ -60,6 +60,9 @@ class Optimised:
     def optimised(self, edits: Edits | None = None) -> Graph:
         """Return the step as it would run.
 
+        Args:
+          edits: what is done to the step; not applied to its graph. None for the step as it is.
+
         Raises:
           ValueError, tf.errors.OpError, TfckptError: there is none.
         """
