@@ -133,7 +133,8 @@ def public_functions() -> list[ast.FunctionDef]:
             members = node.body if isinstance(node, ast.Module) or (
                 isinstance(node, ast.ClassDef) and not node.name.startswith("_")) else []
             found += [member for member in members if isinstance(member, ast.FunctionDef)
-                      and not member.name.startswith("_") and _parameters(member)]
+                      and not member.name.startswith("_") and _parameters(member)
+                      and "overload" not in map(_said, member.decorator_list)]
     return found
 
 

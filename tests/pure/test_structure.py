@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pathlib
 
-from benchmarks.structure import ROOT, asks_for_target, modules, orchestrates
+from benchmarks.structure import (
+    ROOT,
+    asks_for_target,
+    folders,
+    is_documented,
+    modules,
+    orchestrates,
+    public_functions,
+)
 
 ASK = {
     "tfckpt/ir/target.py": "the value itself",
@@ -24,6 +32,14 @@ def test_few_modules_ask_what_runs_a_step():
 
 def test_the_driver_is_the_only_orchestrator():
     assert _named(filter(orchestrates, modules())) == {"tfckpt/driver.py"}
+
+
+def test_folders_are_small_enough_to_be_read():
+    assert max(folders().values()) <= 14 and folders()["tfckpt"] <= 8
+
+
+def test_every_parameter_of_a_public_function_is_documented():
+    assert [function.name for function in public_functions() if not is_documented(function)] == []
 
 
 def test_what_asks_is_noticed(tmp_path):
