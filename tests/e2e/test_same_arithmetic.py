@@ -52,18 +52,18 @@ def test_nothing_runs():
 def test_an_optimizer_that_rearranges_one_of_the_two_is_noticed():
     """Grappler's arithmetic optimizer, for the plain step alone, stands for another TensorFlow."""
     from tfckpt.capture import tf_adapter
-    from tfckpt.verify.arithmetic import same
+    from tfckpt.verify.arithmetic import instantiated, same
 
     step, x, _ = decorated()
     ours = step.get_concrete_function(x)
     plain = step.plain.get_concrete_function(x)
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     try:
-        with_less = same._computation(plain, (x,), {}, called := {})
+        with_less = instantiated.computation_of(plain, (x,), {}, called := {})
     finally:
         tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})
     found = same.certificate_of(*same.terms_of(
-        [with_less, same._computation(ours, (x,), {}, called)]))
+        [with_less, instantiated.computation_of(ours, (x,), {}, called)]))
     assert found.same is False and found.differences
     assert "computed otherwise, from" in str(found) and "-tfckpt" not in str(found)
     assert tf_adapter.is_tf_function(step.plain)

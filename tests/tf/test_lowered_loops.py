@@ -9,7 +9,7 @@ import tfckpt
 from tfckpt.capture.grappler import lowered_loops
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops
-from tfckpt.verify.arithmetic import same
+from tfckpt.verify.arithmetic import instantiated
 
 ROWS, WIDTH = 64, 16
 
@@ -103,7 +103,7 @@ def test_around_loops_stands_what_grappler_makes_where_they_are_lowered(body, ro
 def test_steps_with_loops_are_certified(body):
     ours = tfckpt.checkpoint(_step(body, _weights()), budget="min")
     ours(_batch())
-    assert same.same_arithmetic(ours, _batch()).same
+    assert instantiated.same_arithmetic(ours, _batch()).same
 
 
 def test_where_it_is_not_understood_what_is_around_loops_is_optimised_by_itself(monkeypatch):

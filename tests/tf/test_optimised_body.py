@@ -16,7 +16,7 @@ from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.in_place import Body, is_on_one_cpu, optimise_in_place
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.ir.edits import PROTECTED
-from tfckpt.verify.arithmetic import same
+from tfckpt.verify.arithmetic import instantiated, same
 
 OPEN = tf.TensorSpec((None, 32), tf.float32)
 
@@ -47,7 +47,7 @@ def optimised(hook, body, *specs, then=lambda graph, changes: None):
 def certificate(plain, ours, *args):
     called: dict[int, str] = {}
     return same.certificate_of(*same.terms_of(
-        [same._computation(function, args, {}, called) for function in (plain, ours)]))
+        [instantiated.computation_of(function, args, {}, called) for function in (plain, ours)]))
 
 
 def weights(count=3, width=32):
@@ -337,12 +337,12 @@ def test_loops_read_variables_after_the_writes_that_they_followed(monkeypatch):
     step, x = _two_updates()
     ours = tfckpt.checkpoint(tf.function(step), budget="min")
     ours(x)
-    assert ours.report.applied and same.same_arithmetic(ours, x).same
+    assert ours.report.applied and instantiated.same_arithmetic(ours, x).same
     monkeypatch.setattr(lowered_loops, "wait_as_asked", lambda asked, found: None)
     step, x = _two_updates()
     ours = tfckpt.checkpoint(tf.function(step), budget="min")
     ours(x)
-    assert not same.same_arithmetic(ours, x).same
+    assert not instantiated.same_arithmetic(ours, x).same
 
 
 def test_of_a_loop_grappler_knows_what_it_knows_once_that_is_lowered(monkeypatch):
@@ -370,7 +370,7 @@ def test_of_a_loop_grappler_knows_what_it_knows_once_that_is_lowered(monkeypatch
         ours = tfckpt.checkpoint(tf.function(step, autograph=False), budget="min")
         ours(x)
         assert ours.report.applied
-        return same.same_arithmetic(ours, x).same
+        return instantiated.same_arithmetic(ours, x).same
 
     assert certificate()
     monkeypatch.setattr(grappler, "with_loops", as_ops)
@@ -390,7 +390,7 @@ def test_writes_come_after_the_reads_that_they_followed(monkeypatch):
         step(*made.batches[0])
         assert step.report.applied
         function = step.get_concrete_function(*made.batches[0])
-        (found,) = terms_of([same._computation(function, made.batches[0], {}, {})])
+        (found,) = terms_of([instantiated.computation_of(function, made.batches[0], {}, {})])
         return found.open
 
     assert not open_reads()

@@ -1,7 +1,8 @@
 """Verification: measured peaks, executed copies, the same arithmetic, what XLA made of a step."""
 
 from tfckpt.verify.arithmetic.background import wait_for_certificates
-from tfckpt.verify.arithmetic.same import Certificate, same_arithmetic
+from tfckpt.verify.arithmetic.instantiated import same_arithmetic
+from tfckpt.verify.arithmetic.same import Certificate
 from tfckpt.verify.executed import Executed, executed
 from tfckpt.verify.memory import measure_peak
 from tfckpt.verify.xla import Compiled, compiled, compiled_for

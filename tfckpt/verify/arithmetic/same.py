@@ -1,22 +1,16 @@
 """Whether a rewritten step computes what the plain one does, in the same arithmetic.
 
-Both are asked of TensorFlow as they will run: instantiated, inlined, placed and optimised, and not
-run. Their terms are compared (`tfckpt.verify.arithmetic.terms`): what TensorFlow's optimizers
+The terms of both are compared (`tfckpt.verify.arithmetic.terms`): what TensorFlow's optimizers
 rearrange in one and not in the other is found, whatever the rule by which they do.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
-from tfckpt.capture import tf_adapter
-from tfckpt.errors import VerificationError
 from tfckpt.ir.edits import traced
 from tfckpt.verify.arithmetic.op_labels import CONSTANT, SHAPES
 from tfckpt.verify.arithmetic.terms import Computation, Terms, first_differences, terms_of
@@ -62,50 +56,6 @@ class Certificate:
         if self.reason:
             return f"{self.reason} {names}"
         return f"{len(self.roots)} results and writes are computed otherwise, from {names} on"
-
-
-def same_arithmetic(step: Callable, *args: Any, **kwargs: Any) -> Certificate:
-    """Compare what a decorated step runs with what it would run without tfckpt. Nothing runs.
-
-    The plain step is traced for it, and both are optimised once more. The step's report has the
-    answer from then on.
-
-    Args:
-      step: what `tfckpt.checkpoint` made of a `tf.function`, with its variables made.
-      *args: positional arguments of one call; only their dtypes and shapes count.
-      **kwargs: keyword arguments of that call.
-
-    Returns:
-      Whether all results and writes are the same, and what is not.
-
-    Raises:
-      VerificationError: it is no such step.
-    """
-    plain: Any = getattr(step, "plain", None)
-    if plain is None or not tf_adapter.is_tf_function(plain):
-        raise VerificationError(
-            "verify: same_arithmetic takes what tfckpt.checkpoint made of a tf.function")
-    ours = step.get_concrete_function(*args, **kwargs)  # type: ignore[attr-defined]
-    report = getattr(step, "report", None)
-    if report is None or not report.applied:
-        return Certificate(True, reason=UNCHANGED)
-    if tf_adapter.compiles_with_xla(plain):
-        return Certificate(None, reason=COMPILED)
-    again: Any = tf_adapter.clone_function(plain, plain.python_function)
-    wanted = again.get_concrete_function(*args, **kwargs)
-    called: dict[int, str] = {}
-    found = _around_segments(wanted.graph, ours.graph) if report.segments else compared(
-        *(_computation(function, args, kwargs, called) for function in (wanted, ours)))
-    report.certified(found.same, str(found))
-    return found
-
-
-def _around_segments(plain: tf.Graph, ours: tf.Graph) -> Certificate:
-    """Compare a step with what has become of it, but for the bodies of loops over segments."""
-    from tfckpt.verify.arithmetic import certified  # which compares by what is here
-
-    marked = any(traced(op.name) != op.name for op in ours.get_operations())
-    return certified.Arithmetic(ours, certified.question(plain), marked).after()
 
 
 def compared(plain: Computation, edited: Computation) -> Certificate:
@@ -175,26 +125,3 @@ def certificate_of(before: Terms, after: Terms) -> Certificate:
         return Certificate(False, tuple(dict.fromkeys(map(
             _original, sorted({*before.arrivals, *after.arrivals})))), reason=ARRIVING)
     return Certificate(True)
-
-
-def _computation(function: Any, args: tuple, kwargs: dict, called: dict[int, str]) -> Computation:
-    """Return what a function would run.
-
-    Args:
-      function: a concrete function.
-      args: the positional arguments of its call.
-      kwargs: the keyword arguments of its call.
-      called: what each captured tensor is called, by identity; filled in.
-    """
-    graphs = tf_adapter.instantiated(function, args, kwargs)
-    variables = {id(v.handle): v.name for v in function.graph.variables}
-    for tensor in function.captured_inputs:
-        if id(tensor) not in called:
-            name = variables.get(id(tensor), "what is captured")
-            again = sum(other.partition(" (")[0] == name for other in called.values())
-            called[id(tensor)] = f"{name} ({again + 1})" if again else name
-    given = len(function.graph.inputs) - len(function.captured_inputs)
-    return Computation([node for graph in graphs for node in graph.node],
-                       [*(f"argument {i}" for i in range(given)),
-                        *(called[id(tensor)] for tensor in function.captured_inputs)],
-                       functools.partial(tf_adapter.find_function, function.graph))
