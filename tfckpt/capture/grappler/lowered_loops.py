@@ -29,9 +29,6 @@ _RESULTS = ("output", "merge")
 """What TensorFlow calls the results of a lowered branch."""
 _RUN = frozenset(("branch_executed", "LoopExecuted"))
 """What others wait for, that wait for a lowered op."""
-_PREDICATE = "switch_pred"
-
-
 _WITHOUT_ZERO = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
 
@@ -61,7 +58,10 @@ def with_loops(found: tf.compat.v1.GraphDef, asked: tf.compat.v1.GraphDef,
     Raises:
       NotRaised: it is not understood.
     """
-    return _Raised(found, asked, lowered).graph(running)
+    try:
+        return _Raised(found, asked, lowered).graph(running)
+    except KeyError as error:
+        raise NotRaised(f"there is no op {error}") from error
 
 
 def _is_loop(node: tf.compat.v1.NodeDef) -> bool:
