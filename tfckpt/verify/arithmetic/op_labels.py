@@ -32,10 +32,8 @@ knows shapes, and these follow from those of the arguments whatever it knows."""
 WHOLE: Mapping[str, bool | int] = {"LogicalAnd": True, "LogicalOr": False, "Mul": 1}
 """Of two operands: the one that leaves the other as it is. Grappler takes it out where it knows the
 shapes of both."""
-CHOICES = frozenset(("Select", "SelectV2"))
-"""What hands on one of two operands, where it is known which. Grappler takes these out as well."""
 BACK = frozenset(("NextIteration", "RefNextIteration"))
-PRODUCT, FILL = "Mul", "Fill"
+PRODUCT = "Mul"
 POOL, POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
 ADDS = "AssignAdd"
 SHAPE_OF_ALL = frozenset(("VariableShape",))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfckpt.ir.edits import traced
+from tfckpt.ops.names import IDENTITY
 from tfckpt.verify.arithmetic.op_labels import CONSTANT, SHAPES
 from tfckpt.verify.arithmetic.terms import Computation, Terms, first_differences, terms_of
 
@@ -70,7 +71,7 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
     Returns:
       Whether all results and writes are the same, and what is not.
     """
-    plain, edited = _with_known_shapes(plain, edited), _with_known_shapes(edited, plain)
+    plain, edited = _with_known(plain, edited), _with_known(edited, plain)
     before, after = terms_of([plain, edited])
     found = certificate_of(before, after)
     still_open = {_NUMBER.sub("/", _original(name)) for name in after.open}
@@ -81,15 +82,33 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
     return found if settled.same is False else settled
 
 
-def _with_known_shapes(computation: Computation, other: Computation) -> Computation:
-    """Return a computation where shapes that TensorFlow knows in the other are constants, as there.
+def _with_known(computation: Computation, other: Computation) -> Computation:
+    """Return a computation with what TensorFlow knows in the other alone.
 
-    It makes a constant of them that waits for what was asked for its shape, where it can infer it.
+    It makes a constant of a shape, that waits for what was asked for it, where it can infer it; and
+    of what leaves an operand as it is (a sum over no axis, a choice that is known) an identity.
     """
     known = {_original(node.name): node for node in other.nodes
              if node.op == CONSTANT and node.input}
+    passing = {_original(node.name): node for node in other.nodes
+               if node.op == IDENTITY and not node.input[0].startswith("^")}
     return dataclasses.replace(computation, nodes=[
-        _as_known(node, known) if node.op in SHAPES else node for node in computation.nodes])
+        _as_known(node, known) if node.op in SHAPES else _as_passing(node, passing)
+        for node in computation.nodes])
+
+
+def _as_passing(node: Any, passing: Mapping[str, Any]) -> Any:
+    """Return an op as the identity that it is in the other graph, if that reads what it reads."""
+    other = passing.get(_original(node.name))
+    if other is None or node.op == IDENTITY:
+        return node
+    wanted = [text for text in node.input if _original(text) == _original(other.input[0])]
+    if not wanted:
+        return node
+    made = type(node)(name=node.name, op=IDENTITY, attr=other.attr)
+    made.input.extend([wanted[0], *(
+        f"^{text.lstrip('^').split(':')[0]}" for text in node.input if text != wanted[0])])
+    return made
 
 
 def _as_known(shape: Any, known: Mapping[str, Any]) -> Any:

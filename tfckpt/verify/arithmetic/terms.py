@@ -25,9 +25,7 @@ from tfckpt.verify.arithmetic.op_labels import (
     ARGUMENT,
     ARRIVAL,
     BACK,
-    CHOICES,
     CONSTANT,
-    FILL,
     HANDED_ON,
     POOL,
     POOL_GRADIENT,
@@ -200,10 +198,6 @@ class _Graph:
         """Return which of its inputs an op hands on as a result; None where it computes."""
         if _passes(node):
             return 0 if node.type in SHAPED else slot
-        if node.type in CHOICES:
-            for i, value in enumerate((True, False), start=1):
-                if self._is_all(node.inputs[0][0], value):
-                    return i
         if node.type in WHOLE:
             for i, (source, _) in enumerate(node.inputs):
                 if self._is_all(source, WHOLE[node.type], scalar=node.type == PRODUCT):
@@ -212,8 +206,6 @@ class _Graph:
 
     def _is_all(self, name: str, value: bool | int, scalar: bool = False) -> bool:
         """Return whether each entry of an op's result is known to be a value."""
-        if self.nodes[name].type == FILL and not scalar:
-            return self._is_all(self._source(self.nodes[name].inputs[1])[0], value, scalar)
         if self.nodes[name].type != CONSTANT:
             return False
         if (name, value, scalar) not in self._all:  # it is asked for each reader in each round
