@@ -9,6 +9,7 @@ import tfckpt
 from tfckpt.capture.grappler import lowered_loops
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops
+from tfckpt.capture.nodes import functions_of
 from tfckpt.verify.arithmetic import instantiated
 
 ROWS, WIDTH = 64, 16
@@ -85,7 +86,7 @@ def test_around_loops_stands_what_grappler_makes_where_they_are_lowered(body, ro
     asked = grappler.question(graph)
     lowered, raised = asked.answer(lower=True), asked.answer()
     assert has_loops(raised) and not has_loops(lowered)
-    loops = [node.name for node in raised.node if grappler.functions_of(node)]
+    loops = [node.name for node in raised.node if functions_of(node)]
     made = {node.name: node for node in lowered.node}
     outside = [node for node in raised.node if node.name in made and node.name not in loops]
     assert len(outside) > len(raised.node) / 2
@@ -138,6 +139,6 @@ def test_what_is_in_a_loop_does_not_stand_for_what_is_around_it():
     with pytest.raises(NotRaised, match="lowered loop or branch"):
         lowered_loops.with_loops(made, asked, lowered, [inside])
     asked.node[[node.name for node in asked.node].index(next(
-        node.name for node in asked.node if grappler.functions_of(node)))].input.append("x")
+        node.name for node in asked.node if functions_of(node)))].input.append("x")
     with pytest.raises(NotRaised, match="inputs"):
         lowered_loops.with_loops(made, asked, lowered, question.running)

@@ -16,7 +16,8 @@ from collections.abc import Collection, Mapping
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.ops import Access, Calls, record
+from tfckpt.capture.nodes import is_loop, op_of
+from tfckpt.ops import Access, record
 from tfckpt.ops.names import MERGE, NO_OP, SWITCHES
 
 _PASSED_IN = re.compile(r"Func/(.*)/input/_\d+$")
@@ -39,14 +40,14 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
     arguments: dict[str, set[str]] = {}
     for node in definition.node:
         if found := _PASSED_IN.match(node.name):
-            arguments.setdefault(found[1], set()).add(_op_of(node.input[0]))
+            arguments.setdefault(found[1], set()).add(op_of(node.input[0]))
     empty = set()
     for node in definition.node:
         if node.op == NO_OP and (found := _BEFORE_BODY.match(node.name)):
             given = arguments.get(found[1], set())
         elif node.op == NO_OP and (found := _BEFORE_LOOP.match(node.name)) or (
                 node.op in SWITCHES and (found := _BEFORE_BRANCH.match(node.name))):
-            given = {_op_of(name) for name in node.input if name[:1] == "^"}
+            given = {op_of(name) for name in node.input if name[:1] == "^"}
         else:
             continue
         more = given - set(calls[found[1]]) if found[1] in calls else {
@@ -74,7 +75,7 @@ def wait_as_asked(asked: tf.compat.v1.GraphDef, found: tf.compat.v1.GraphDef) ->
     nodes = {node.name: node for node in asked.node}
     left = {node.name for node in found.node}
     whole = {name for name in left & nodes.keys()
-             if record(nodes[name].op).calls in (Calls.LOOP, Calls.BRANCHES)}
+             if is_loop(nodes[name])}
     for node in found.node if whole else ():
         if node.name not in nodes:
             continue
@@ -119,15 +120,10 @@ def _awaited(node: tf.compat.v1.NodeDef, nodes: Mapping[str, tf.compat.v1.NodeDe
         if name in left:
             found[name] = None
             continue
-        before = [read for text in nodes[name].input if (read := _op_of(text)) not in seen]
+        before = [read for text in nodes[name].input if (read := op_of(text)) not in seen]
         seen.update(before)
         pending += before
     return list(found)
-
-
-def _op_of(text: str) -> str:
-    """Return the op that an input of a NodeDef names."""
-    return text.lstrip("^").partition(":")[0]
 
 
 def _keep_inputs(node: tf.compat.v1.NodeDef, left: list[str]) -> None:

@@ -40,9 +40,9 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_key
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.control_edges import write_after_reads
-from tfckpt.capture.grappler.question import calls_functions
 from tfckpt.capture.inlining.inline import is_call, is_rewritten, lines_of
 from tfckpt.capture.inlining.live_changes import LiveChanges
+from tfckpt.capture.nodes import bodies_of, calls_functions, op_of
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.ir.edits import OPTIMIZED, PROTECTED
 from tfckpt.ops import Calls, record
@@ -212,10 +212,7 @@ def _name_what_bodies_read(graph: Any, asked: tf.compat.v1.GraphDef,
 def _summed(node: tf.compat.v1.NodeDef, asked: tf.compat.v1.GraphDef) -> frozenset[int]:
     """Return which inputs of a loop or branch are terms of sums of three and more in its bodies."""
     found: set[int] = set()
-    names = {function.name for function in grappler.functions_of(node)}
-    for function in asked.library.function:
-        if function.signature.name not in names:
-            continue
+    for function in bodies_of(node, asked):
         added = {name for made in function.node_def if made.op == ADD_N and made.attr["N"].i > 2
                  for name in made.input}
         places = [argument.name in added for argument in function.signature.input_arg]
@@ -249,7 +246,7 @@ def _in_traced_order(nodes: Sequence[tf.compat.v1.NodeDef], turns: Mapping[str, 
     """
     named = {node.name: node for node in nodes}
     needed = {node.name: {read for name in node.input
-                          if (read := name.lstrip("^").partition(":")[0]) in named}
+                          if (read := op_of(name)) in named}
               for node in nodes}
     readers: dict[str, list[str]] = {name: [] for name in named}
     for name, reads in needed.items():

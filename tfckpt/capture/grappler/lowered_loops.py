@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture.grappler.control_edges import wait_as_asked
+from tfckpt.capture.nodes import bodies_of, functions_of, is_loop, op_of
 from tfckpt.ops import Calls, record
 from tfckpt.ops.names import CONST, ENTER, EXIT, LOWERED, MERGE, SWITCHES
 
@@ -42,7 +43,7 @@ def has_loops(definition: tf.compat.v1.GraphDef) -> bool:
     Args:
       definition: the graph; bodies of functions in its library are not looked at.
     """
-    return any(map(_is_loop, definition.node))
+    return any(map(is_loop, definition.node))
 
 
 def with_loops(found: tf.compat.v1.GraphDef, asked: tf.compat.v1.GraphDef,
@@ -62,10 +63,6 @@ def with_loops(found: tf.compat.v1.GraphDef, asked: tf.compat.v1.GraphDef,
         return _Raised(found, asked, lowered).graph(running)
     except KeyError as error:
         raise NotRaised(f"there is no op {error}") from error
-
-
-def _is_loop(node: tf.compat.v1.NodeDef) -> bool:
-    return record(node.op).calls in (Calls.LOOP, Calls.BRANCHES)
 
 
 @dataclasses.dataclass
@@ -106,7 +103,7 @@ class _Raised:
             if name in found:
                 continue
             found[name] = node = self._node(name)
-            pending += [_op_of(text) for text in node.input]
+            pending += [op_of(text) for text in node.input]
         raised = tf.compat.v1.GraphDef(library=self.library, versions=self.versions)
         raised.node.extend(found.values())
         wait_as_asked(self.asked, raised)
@@ -141,7 +138,7 @@ class _Raised:
     def _unused(self, loop: tf.compat.v1.NodeDef, place: int, text: str) -> str:
         """Return what a loop or branch reads where nothing in it needs that (rule 1)."""
         text = self._handed_on(text)
-        name = _op_of(text)
+        name = op_of(text)
         kind = _input_type(loop, place)
         if name in self.made or name in self.loops or kind in _WITHOUT_ZERO or (
                 self._reads(loop, place)):
@@ -157,15 +154,12 @@ class _Raised:
     def _reads(self, loop: tf.compat.v1.NodeDef, place: int) -> bool:
         """Return whether functions of a loop or branch read one of its inputs."""
         place -= record(loop.op).calls is Calls.BRANCHES  # no function has the first, which chooses
-        names = {function.name for attr in loop.attr.values() for function in (
-            [attr.func] if attr.HasField("func") else attr.list.func)}
-        for function in self.asked.library.function:
-            if function.signature.name in names:
-                argument = function.signature.input_arg[place].name if place >= 0 else ""
-                read = {text.partition(":")[0] for node in function.node_def for text in node.input}
-                if not argument or argument in {*read, *function.ret.values()}:
-                    return True
-        return not names
+        for function in bodies_of(loop, self.asked):
+            argument = function.signature.input_arg[place].name if place >= 0 else ""
+            read = {text.partition(":")[0] for node in function.node_def for text in node.input}
+            if not argument or argument in {*read, *function.ret.values()}:
+                return True
+        return not functions_of(loop)
 
     def _handed_on(self, text: str) -> str:
         """Return what was read, behind what only hands it on and is gone."""
@@ -221,8 +215,8 @@ def _lowered_loops(asked: tf.compat.v1.GraphDef, lowered: tf.compat.v1.GraphDef
         if node.op in LOWERED and (found := _NUMBERED.match(node.name)):
             parts.setdefault(found[1], []).append((int(found[3]), found[2], node))
     switches, alike = _switches(lowered.node), _alike(nodes)
-    for op in filter(_is_loop, asked.node):
-        if op.name in nodes and _is_loop(nodes[op.name]):
+    for op in filter(is_loop, asked.node):
+        if op.name in nodes and is_loop(nodes[op.name]):
             raise NotRaised(f"{op.name} is not lowered")
         ends = sorted(parts.get(op.name, ()), key=lambda part: part[0])
         data = sum(text[:1] != "^" for text in op.input)
@@ -242,7 +236,7 @@ def _loop(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.
         if node.op == EXIT and kind == "exit":
             behind = node
             while behind.op != ENTER:
-                behind = nodes[_op_of(behind.input[0])]
+                behind = nodes[op_of(behind.input[0])]
             results[node.name] = enters.index(behind.name)
     return _Lowered(op, {i: (name,) for i, name in enumerate(enters)}, results)
 
@@ -265,7 +259,7 @@ def _switches(nodes: Iterable[tf.compat.v1.NodeDef]) -> dict[str, list[str]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for node in nodes:
         scope, _, number = node.name.rpartition("/_")
-        read = f"/{_op_of(node.input[0])}" if node.op in SWITCHES else ""
+        read = f"/{op_of(node.input[0])}" if node.op in SWITCHES else ""
         if read and scope.endswith(read) and number.isdigit():
             found.setdefault(scope.removesuffix(read), []).append((int(number), node.name))
     return {name: [switch for _, switch in sorted(switches)] for name, switches in found.items()}
@@ -290,7 +284,3 @@ def _alike(nodes: Mapping[str, tf.compat.v1.NodeDef]) -> dict[str, list[str]]:
         found.setdefault(key, []).append(name)
     return {name: [name, *(other for other in found[key] if other != name)]
             for name, key in keys.items()}
-
-
-def _op_of(text: str) -> str:
-    return text.lstrip("^").partition(":")[0]

@@ -21,7 +21,7 @@ from tfckpt.capture.devices import device_key
 from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
 from tfckpt.capture.inlining.inline import is_call
-from tfckpt.ops import Calls, record
+from tfckpt.capture.nodes import functions_of, is_loop, op_of
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
 
 
@@ -91,7 +91,7 @@ class Question:
         needed = {*pending, *(name for name in self._number if name in nodes)}
         while pending:
             for text in nodes[pending.pop()].input:
-                name = text.lstrip("^").partition(":")[0]
+                name = op_of(text)
                 if name not in needed:
                     needed.add(name)
                     pending.append(name)
@@ -225,7 +225,7 @@ def _hide(node: tf.compat.v1.NodeDef, lower: bool) -> None:
     for name in (_COLOCATED,) if lower else (_COLOCATED, _LOWER):
         if name in node.attr:
             node.attr[_ASIDE + name].CopyFrom(node.attr.pop(name))
-    if not lower and record(node.op).calls in (Calls.LOOP, Calls.BRANCHES):
+    if not lower and is_loop(node):
         for function in functions_of(node):
             function.name = _HIDDEN + function.name
 
@@ -237,28 +237,6 @@ def _show(node: tf.compat.v1.NodeDef) -> None:
             node.attr[name].CopyFrom(node.attr.pop(_ASIDE + name))
     for function in functions_of(node):
         function.name = function.name.removeprefix(_HIDDEN)
-
-
-def calls_functions(node: tf.compat.v1.NodeDef) -> bool:
-    """Return whether an op calls functions, in whatever way.
-
-    Args:
-      node: of a graph or of a function's body.
-    """
-    return any(attr.HasField("func") or attr.list.func for attr in node.attr.values())
-
-
-def functions_of(node: tf.compat.v1.NodeDef) -> list[Any]:
-    """Return what names the functions that an op calls.
-
-    Args:
-      node: of a graph or of a function's body.
-
-    Returns:
-      The node's own NameAttrLists: who changes the name in one changes what the op calls.
-    """
-    return [function for attr in node.attr.values() for function in (
-        [attr.func] if attr.HasField("func") else attr.list.func)]
 
 
 def _as_fed(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler.in_place import is_on_one_cpu
-from tfckpt.capture.grappler.question import Question, calls_functions, question
+from tfckpt.capture.grappler.question import Question, question
+from tfckpt.capture.nodes import calls_functions
 from tfckpt.errors import TfckptError
 from tfckpt.ir.edits import PROTECTED, Edits
 from tfckpt.ops.names import ARG

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tfckpt.capture.nodes import op_of
 from tfckpt.ir.edits import traced
 from tfckpt.ops.names import IDENTITY
 from tfckpt.verify.arithmetic.op_labels import CONSTANT, SHAPES
@@ -107,7 +108,7 @@ def _as_passing(node: Any, passing: Mapping[str, Any]) -> Any:
         return node
     made = type(node)(name=node.name, op=IDENTITY, attr=other.attr)
     made.input.extend([wanted[0], *(
-        f"^{text.lstrip('^').split(':')[0]}" for text in node.input if text != wanted[0])])
+        f"^{op_of(text)}" for text in node.input if text != wanted[0])])
     return made
 
 
@@ -116,7 +117,7 @@ def _as_known(shape: Any, known: Mapping[str, Any]) -> Any:
     if constant is None:
         return shape
     made = type(shape)(name=shape.name, op=constant.op, attr=constant.attr)
-    made.input.extend(f"^{text.lstrip('^').split(':')[0]}" for text in shape.input)
+    made.input.extend(f"^{op_of(text)}" for text in shape.input)
     return made
 
 

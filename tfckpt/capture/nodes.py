@@ -1,0 +1,62 @@
+"""What a NodeDef reads, and which functions it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.ops import Calls, record
+
+
+def op_of(text: str) -> str:
+    """Return the op that an input of a NodeDef names.
+
+    Args:
+      text: as the node has it: a result, with or without its number, or what is waited for.
+    """
+    return text.lstrip("^").partition(":")[0]
+
+
+def is_loop(node: tf.compat.v1.NodeDef) -> bool:
+    """Return whether an op is a loop or a branch that is not lowered.
+
+    Args:
+      node: of a graph or of a function's body.
+    """
+    return record(node.op).calls in (Calls.LOOP, Calls.BRANCHES)
+
+
+def calls_functions(node: tf.compat.v1.NodeDef) -> bool:
+    """Return whether an op calls functions, in whatever way.
+
+    Args:
+      node: of a graph or of a function's body.
+    """
+    return any(attr.HasField("func") or attr.list.func for attr in node.attr.values())
+
+
+def functions_of(node: tf.compat.v1.NodeDef) -> list[Any]:
+    """Return what names the functions that an op calls.
+
+    Args:
+      node: of a graph or of a function's body.
+
+    Returns:
+      The node's own NameAttrLists: who changes the name in one changes what the op calls.
+    """
+    return [function for attr in node.attr.values() for function in (
+        [attr.func] if attr.HasField("func") else attr.list.func)]
+
+
+def bodies_of(node: tf.compat.v1.NodeDef, definition: tf.compat.v1.GraphDef) -> Iterator[Any]:
+    """Yield the FunctionDefs of the functions that an op calls.
+
+    Args:
+      node: of a graph or of a function's body.
+      definition: has the functions in its library; those that it has not are left out.
+    """
+    names = {function.name for function in functions_of(node)}
+    yield from (function for function in definition.library.function
+                if function.signature.name in names)
