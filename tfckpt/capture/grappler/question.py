@@ -73,9 +73,11 @@ class Question:
                       ) -> tf.compat.v1.GraphDef:
         """Return what Grappler makes of what is around loops and branches."""
         lowered = self._inlined(config, lower=True)
+        asked = tf.compat.v1.GraphDef.FromString(meta.graph_def.SerializeToString())
+        for node in asked.node:
+            _show(node)
         try:
-            return with_loops(_optimized(config, lowered), meta.graph_def, lowered.graph_def,
-                              self.running)
+            return with_loops(_optimized(config, lowered), asked, lowered.graph_def, self.running)
         except NotRaised as error:
             logging.info("tfckpt: what is around loops is optimised by itself: %s", error)
         found = _optimized(config, meta)
