@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
+from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import lowered_loops
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops
@@ -107,6 +108,25 @@ def test_steps_with_loops_are_certified(body):
     assert instantiated.same_arithmetic(ours, _batch()).same
 
 
+@pytest.mark.parametrize("condition", [lambda i, *_: i < 3,
+                                       lambda i, h, _: tf.logical_and(i < 3, h[0, 0] < 9)])
+def test_of_a_loop_that_is_left_which_the_executor_runs(condition):
+    """Grappler prunes what a loop makes and nothing reads, unless its condition waits for it."""
+    w = _weights()[0]
+
+    def step(x):
+        return tf.while_loop(condition, lambda i, h, e: (i + 1, tf.tanh(h @ w), e + tf.sin(h)),
+                             (0, x, x))[1]
+
+    # nothing waits for the loop, though it reads a variable; so it is with one that is recomputed
+    function = tf.compat.v1.wrap_function(step, [tf.TensorSpec((ROWS, WIDTH))])
+    runs, = tf_adapter.instantiated(function, (_batch(),), {})
+    asked = grappler.question(function.graph).answer(lower=True)
+    for kind in ("Merge", "Switch", "Sin", "Less", "Tanh"):
+        assert [node.op for node in asked.node].count(kind) == [
+            node.op for node in runs.node].count(kind), kind
+
+
 def test_where_it_is_not_understood_what_is_around_loops_is_optimised_by_itself(monkeypatch):
     def refuse(*_):
         raise NotRaised("it is not understood")
@@ -126,6 +146,21 @@ def test_what_nothing_needs_is_left_out(body):
         ends = {op.name for op in graph.control_outputs}
         assert all(node.name in read | ends or node.op in ("_Retval", "_Arg")
                    for node in made.node)
+
+
+def test_what_a_branch_reads_is_there_where_grappler_joins_it_with_an_equal_op():
+    """Two ops that are one for Grappler, and both given to a branch that reads both."""
+    def body(x, ws):
+        ones, again = tf.exp(x), tf.exp(tf.identity(x) * 1.0)
+        return tf.cond(tf.reduce_sum(x) < 1e9, lambda: tf.sin(ones) * ws[0][0] + tf.cos(again),
+                       lambda: ones - again)
+
+    step, x = _step(body, _weights()), _batch()
+    wanted = step(x).numpy()
+    ours = tfckpt.checkpoint(_step(body, _weights()), budget="min")
+    assert ours(x).numpy() == wanted
+    made = grappler.question(step.get_concrete_function(x).graph).answer()
+    assert not any("unused" in node.name for node in made.node)
 
 
 def test_what_is_in_a_loop_does_not_stand_for_what_is_around_it():

@@ -30,29 +30,31 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
                    ) -> None:
     """Have bodies, lowered loops and branches wait for no more than their calls did.
 
-    What a lowered loop's condition waits for keeps its constants in the loop.
+    A lowered loop's condition waits for the first of what it is given: that keeps its constants in
+    the loop. If it waited for all, nothing of the loop would be pruned.
 
     Args:
       definition: what became of a graph whose calls were inlined; changed.
       calls: what those of the step, not those of functions, wait for.
     """
     kinds = {node.name: node.op for node in definition.node}
-    arguments: dict[str, set[str]] = {}
+    arguments: dict[str, dict[str, None]] = {}
     for node in definition.node:
         if found := _PASSED_IN.match(node.name):
-            arguments.setdefault(found[1], set()).add(op_of(node.input[0]))
+            arguments.setdefault(found[1], {})[op_of(node.input[0])] = None
     empty = set()
     for node in definition.node:
         if node.op == NO_OP and (found := _BEFORE_BODY.match(node.name)):
-            given = arguments.get(found[1], set())
+            given = arguments.get(found[1], {})
         elif node.op == NO_OP and (found := _BEFORE_LOOP.match(node.name)) or (
                 node.op in SWITCHES and (found := _BEFORE_BRANCH.match(node.name))):
-            given = {op_of(name) for name in node.input if name[:1] == "^"}
+            given = dict.fromkeys(op_of(name) for name in node.input if name[:1] == "^")
         else:
             continue
-        more = given - set(calls[found[1]]) if found[1] in calls else {
-            name for name in given if not (tf_adapter.is_stateful_type(kinds[name])
-                                           or kinds[name] == MERGE)}
+        first = next((name for name in given if kinds[name] == MERGE), None)
+        more = given.keys() - set(calls[found[1]]) if found[1] in calls else {
+            name for name in given
+            if name != first and not tf_adapter.is_stateful_type(kinds[name])}
         _keep_inputs(node, [name for name in node.input
                             if name[:1] != "^" or name[1:] not in more])
         if not node.input:
