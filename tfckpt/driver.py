@@ -378,12 +378,16 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
     while True:
         candidate = Candidate(tuple(search.proposal for search in found), context)
         changing = [search for search in found if search.proposal.changes]
+        judged = False
         try:
             for judge in (*JUDGES, trials.judge):
                 judge(candidate)
+            judged = True
             return _applied(carrier, step, candidate, _decided(step, candidate, found, trials),
                             options, started)
         except Rejected as error:
+            if judged:
+                trials.dismiss(candidate)
             blamed = [search for search in changing if search.part.device == error.device]
             for search in blamed or changing:
                 search.reject(str(error), error.room, error.instead, error.segments)

@@ -342,3 +342,18 @@ def test_a_dump_that_fails_costs_nothing(monkeypatch, tmp_path):
     Faults(range(1, 100)).inject(monkeypatch, [(driver.dump, "to_json")])
     report, _ = rewritten()
     assert report.applied and not [*tmp_path.iterdir()]
+
+
+def test_a_plan_that_is_refused_when_it_was_accepted_is_not_taken_for_the_best(monkeypatch):
+    refused = []
+
+    def refuse_first(step, edits):
+        if edits is not None and edits in (refused or [edits]):
+            refused.append(edits)
+            raise judges.Rejected("not this one")
+
+    monkeypatch.setattr(driver, "ASKED_FROM", 0)
+    monkeypatch.setattr(driver, "_check_loops", refuse_first)
+    report, said = rewritten(depth=6)
+    assert refused and report.applied and not said
+    assert [text for text in report.rejected if "not this one" in text]

@@ -224,6 +224,15 @@ class Trials:
         again = new or proposal.part.allowed is None
         self._weigh(trial, left=max(0, self.most - self._count) if again else 0)
 
+    def dismiss(self, candidate: Candidate) -> None:
+        """Forget a candidate that was accepted here and is not applied for another reason.
+
+        Args:
+          candidate: its plans are not taken for the best any more.
+        """
+        for proposal in candidate.proposals:
+            self.tried = [trial for trial in self.tried if not _alike(trial.proposal, proposal)]
+
     @property
     def _count(self) -> int:
         """Return how many plans XLA was asked about."""
