@@ -163,6 +163,29 @@ def test_what_a_branch_reads_is_there_where_grappler_joins_it_with_an_equal_op()
     assert not any("unused" in node.name for node in made.node)
 
 
+def _equal_inputs(x, ws):
+    """Two branches that are given what two equal ops make."""
+    one, two, positive = tf.exp(x), tf.exp(x), tf.reduce_sum(x) > 0
+    return tf.cond(positive, lambda: tf.sin(one) * ws[0][0] + one, lambda: x) + tf.cond(
+        positive, lambda: tf.cos(two) * ws[1][0] + two, lambda: x)
+
+
+@pytest.mark.parametrize("body", [_equal_inputs, _same_choice, _called_twice])
+def test_what_branches_are_given_is_joined_as_the_executor_joins_it(body):
+    """The runtime places what hands an input on with what makes it, and joins no two of these."""
+    function = _step(body, _weights()).get_concrete_function(_batch())
+    runs, = tf_adapter.instantiated(function, (_batch(),), {})
+    asked = grappler.question(function.graph).answer(lower=True)
+    kinds = {node.op.removeprefix("_Mkl") for node in runs.node} - {"Const", "NoOp", "Identity"}
+    assert "Switch" in kinds
+    for kind in kinds:
+        assert [node.op for node in asked.node].count(kind) == [
+            node.op.removeprefix("_Mkl") for node in runs.node].count(kind), kind
+    ours = tfckpt.checkpoint(_step(body, _weights()), budget="min")
+    ours(_batch())
+    assert instantiated.same_arithmetic(ours, _batch()).same
+
+
 def test_what_is_in_a_loop_does_not_stand_for_what_is_around_it():
     graph = _step(_while, _weights()).get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph
     asked = tf.compat.v1.GraphDef()

@@ -25,6 +25,14 @@ _BEFORE_BODY = re.compile(r"Func/(.*)/input_control_node/_\d+$")
 _BEFORE_LOOP = re.compile(r"(.*)/LoopControlInputs/_\d+$")
 _BEFORE_BRANCH = re.compile(r"(.*)/(?:switch_pred|branch_index)/_\d+$")
 
+_EXECUTED = re.compile(r"(.*)/(?:branch_executed|LoopExecuted)/_\d+$")
+
+
+def _executed(name: str) -> str:
+    """Return the loop or branch whose end an op of the lowered graph stands for, or the op."""
+    found = _EXECUTED.match(name)
+    return found[1] if found else name
+
 
 def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
                    ) -> None:
@@ -52,9 +60,10 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
         else:
             continue
         first = next((name for name in given if kinds[name] == MERGE), None)
-        more = given.keys() - set(calls[found[1]]) if found[1] in calls else {
-            name for name in given
-            if name != first and not tf_adapter.is_stateful_type(kinds[name])}
+        more = {name for name in given if _executed(name) not in calls[found[1]]} if (
+            found[1] in calls) else {
+                name for name in given
+                if name != first and not tf_adapter.is_stateful_type(kinds[name])}
         _keep_inputs(node, [name for name in node.input
                             if name[:1] != "^" or name[1:] not in more])
         if not node.input:

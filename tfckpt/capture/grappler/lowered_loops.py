@@ -10,10 +10,13 @@ of a branch, the op that was lowered stands for it.
   1. What a loop or branch reads is what its lowered form reads. Where that reads nothing any more
      it is what the op read before; if its functions never read it, and that is gone, a zero.
   2. It waits for what it waited for before.
+  3. What Grappler keeps apart for two branches though it is one, since it was made by two ops that
+     were found to be equal later, is handed to each by an op of its own.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +26,7 @@ import tensorflow as tf
 from tfckpt.capture.grappler.control_edges import wait_as_asked
 from tfckpt.capture.nodes import bodies_of, functions_of, is_loop, op_of
 from tfckpt.ops import Calls, record
-from tfckpt.ops.names import CONST, ENTER, EXIT, LOWERED, MERGE, SWITCHES
+from tfckpt.ops.names import CONST, ENTER, EXIT, IDENTITY, LOWERED, MERGE, SWITCHES
 
 _NUMBERED = re.compile(r"(.+)/([^/]+)/_(\d+)$")
 _RESULTS = ("output", "merge")
@@ -93,6 +96,8 @@ class _Raised:
         self.loops = dict(_lowered_loops(asked, lowered))
         self.result_of = {name: (loop, slot) for loop, lowered in self.loops.items()
                           for name, slot in lowered.results.items()}
+        self.switches = collections.Counter(
+            tuple(node.input[:2]) for node in found.node if node.op in SWITCHES)
 
     def graph(self, running: Iterable[str]) -> tf.compat.v1.GraphDef:
         """Return all that runs where these ops have to."""
@@ -131,9 +136,20 @@ class _Raised:
         for i, text in enumerate(data):
             entry = next((self.made[name] for name in loop.entries[i] if name in self.made
                           and self.made[name].op in LOWERED), None)
-            node.input.append(self._tensor(_read_by(entry, i)) if entry is not None
-                              else self._unused(loop.op, i, text))
+            node.input.append(self._unused(loop.op, i, text) if entry is None
+                              else self._given(loop.op, i, entry))
         return node
+
+    def _given(self, loop: tf.compat.v1.NodeDef, place: int, entry: tf.compat.v1.NodeDef) -> str:
+        """Return what a loop or branch reads by an op of the lowered graph (rule 3)."""
+        read = self._tensor(_read_by(entry, place))
+        if not place or entry.op not in SWITCHES or self.switches[tuple(entry.input[:2])] == 1:
+            return read
+        name = f"{loop.name}/input_{place}"
+        self.before[name] = own = tf.compat.v1.NodeDef(
+            name=name, op=IDENTITY, input=[read], device=entry.device)
+        own.attr["T"].type = _input_type(loop, place)
+        return name
 
     def _unused(self, loop: tf.compat.v1.NodeDef, place: int, text: str) -> str:
         """Return what a loop or branch reads where nothing in it needs that (rule 1)."""

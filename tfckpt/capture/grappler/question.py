@@ -18,6 +18,7 @@ from absl import logging
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_key
+from tfckpt.capture.grappler.colocation import colocate_inlined, hide_colocation, show_colocation
 from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
 from tfckpt.capture.inlining.inline import is_call
@@ -111,8 +112,10 @@ class Question:
         """Return the graph as Grappler is asked about it: functions inlined, inputs fed."""
         meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
         meta.collection_def["train_op"].node_list.value.extend(self.running)
-        for node in tf_adapter.nodes_with_bodies(meta.graph_def):
-            _hide(node, lower)
+        hide_colocation(meta.graph_def)
+        if not lower:
+            for node in tf_adapter.nodes_with_bodies(meta.graph_def):
+                _hide_loop(node)
         for node in meta.graph_def.node:
             node.device = _placed(node.device)
             if node.op == ARG:
@@ -124,6 +127,7 @@ class Question:
             known = {function.signature.name for function in meta.graph_def.library.function}
             _inline_calls(meta, config, lower)
             _refuse_functions_but(known, meta.graph_def)
+            colocate_inlined(meta.graph_def)
         return meta
 
 
@@ -215,28 +219,24 @@ def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> 
 
 _HIDDEN = "tfckpt_hidden_"
 """Before what Grappler is not to see: functions of loops and branches."""
-_ASIDE = "_tfckpt_hidden"
-"""The same for attributes: TensorFlow 2.18 warns of those that begin with a letter."""
-_COLOCATED = "_class"
-"""Removed before all else, so that ops would be merged that the runtime keeps apart."""
+_ASIDE = "_tfckpt_hidden_lower"
 _LOWER = "_lower_using_switch_merge"
 
 
-def _hide(node: tf.compat.v1.NodeDef, lower: bool) -> None:
-    """Have Grappler keep apart what is placed with others, and leave loops and branches alone."""
-    for name in (_COLOCATED,) if lower else (_COLOCATED, _LOWER):
-        if name in node.attr:
-            node.attr[_ASIDE + name].CopyFrom(node.attr.pop(name))
-    if not lower and is_loop(node):
+def _hide_loop(node: tf.compat.v1.NodeDef) -> None:
+    """Have Grappler leave an op alone if it is a loop or branch."""
+    if _LOWER in node.attr:
+        node.attr[_ASIDE].CopyFrom(node.attr.pop(_LOWER))
+    if is_loop(node):
         for function in functions_of(node):
             function.name = _HIDDEN + function.name
 
 
 def _show(node: tf.compat.v1.NodeDef) -> None:
-    """Undo what `_hide` did."""
-    for name in (_COLOCATED, _LOWER):
-        if _ASIDE + name in node.attr:
-            node.attr[name].CopyFrom(node.attr.pop(_ASIDE + name))
+    """Undo what `_hide_loop` and `hide_colocation` did."""
+    show_colocation(node)
+    if _ASIDE in node.attr:
+        node.attr[_LOWER].CopyFrom(node.attr.pop(_ASIDE))
     for function in functions_of(node):
         function.name = function.name.removeprefix(_HIDDEN)
 
