@@ -32,7 +32,8 @@ class Starts:
     Args:
       nodes: the ops by name.
       ordered: their names, each behind what it reads and waits for but for the ends of loops.
-      source: returns what makes a tensor, seen through what only hands it on.
+      source: returns the result in whose memory a tensor lies: what only hands it on, or shows it
+        in another shape, makes no copy.
       lasting: whether the results of an op by name are held by others than their readers: those of
         constants, arguments and variables.
       holding: whether an op by name holds what it reads until the step ends.

@@ -194,6 +194,13 @@ class _Graph:
             name, slot = self.nodes[name].inputs[index]
         return name, slot
 
+    def _buffer(self, tensor: Tensor) -> Tensor:
+        """Return the result in whose memory a tensor lies."""
+        name, slot = self._source(tensor)
+        while record(self.nodes[name].type).aliases and slot < len(self.nodes[name].inputs):
+            name, slot = self._source(self.nodes[name].inputs[slot])
+        return name, slot
+
     def _passed(self, node: _Node, slot: int) -> int | None:
         """Return which of its inputs an op hands on as a result; None where it computes."""
         if _passes(node):
@@ -255,7 +262,7 @@ class _Graph:
 
     def _sums(self) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Return for each sum the order of its terms, and whether it is known."""
-        starts = Starts(self.nodes, self.order, self._source, self._lasts, self._holds)
+        starts = Starts(self.nodes, self.order, self._buffer, self._lasts, self._holds)
         return {name: starts.order(name, name in self.computation.early)
                 if len(node.inputs) > 2 else (tuple(range(len(node.inputs))), True)
                 for name, node in self.nodes.items() if node.type == SUM}
