@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 import keras
 import numpy as np
@@ -153,6 +154,28 @@ def test_what_stands_around_a_loop_is_recomputed():
     assert found[0] == found[1]
     assert report.recomputed_ops and peaks[1] < 0.75 * peaks[0]
     assert sum("has lowered the loop" in line for line in report.refused) == 2
+
+
+def stacked():
+    """Recurrent layers that Keras makes, behind dense ones over every step."""
+    x, y = batches(16)
+    model = keras.Sequential([
+        keras.Input((LENGTH, WIDTH)), *(keras.layers.Dense(128, "gelu") for _ in range(4)),
+        keras.layers.LSTM(WIDTH, return_sequences=True, use_cudnn=False),
+        keras.layers.LSTM(WIDTH, use_cudnn=False), keras.layers.Dense(CLASSES)])
+    return model, "mse", x, np.eye(CLASSES, dtype=np.float32)[y[:, 0]]
+
+
+def test_the_lists_of_a_recurrent_layer_are_no_gradients(monkeypatch):
+    """TensorFlow names the lists that a loop fills after the gradient that reads them."""
+    monkeypatch.setattr(sys.modules[__name__], "BATCH", 64)
+    assert fitted(stacked, on=True) == fitted(stacked, on=False)
+    model, loss, x, y = stacked()
+    model.compile("adam", loss, jit_compile=False)
+    with grappler_ext.enabled(strict=True):
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+        report, = grappler_ext.reports().values()
+    assert report.applied and report.planned_peak_bytes < 0.8 * report.baseline_peak_bytes
 
 
 def test_a_loop_that_trains_is_left_to_the_decorator(caplog):

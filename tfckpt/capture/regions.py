@@ -3,7 +3,8 @@
 Rules (numbered; branches below cite them):
   1. Gradient scopes seed the backward: `gradient_tape/` (GradientTape) and `gradients/`,
      `gradients_1/` ... (tf.gradients, and the backward of nested functions). But for the empty
-     lists that a loop's gradient makes there: the loop of the forward fills them.
+     lists that a loop's gradient makes there: the loop of the forward fills them. What hands such
+     a list on within that loop, once it is lowered, has the list's name behind its own.
   2. What lies downstream of a gradient-scope op is backward too, also through a control edge
      from one (custom gradients leave ops outside any scope), up to the update.
   3. The update starts at the first collective, resource write, or op on the way to one that no
@@ -32,6 +33,8 @@ from collections.abc import Collection, Sequence
 from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, UPDATE
 
 _GRADIENT_SCOPE = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?)/")
+_HANDED_ON = re.compile(r"_switch/_\d+$")
+"""Ends the name of an op of a lowered loop; before that the loop's and the name of what it got."""
 
 
 def is_gradient_scope(name: str) -> bool:
@@ -40,7 +43,7 @@ def is_gradient_scope(name: str) -> bool:
     Args:
       name: of an op, with the scopes before it.
     """
-    return bool(_GRADIENT_SCOPE.search(name))
+    return bool(_GRADIENT_SCOPE.search(name)) and not _HANDED_ON.search(name)
 
 
 def regions(
