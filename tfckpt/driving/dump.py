@@ -47,7 +47,7 @@ def write(name: str, files: Mapping[str, bytes]) -> pathlib.Path:
 
     Args:
       name: of the step; the folder's name begins with it.
-      files: what they hold, by name.
+      files: their contents, by name.
     """
     above = pathlib.Path(folder())
     above.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def write_or_say(name: str, files: Mapping[str, bytes]) -> None:
 
     Args:
       name: of the step; the folder's name begins with it.
-      files: what they hold, by name.
+      files: their contents, by name.
     """
     try:
         where = write(name, files)

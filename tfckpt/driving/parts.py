@@ -70,7 +70,7 @@ class Part(DevicePart):
 
     @property
     def allowed(self) -> int | None:
-        """Return the bytes that may be taken, as `plain_bytes` counts; None for the least."""
+        """Return the bytes that may be taken, as `plain_bytes` counts; None for the minimum."""
         return self.budget.dynamic(self.plain_bytes, self.held_bytes)
 
     @property

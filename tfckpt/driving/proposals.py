@@ -186,7 +186,7 @@ class Search:
                 yield self._proposal(part, decision)
 
     def _sources(self) -> Iterator[tuple[Part, Limits]]:
-        """Yield the sources of plans, the simplest last: it asks least of what runs the step."""
+        """Yield the sources of plans, the simplest last: what runs the step has the least to do."""
         part, free_moves = self.part, self.options.free_moves
         if not part.target.orders_by_control:  # neither means anything there
             yield part, Limits(False, free_moves)

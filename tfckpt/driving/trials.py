@@ -3,9 +3,9 @@
 They are asked what the step takes, plain and with a few of its plans: XLA compiles it, and what
 Grappler makes of it is simulated; where that is the step already, nobody is asked. A budget is one
 of these bytes then. What comes out corrects what the next plan may need, by a line through what is
-known; the fastest plan whose bytes fit is taken. Where none of them does, the plan of the least
-peak is asked about before a budget is refused. For the minimum peak XLA tries two plans, or is held
-to one in two ways. Nothing runs.
+known; the fastest plan whose bytes fit is taken. Where none of them does, that of the lowest peak
+is asked about before a budget is refused. For the minimum peak XLA tries two plans, or is bound to
+one in two ways. Nothing runs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ SIMILAR = 0.95
 AIM = 0.99
 """Of what is allowed, what a corrected plan aims at."""
 LAST_AIM = 0.88
-"""The least that the last of them aims at."""
+"""The lowest share that the last of them aims at."""
 LOWEST = 0.7
-"""Of what is right in proportion, the least that a line may say: far out it says little."""
+"""Of what is right in proportion, the lowest share that a line may say: far out it says little."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Trials:
         self.seconds = 0.0
         self._refused = 0  # plans that XLA did not compile
         self._fewest = False  # whether a plan of the fewest bytes was asked for
-        self._least = False  # whether the plan of the minimum peak is the next, and the last
+        self._lowest = False  # whether the plan of the minimum peak is the next, and the last
         self._counting = 0  # which of `_counted` have to fit
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
@@ -240,8 +240,8 @@ class Trials:
 
     @property
     def _bound(self) -> int:
-        """Return how many plans XLA may be asked about; the least one in both ways."""
-        return self.most + 2 * self._least
+        """Return how many plans XLA may be asked about; that of the lowest peak in both ways."""
+        return self.most + 2 * self._lowest
 
     def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
         try:
@@ -270,11 +270,11 @@ class Trials:
         if taken > limit:
             if left:
                 raise Rejected(said, room=aim)
-            if best is None and sized and not self._least:
-                self._least = True
+            if best is None and sized and not self._lowest:
+                self._lowest = True
                 raise Rejected(said, room=0)
             if best is None and sized and trial.proposal.part.target.may_hold_otherwise:
-                raise Rejected(f"{said}; XLA is held to it in another way",
+                raise Rejected(f"{said}; XLA is bound to it in another way",
                                instead=_otherwise(trial))
             raise self._ended(part, said)
         if best is not None and best is not trial.proposal:
@@ -286,7 +286,7 @@ class Trials:
         """Reject the minimum plan for a second one: that of the fewest bytes, whatever its time.
 
         Where there is no other, or XLA does not keep the plan's order, so that its bytes say
-        little, it is the same plan, to which XLA is held in the other way.
+        little, it is the same plan, to which XLA is bound in the other way.
         """
         target = trial.proposal.part.target
         keeps_order = target.orders_by_control or target.hold == ORDER
@@ -294,10 +294,10 @@ class Trials:
             self._fewest = True
             raise Rejected(f"{said}; a plan of fewer bytes is looked for", room=0)
         if target.may_hold_otherwise:
-            raise Rejected(f"{said}; XLA is held to it in another way", instead=_otherwise(trial))
+            raise Rejected(f"{said}; XLA is bound to it in another way", instead=_otherwise(trial))
 
     def _as_planned(self, trial: Trial) -> bool:
-        """Return whether the executor holds what it was planned to; XLA is asked again anyway."""
+        """Return whether the executor keeps within what was planned; XLA is asked again anyway."""
         assert self.plain is not None
         part = trial.proposal.part
         return part.target.orders_by_control and (
@@ -332,7 +332,7 @@ class Trials:
         return below if part.allowed is None else min(part.allowed, below)
 
     def _best(self, part: Part) -> Proposal | None:
-        """Return the fastest plan of those that fit, or without a budget of those near the least.
+        """Return the fastest plan of those that fit, or without a budget of those near the minimum.
 
         Near is what the planner takes for it: a little memory that may buy much time. None where no
         plan fits.
@@ -343,9 +343,9 @@ class Trials:
             return None
         if part.allowed is None:
             assert self.plain is not None
-            least = min(t.memory.bound for t in fitting)
+            lowest = min(t.memory.bound for t in fitting)
             room = 0.0 if self.objective == "memory" else ROOM * self.plain.temp_bytes
-            near = max(least / SIMILAR, least + room)
+            near = max(lowest / SIMILAR, lowest + room)
             fitting = [t for t in fitting if t.memory.bound <= near]
         return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal
 
@@ -367,8 +367,8 @@ class Trials:
             return int(in_proportion)
         p, c = min(known, key=lambda point: abs(point[1] - aim))
         on_line = planned + (aim - taken) * (p - planned) / (c - taken)
-        least = min(max(on_line, LOWEST * in_proportion), in_proportion)
-        return int((least + in_proportion) / 2)
+        lowest = min(max(on_line, LOWEST * in_proportion), in_proportion)
+        return int((lowest + in_proportion) / 2)
 
     def _check_unchanged(self, proposal: Proposal) -> None:
         """Raise `InfeasibleBudgetError` where no plan is left, and a budget is not met."""
@@ -376,8 +376,8 @@ class Trials:
         assert self.plain is not None
         looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
-            least = min((t.memory.temp_bytes for t in self.tried), default=self.plain.temp_bytes)
-            raise part.budget.refusal(least, part.plain_bytes, part.held_bytes, part.device,
+            lowest = min((t.memory.temp_bytes for t in self.tried), default=self.plain.temp_bytes)
+            raise part.budget.refusal(lowest, part.plain_bytes, part.held_bytes, part.device,
                                       f". {self._asked()}")
 
     def _asked(self) -> str:
@@ -397,13 +397,13 @@ class Trials:
 
 
 def _alike(one: Proposal, other: Proposal) -> bool:
-    """Return whether two proposals are one plan to which XLA is held in one way."""
+    """Return whether two proposals are one plan to which XLA is bound in one way."""
     return (one.decision.planned.plan == other.decision.planned.plan
             and one.part.target.otherwise == other.part.target.otherwise)
 
 
 def _otherwise(trial: Trial) -> Proposal:
-    """Return the same plan, to which XLA is held in the other way."""
+    """Return the same plan, to which XLA is bound in the other way."""
     part = trial.proposal.part
     target = dataclasses.replace(part.target, otherwise=True)
     return dataclasses.replace(trial.proposal, part=dataclasses.replace(part, target=target))

@@ -131,7 +131,7 @@ def free_bytes(device: str) -> int:
 
 
 def _free_on_host() -> int:
-    """Return the least of what the machine, the control group and the process's own limit leave."""
+    """Return the smallest of what machine, control group and the process's own limit leave."""
     status = _kibibytes("/proc/self/status")
     left = [_kibibytes("/proc/meminfo").get("MemAvailable", 0)]
     for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):

@@ -1,4 +1,4 @@
-"""The values of the variables that a step may change, held in host memory and put back."""
+"""The values of the variables that a step may change, kept in host memory and put back."""
 
 from __future__ import annotations
 

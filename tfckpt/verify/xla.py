@@ -31,7 +31,7 @@ class Compiled:
       folded: those that are no instructions of their own: XLA knows the value, makes a view of
         it, or computes it as part of another op, such as a library call with a bias. Each of
         `planned` is among the copies, the merged or the folded ones.
-      temp_bytes: bytes of the buffers that hold neither arguments nor results nor constants.
+      temp_bytes: bytes of the buffers of all but arguments, results and constants.
       heavy_count: matrix products and convolutions (XLA turns one into the other).
     """
 

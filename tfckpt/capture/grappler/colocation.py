@@ -4,7 +4,7 @@ Grappler takes two equal ops for one unless their attributes differ, and what an
 is an attribute. Asked about a graph it drops that attribute first, and where it inlines it names
 others in it than the runtime does. So it is told under another name, and named as the runtime does:
 
-  1. What an op of a function is placed with is called by its name in the function, behind the
+  1. What an op of a function is placed with is called by its name in the function, after the
      scope of the call.
   2. What hands an input on to a lowered branch, or to a function's body, or a result on from there,
      is placed with what makes it; with a loop or branch if that makes it, though it is lowered.

@@ -5,7 +5,7 @@ nothing and reads a variable for all that it is given; the runtime does neither.
 and branches are not lowered yet, Grappler takes them for ops like any others, which begin when all
 that they read is there: a control edge that says so again is dropped. Once they are lowered they
 begin with whatever is there first, and a read of a variable in a body may then come before the
-write that it has to follow. What writes a variable may lose the order behind what reads it.
+write that it has to follow. What writes a variable may no longer wait for what reads it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A traced step made to be what runs: its ops give way to those that Grappler makes of them.
 
 Grappler merges, moves and fuses ops once the trace is over, so that neither the tensors of the
-trace are those that are held, nor is a rewritten step rearranged as the plain one would be. Here
+trace are those that are kept, nor is a rewritten step rearranged as the plain one would be. Here
 Grappler is asked first. Its answer takes the place of the ops of the trace, each op marked so that
 Grappler leaves it alone when the step is called: what is planned is what runs, and what a plan
 repeats is computed as in the plain step.
@@ -51,7 +51,7 @@ from tfckpt.ops.names import ADD_N, ARG, IDENTITY, RETVAL
 _PASSED = "Func/"
 """Before the names of what passes arguments and results of an inlined function on."""
 _READ = "_read"
-"""Behind the names of what stands for the inputs of loops and branches."""
+"""Ends the names of what stands for the inputs of loops and branches."""
 _MOST_CONSTANTS = 64 << 20
 """Bytes of constants that are copied: the ops of the trace are hidden and not gone."""
 
@@ -284,7 +284,7 @@ def _first_first(needed: Mapping[str, Collection[str]], readers: Mapping[str, Se
 
 def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str], scope: str
             ) -> list[tf.compat.v1.NodeDef]:
-    """Return an op as it is imported, behind what it reads its terms through (rule 3)."""
+    """Return an op as it is imported, after what it reads its terms through (rule 3)."""
     op = tf.compat.v1.NodeDef()
     op.CopyFrom(node)
     op.attr.pop("_class", None)

@@ -178,7 +178,7 @@ class _Raised:
         return not functions_of(loop)
 
     def _handed_on(self, text: str) -> str:
-        """Return what was read, behind what only hands it on and is gone."""
+        """Return what was read, seen through what only hands it on and is gone."""
         name, _, slot = text.partition(":")
         while name not in self.made and name not in self.loops and (
                 record(self.before[name].op).passes_on):
@@ -250,10 +250,10 @@ def _loop(op: tf.compat.v1.NodeDef, ends: Sequence[tuple[int, str, tf.compat.v1.
     results = {}
     for _, kind, node in ends:
         if node.op == EXIT and kind == "exit":
-            behind = node
-            while behind.op != ENTER:
-                behind = nodes[op_of(behind.input[0])]
-            results[node.name] = enters.index(behind.name)
+            entry = node
+            while entry.op != ENTER:
+                entry = nodes[op_of(entry.input[0])]
+            results[node.name] = enters.index(entry.name)
     return _Lowered(op, {i: (name,) for i, name in enumerate(enters)}, results)
 
 

@@ -294,7 +294,7 @@ def tell_argument(node: tf.compat.v1.NodeDef, tensor: tf.Tensor) -> None:
     for key in ("_output_shapes", "_handle_shapes", "_handle_dtypes"):
         node.attr.pop(key, None)
     node.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
-    behind = tf_adapter.handle_shape(tensor) if tensor.dtype == tf.resource else None
-    if behind is not None:
-        node.attr["_handle_shapes"].list.shape.append(behind[0].as_proto())
-        node.attr["_handle_dtypes"].list.type.append(behind[1].as_datatype_enum)
+    handle = tf_adapter.handle_shape(tensor) if tensor.dtype == tf.resource else None
+    if handle is not None:
+        node.attr["_handle_shapes"].list.shape.append(handle[0].as_proto())
+        node.attr["_handle_dtypes"].list.type.append(handle[1].as_datatype_enum)

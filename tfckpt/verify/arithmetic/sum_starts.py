@@ -1,7 +1,7 @@
 """With which of its terms the kernel of a sum begins.
 
-`AddN` writes into the first term whose buffer nothing else holds and begins with it, in exchange
-for the first one: a + b + c, but c + b + a where a and b are still to be read. What holds a buffer
+`AddN` writes into the first term whose buffer nothing else uses and begins with it, in exchange
+for the first one: a + b + c, but c + b + a where a and b are still to be read. Who uses a buffer
 is told from the graph alone: what has read it by then in every order, and what reads it later.
 """
 
@@ -31,12 +31,12 @@ class Starts:
 
     Args:
       nodes: the ops by name.
-      ordered: their names, each behind what it reads and waits for but for the ends of loops.
+      ordered: their names, each after what it reads and waits for but for the ends of loops.
       source: returns the result in whose memory a tensor lies: what only hands it on, or shows it
         in another shape, makes no copy.
-      lasting: whether the results of an op by name are held by others than their readers: those of
-        constants, arguments and variables.
-      holding: whether an op by name holds what it reads until the step ends.
+      lasting: whether the results of an op by name stay in memory after their readers have run:
+        those of constants, arguments and variables.
+      holding: whether an op by name keeps what it reads until the step ends.
     """
 
     def __init__(self, nodes: Mapping[str, Node], ordered: Sequence[str],
@@ -78,7 +78,7 @@ class Starts:
 
     def _is_free(self, tensor: Tensor, terms: Sequence[Tensor], name: str, at_once: bool
                  ) -> bool | None:
-        """Return whether nothing else holds a term's buffer; None where that is open."""
+        """Return whether nothing else uses a term's buffer; None where that is open."""
         root = self.source(tensor)
         if self.lasting(root[0]) or sum(self.source(t) == root for t in terms) > 1:
             return False

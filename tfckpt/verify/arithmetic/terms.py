@@ -59,7 +59,7 @@ class Computation:
       function: gives the FunctionDef that is called by a name; None where it is not known.
       early: reads of variables and sums, by name, that are taken to run as they do where ops run
         in the order in which they become ready: reads before the writes that nothing orders with
-        them, sums behind what is ready before them.
+        them, sums after what is ready before them.
     """
 
     nodes: Sequence[Any]
@@ -268,13 +268,13 @@ class _Graph:
                 for name, node in self.nodes.items() if node.type == SUM}
 
     def _lasts(self, name: str) -> bool:
-        """Return whether others than their readers hold an op's results."""
+        """Return whether an op's results stay in memory after their readers have run."""
         known = record(self.nodes[name].type)
         return known.source is not None or known.access in (Access.VALUE, Access.READ) or (
             self.nodes[name].type in (ARGUMENT, CONSTANT))
 
     def _holds(self, name: str) -> bool:
-        """Return whether an op holds what it reads until the step ends."""
+        """Return whether an op keeps what it reads until the step ends."""
         return self.nodes[name].type == RESULT
 
     def _notes_places(self, gradient: _Node) -> str:
@@ -319,7 +319,7 @@ class _Graph:
                     node, inputs=source.inputs, controls=(*node.controls, source.name))
 
     def _sorted(self) -> list[str]:
-        """Return the ops, each behind what it reads and waits for but for the ends of loops."""
+        """Return the ops, each after what it reads and waits for but for the ends of loops."""
         order: list[str] = []
         seen: set[str] = set()
         for start in self.nodes:
@@ -351,20 +351,20 @@ class _Graph:
                 touched.setdefault(handle, []).append(name)
         bits = {name: 1 << i for i, name in enumerate(
             name for names in touched.values() for name in names)}
-        behind: dict[str, int] = {}
+        ancestors: dict[str, int] = {}
         for name in self.order:
             node = self.nodes[name]
-            behind[name] = 0
+            ancestors[name] = 0
             for source in (*(source for source, _ in node.inputs), *node.controls):
-                behind[name] |= behind.get(source, 0) | bits.get(source, 0)
-        return {name: self._state(name, handle, names, bits, behind)
+                ancestors[name] |= ancestors.get(source, 0) | bits.get(source, 0)
+        return {name: self._state(name, handle, names, bits, ancestors)
                 for handle, names in touched.items() for name in names}
 
     def _state(self, name: str, handle: str, names: Sequence[str], bits: Mapping[str, int],
-               behind: Mapping[str, int]) -> tuple[str, int, int]:
+               ancestors: Mapping[str, int]) -> tuple[str, int, int]:
         writes = [other for other in names if other != name and not _reads(self.nodes[other].type)]
-        before = sum(bool(behind[name] & bits[w]) for w in writes)
-        after = sum(bool(behind[w] & bits[name]) for w in writes)
+        before = sum(bool(ancestors[name] & bits[w]) for w in writes)
+        after = sum(bool(ancestors[w] & bits[name]) for w in writes)
         return handle, before, 0 if name in self.computation.early else (
             len(writes) - before - after)
 
