@@ -27,8 +27,8 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
       label: of one of several devices: what tells the names of its new ops from those of others.
 
     Raises:
-      RewriteError: under XLA, no incoming gradient is left to guard a region with; elsewhere, a sum
-        would be computed twice from a term that it writes into.
+      RewriteError: under XLA, no incoming gradient is left to guard a segment with; elsewhere, a
+        sum would be computed twice from a term that it writes into.
       PlanError: a step of the plan reads a storage that nothing has made yet.
     """
     builder = EditBuilder(graph, cost, plan, target, device, label)

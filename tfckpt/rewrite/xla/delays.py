@@ -109,8 +109,8 @@ class XlaHolds:
                     self.trigger = latest if found == self.trigger else found
                     return self.trigger
         if latest is None:
-            raise RewriteError("rewrite: a region has no incoming gradient to guard it with under "
-                               "XLA")
+            raise RewriteError("rewrite: a recomputation segment has no incoming gradient to guard "
+                               "it with under XLA")
         return latest
 
     def _goes_on(self, tensor: TensorId) -> bool:
