@@ -101,13 +101,13 @@ def test_the_curve_is_the_timeline_and_the_peak_is_labelled(report):
     assert before.get_ylim() == after.get_ylim()  # one scale, so that heights can be compared
 
 
-def test_stretches_cover_the_step_once():
+def test_intervals_cover_the_step_once():
     regions = ["other"] * 3 + ["forward"] * 400 + ["update"] + ["forward"] * 99 + ["backward"] * 500
-    found = pictures.stretches(regions)
+    found = pictures.intervals(regions)
     assert [entry[0] for entry in found] == ["other", "forward", "backward"]
     assert [first for _, first, _ in found] == [0] + [last for _, _, last in found[:-1]]
     assert found[-1][2] == len(regions)
-    assert pictures.stretches([]) == []
+    assert pictures.intervals([]) == []
 
 
 def test_every_solver_of_the_front_and_the_choice_are_drawn():

@@ -1,4 +1,4 @@
-"""What the first calls of a rewritten step took, against its budget.
+"""The memory that the first calls of a rewritten step take, compared with its budget.
 
 The allocator's highest count is read, never set back, so that whoever measures by it is not
 disturbed: a call tells something only if nothing before it has taken more. Calls by which the step

@@ -40,7 +40,9 @@ REFUSALS = 8
 
 @dataclasses.dataclass
 class Report:
-    """What tfckpt did to one traced step. Peaks are dynamic: above what the step starts with.
+    """A summary of what tfckpt did to one traced step.
+
+    Peaks are dynamic: above what the step starts with.
 
     Attributes:
       name: traced function.
@@ -51,7 +53,8 @@ class Report:
       kept_bytes: forward tensors kept for the backward.
       applied: whether the graph was changed; `reason` says why not.
       solver: which proposal the plan came from.
-      deferred_ops, released_joins, fences, pins: what else was changed.
+      deferred_ops, released_joins: ops moved to where they are used, joins that are bypassed.
+      fences, pins: control barriers and single wait edges that were added.
       plan_seconds: capture, planning and rewriting, in seconds.
       stored: the day on which the plan was made, where it was taken from the plan store; else "".
       planned_for: the sizes that were planned for, where the trace leaves them open: shapes, or a
@@ -72,7 +75,7 @@ class Report:
       unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
       compiled: what XLA, or Grappler, said of the step; None where nobody was asked.
       bound_bytes: live bytes that no plan stays below: what the largest op needs by itself.
-      allowed_bytes: what the budget allows above what the step starts with; None for the least.
+      allowed_bytes: what the budget allows above what the step starts with; None for the minimum.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
       observed_calls: calls in which something looked at the peak.
       missed: whether it was above what is allowed, and somebody was told.
