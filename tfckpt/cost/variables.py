@@ -1,4 +1,4 @@
-"""Variables behind their handles: their bytes, and what still reads one when it is updated."""
+"""Variables by their handles: their bytes, and what still reads one when it is updated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def handle_of(graph: Graph, tensor: TensorId) -> TensorId:
 def updated_late(graph: Graph) -> Graph:
     """Return the graph with updates after what of the backward reads the variables' old values.
 
-    TensorFlow updates a variable in its own memory unless something still holds its value: then it
+    TensorFlow updates a variable in its own memory unless something still reads its value: then it
     makes a copy, at another address, and the old one is free when the last reader ends. That takes
     as much as the gradient does while it waits, and leaves the memory in pieces that change with
     every step. Nothing waits for what Grappler may merge into its reader or rearrange, which it
@@ -86,7 +86,7 @@ def updated_late(graph: Graph) -> Graph:
 
 @dataclasses.dataclass(frozen=True)
 class ValueUses:
-    """Which ops hold the values of variables, and which update them; numbers of variables.
+    """Ops that read variables in their own memory, and ops that update them; variables by number.
 
     Attributes:
       holds: of an op, the variables that it reads in their own memory before they are updated.
@@ -98,7 +98,7 @@ class ValueUses:
 
 
 def value_uses(graph: Graph, readers: list[list[int]]) -> ValueUses:
-    """Return who holds and who updates variables, numbered as by `variable_bytes`.
+    """Return which ops read and which update variables, numbered as by `variable_bytes`.
 
     Args:
       graph: joint graph.

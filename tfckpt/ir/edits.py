@@ -95,7 +95,7 @@ class AddControl:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replace:
-    """What waits for the op `old` waits for the new op `new` instead; nothing reads `old`."""
+    """Makes what waits for the op `old` wait for the new op `new`; nothing reads `old`."""
 
     old: str
     new: str
