@@ -79,7 +79,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
         Grappler has seen them.
       effort: how much the search of "auto" may evaluate, as a multiple of the default.
       keep: names of layers or ops of which nothing is ever computed again, one or several.
-      recompute: names of layers or ops of which nothing is held for the backward pass, one or
+      recompute: names of layers or ops of which nothing is kept for the backward pass, one or
         several.
 
     Raises:

@@ -157,7 +157,7 @@ def _shape(node: Any) -> tf.TensorShape:
 
 
 def _initial(node: Any, members: Mapping[str, Any]) -> Any:
-    """Return the Enter of the loop variable that an Exit hands out: behind Switch and Merge."""
+    """Return the Enter of the loop variable that an Exit hands out, through Switch and Merge."""
     while record(node.op).frame is not FramePart.ENTER:
         node = members[_op_of(node.input[0])]
     return node

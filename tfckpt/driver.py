@@ -56,9 +56,9 @@ from tfckpt.verify.arithmetic.same import COMPILED, Certificate
 
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
-"""What runs before the rewrite passes (`tfckpt.rewrite.realise.PASSES`)."""
+"""The stages before the rewrite passes (`tfckpt.rewrite.realise.PASSES`)."""
 LAST = ("check of the final edits", "report", "apply")
-"""What runs after them."""
+"""The stages after them."""
 OFF = "tfckpt is switched off (TFCKPT=off)"
 EXECUTOR_TRIALS = 3
 """Plans that Grappler is asked about, or that are simulated on several threads, of a step that the
@@ -165,7 +165,7 @@ class Carrier(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a step.
+    """The result of running the stages on a step.
 
     Attributes:
       report: None where nothing trains.

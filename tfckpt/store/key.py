@@ -1,4 +1,4 @@
-"""What a plan depends on, as one hash.
+"""One hash of all that a plan depends on.
 
 Of the step all that planning reads, and no names: Keras numbers layers anew in each process, and
 ops are named after layers. Where a name decides something, what it decided is part of the graph

@@ -1,4 +1,4 @@
-"""What a search has found, kept: another batch, or another budget, of the same step starts from it.
+"""Results of searches, kept: another batch or budget of the same step starts from them.
 
 The key is the structure of the cost graph, without bytes, seconds and names: what may be kept or
 computed again are numbers of storages and vertices there, and mean the same whatever the sizes.

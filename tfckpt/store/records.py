@@ -1,4 +1,4 @@
-"""What was decided for a step, as JSON with indices for names, and back.
+"""Conversion of what was decided for a step to JSON, with indices for names, and back.
 
 What can be computed again is not kept: costs, edits, timelines. What comes back has passed the
 checker of plans, and its timeline has the peak that it had.
@@ -28,7 +28,7 @@ from tfckpt.store.texts import Texts
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
-    """What was decided for a step.
+    """The decision for a step, as it is kept in the store.
 
     Attributes:
       proposals: one for the part of each device, in the order of the parts.
