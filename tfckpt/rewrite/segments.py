@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.variables import behind
+from tfckpt.capture.variables import origin
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ops import names, record
@@ -157,10 +157,10 @@ class _Loops:
 
         XLA makes it as long as it may become.
         """
-        list_op = behind(self.forward.inputs[slot]).op
+        list_op = origin(self.forward.inputs[slot]).op
         if not record(list_op.type).lists.empty:
             return ""
-        shape = tf.get_static_value(behind(list_op.inputs[0]))
+        shape = tf.get_static_value(origin(list_op.inputs[0]))
         if shape is None:
             return ""
         size = [int(d) for d in shape.ravel()] if shape.ndim else int(shape)
