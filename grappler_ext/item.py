@@ -46,7 +46,7 @@ class Names:
       fetch: what it returns.
       parameters: of the pass.
       forward, later: names of the ops that followed no gradient, and one, before Grappler merged
-        equal ops; empty where nobody saw the function then.
+        equal ops; empty where the function was not seen then.
     """
 
     id: str

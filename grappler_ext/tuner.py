@@ -154,10 +154,10 @@ class _Function:
 
 
 class Tuner:
-    """Runs the calls of functions while a rewriter is in force.
+    """Runs the calls of functions while a rewriter is enabled.
 
     Args:
-      rewriter: that is in force.
+      rewriter: the one that is enabled.
       use: takes a rewriter, and has functions that are called from now on pass it.
       tune: whether plans are settled by what calls take.
     """

@@ -91,8 +91,8 @@ def test_fates_cover_what_the_plain_backward_reads(planned, report):
 def test_the_curve_is_the_timeline_and_the_peak_is_labelled(report):
     figure = pictures.step_figure({"": report})
     before, after = figure.axes
-    for axes, timeline, held in ((before, report.timeline_before, report.held_before),
-                                 (after, report.timeline_after, report.held_after)):
+    for axes, timeline, held in ((before, report.timeline_before, report.at_peak_before),
+                                 (after, report.timeline_after, report.at_peak_after)):
         curve = max(axes.lines, key=lambda line: len(line.get_ydata()))
         assert [round(y * MB) for y in curve.get_ydata()] == list(timeline.live_bytes)
         said = " ".join(text.get_text() for text in axes.texts)

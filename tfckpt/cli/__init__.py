@@ -124,7 +124,7 @@ def _say(text: str, kind: str = "error") -> None:
 
 
 def _write(line: str) -> None:
-    """Write to standard error; where that is closed too, nobody is left to be told."""
+    """Write to standard error, if it is not closed."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:

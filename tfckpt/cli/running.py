@@ -43,7 +43,7 @@ def run_step(document: Document, step: Step, batch_size: int | None, repeats: in
     Args:
       document: what the step was read from; not changed.
       step: one of the training steps of the document.
-      batch_size: what an unknown leading dimension stands for; None where nobody said.
+      batch_size: what an unknown leading dimension stands for; None where it was not given.
       repeats: how many measured runs are made, of which the lowest values count.
 
     Returns:

@@ -244,6 +244,6 @@ def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[S
         fusible=merges_into_its_reader(graph, anchor, readers),
         join=known.joins and len(op.inputs) > 1 and anchor not in awaited,
         conditional=any(graph.ops[i].conditional for i in members), device=op.device,
-        holds=tuple(sorted({v for i in members for v in uses.holds.get(i, ())})),
+        reads_variables=tuple(sorted({v for i in members for v in uses.reads.get(i, ())})),
         updates=next((uses.updates[i] for i in members if i in uses.updates), -1),
         again=recomputable and RECOMPUTE in asked)

@@ -89,11 +89,11 @@ class ValueUses:
     """Ops that read variables in their own memory, and ops that update them; variables by number.
 
     Attributes:
-      holds: of an op, the variables that it reads in their own memory before they are updated.
+      reads: of an op, the variables that it reads in their own memory before they are updated.
       updates: of an op, the variable that it updates.
     """
 
-    holds: dict[int, tuple[int, ...]]
+    reads: dict[int, tuple[int, ...]]
     updates: dict[int, int]
 
 
@@ -106,14 +106,14 @@ def value_uses(graph: Graph, readers: list[list[int]]) -> ValueUses:
     """
     number = {handle: n for n, handle in enumerate(variable_bytes(graph))}
     last = _readers_of_values(graph, readers)
-    holds: dict[int, list[int]] = collections.defaultdict(list)
+    reads: dict[int, list[int]] = collections.defaultdict(list)
     updates = {i: number[handle] for i, handle in _updates(graph) if handle in number}
     latest = {handle: i for i, handle in _updates(graph) if i in updates}
     for handle, update in latest.items():
         for reader in last.get(handle, ()):
             if reader < update and reader not in updates:
-                holds[reader].append(number[handle])
-    return ValueUses({i: tuple(entry) for i, entry in holds.items()}, updates)
+                reads[reader].append(number[handle])
+    return ValueUses({i: tuple(entry) for i, entry in reads.items()}, updates)
 
 
 def _updates(graph: Graph) -> list[tuple[int, TensorId]]:

@@ -63,8 +63,8 @@ class Vertex:
         for it may be released from it.
       conditional: it runs in one branch of a Switch only; nothing may wait for it.
       device: where it runs.
-      holds: variables (positions in `variable_bytes`) whose values it reads in their own memory,
-        before they are updated.
+      reads_variables: variables (positions in `variable_bytes`) whose values it reads in their own
+        memory, before they are updated.
       updates: the variable that it updates: in place, unless something still reads its value; -1
         where it updates none.
       again: whether the user asks that nothing it writes is kept from the forward pass for the
@@ -87,7 +87,7 @@ class Vertex:
     join: bool = False
     conditional: bool = False
     device: str = ""
-    holds: tuple[int, ...] = ()
+    reads_variables: tuple[int, ...] = ()
     updates: int = -1
     again: bool = False
 
@@ -161,7 +161,7 @@ class CostGraph:
         Workspace is accounted elsewhere. A vertex takes over buffers and updates variables when it
         starts; it keeps variables' values alive and donates buffers until it ends.
         """
-        return (tuple(_without(v, workspace=0, holds=()) for v in self.vertices),
+        return (tuple(_without(v, workspace=0, reads_variables=()) for v in self.vertices),
                 tuple(_without(v, workspace=0, updates=-1) for v in self.vertices))
 
     @functools.cached_property

@@ -51,7 +51,7 @@ class Segments:
       residuals: the slots of these lists in the gradient's loop.
       trips: the slot of the gradient's loop that says how often the loop has run.
       written: slots of lists in which iterations set entries.
-      idle: slots of the gradient's loop that its body hands on as they are, or that nobody needs:
+      idle: slots of the gradient's loop that its body hands on as they are, or that nothing needs:
         TensorFlow leaves those out.
     """
 

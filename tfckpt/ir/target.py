@@ -1,6 +1,6 @@
 """`Target`: what a step is planned and rewritten for, as one value that is passed along.
 
-Every fact about a device or a compiler that a stage may ask for stands here; nobody else asks
+Every fact about a device or a compiler that a stage may ask for is here; no other module asks
 whether there is a GPU, or whether XLA compiles a step.
 """
 
@@ -33,7 +33,7 @@ class Rates:
       flops_per_second: floating-point operations.
       bytes_per_second: read and written.
       overhead_seconds: what any op takes.
-      known: seconds by op name, of ops that somebody else has priced.
+      known: seconds by op name, of ops whose times were measured or estimated elsewhere.
     """
 
     flops_per_second: float = 1.0e11

@@ -324,7 +324,7 @@ def executed_peaks(graph: CostGraph, target: Target, settled: bool = True,
     Args:
       graph: joint graph.
       target: what the step is planned for.
-      settled: whether what comes about in the long run counts.
+      settled: as for `tfckpt.simulate.allocator.replayed_peaks`.
       plan: with its fences and waits; None for the graph as it is, with its own edges alone.
     """
     plan = plan or plain_plan(graph)
@@ -546,7 +546,7 @@ class StepPlanner:
                 rest = [f for f in rest if f is not best]
 
     def _further(self, pool: search.Pool) -> Iterator[_Finished]:
-        """Finish choices from the whole front, for who has refused what came before."""
+        """Finish choices from the whole front, for callers that refused all earlier plans."""
         front = non_dominated(pool.choices)[::-1]
         for priced in search.spread(front, search.few(self.graph, FINALISTS)):
             yield self._finish(priced)

@@ -63,7 +63,7 @@ def new_name(loop: str) -> str:
     """Return the name of what takes the place of a loop.
 
     Args:
-      loop: name of the op that gives way, of the forward's loop or the gradient's.
+      loop: name of the op that is replaced, of the forward's loop or the gradient's.
     """
     return loop + MARK
 

@@ -112,7 +112,7 @@ def render(report: Report) -> str:
 
 
 def _compiled(report: Report) -> list[tuple[str, str]]:
-    """Return what XLA or Grappler said, as cards; none where nobody was asked."""
+    """Return the answers of XLA or Grappler, as cards; none where neither was asked."""
     told = report.compiled
     if told is None:
         return []

@@ -180,7 +180,7 @@ def intervals(regions: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def _curve(axes: Any, curve: Curve, colour: str, colours: Mapping[str, str]) -> None:
-    live, held = [size / _MB for size in curve.live_bytes], curve.held
+    live, tensors = [size / _MB for size in curve.live_bytes], curve.at_peak
     if not live:
         return
     axes.fill_between(range(len(live)), live, step="post", alpha=0.25, color=colour, linewidth=0)
@@ -188,8 +188,8 @@ def _curve(axes: Any, curve: Curve, colour: str, colours: Mapping[str, str]) -> 
     peak = curve.peak_step
     axes.plot(peak, live[peak], "o", color=colour, markersize=6)
     left = peak > 0.5 * len(live)  # the label stands on the emptier side
-    lines = [f"{format_bytes(h.bytes)}  {_short(h.op)}" for h in held[:_NAMED]]
-    rest = held[_NAMED:]
+    lines = [f"{format_bytes(h.bytes)}  {_short(h.op)}" for h in tensors[:_NAMED]]
+    rest = tensors[_NAMED:]
     if rest:
         lines.append(f"{format_bytes(sum(h.bytes for h in rest))}  in {len(rest)} more")
     axes.annotate(

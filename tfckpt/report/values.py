@@ -33,14 +33,14 @@ class Curve:
 
     Attributes:
       live_bytes: after each operation, or each of XLA's allocations and releases.
-      held: what is live at the peak, largest first.
+      at_peak: what is live at the peak, largest first.
       peak_bytes: the plain or planned peak (an allocator's rounding included).
       steps: what runs, where that is known.
       by_xla: whether this is XLA's schedule of the compiled step.
     """
 
     live_bytes: Sequence[int]
-    held: tuple[LiveTensor, ...]
+    at_peak: tuple[LiveTensor, ...]
     peak_bytes: int
     steps: tuple[Ran, ...] = ()
     by_xla: bool = False
@@ -175,10 +175,11 @@ class CompiledReport:
     what Grappler makes of it.
 
     Attributes:
-      before, after: the plain step, and the step as it is applied; None where nobody was asked.
+      before, after: the plain step, and the step as it is applied; None where neither XLA nor
+        Grappler was asked.
       budget: what was asked for.
       trials: about how many plans.
-      reason: why nobody was asked.
+      reason: why neither was asked.
       seconds: how long the answers took.
       by_xla: whether XLA was asked.
     """

@@ -234,7 +234,7 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
               storage: Sequence[int], smallest: int) -> _Requests:
     """Return the requests of the moments of an execution (see `replayed_peaks`)."""
     variables, in_use = graph.variable_bytes, collections.Counter(
-        v for vertex, *_ in moments for v in vertex.holds)
+        v for vertex, *_ in moments for v in vertex.reads_variables)
     sizes = frozenset(v for v in variables if v >= smallest)
     slot: dict[int, int] = {}  # of each instance that has a chunk
     old: set[int] = set()  # variables whose old value is still to be read
@@ -258,9 +258,9 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
                 donated = i < len(storage) and storage[i] in vertex.donates
                 kind = _DONATE if donated and size[i] in sizes else _RELEASE
                 found.append((kind, slot.pop(i), size[i]))
-        if vertex.holds:
+        if vertex.reads_variables:
             found.extend((_RELEASE, len(size) + variable, 0)
-                         for variable in _let_go(vertex.holds, in_use) if variable in old)
+                         for variable in _let_go(vertex.reads_variables, in_use) if variable in old)
     found.extend((_RELEASE, s, 0) for s in slot.values())
     return _Requests(tuple(v for v in variables if v >= smallest), len(size) + len(variables),
                      tuple(found), any(kind in (_UPDATE, _DONATE) for kind, *_ in found))

@@ -33,7 +33,7 @@ class Decided:
     Attributes:
       proposals: one for the part of each device, in the order of the parts.
       rejected: why earlier ones were given up, a line each.
-      compiled: what the report says of who was asked; None where nobody was.
+      compiled: answers of XLA or Grappler in the report; None where neither was asked.
       answers: all that they answered, in its order.
       made: the day on which it was, where it was kept; "" where it was made just now.
     """
@@ -195,7 +195,7 @@ def _plan_of(record: Mapping[str, Any]) -> Plan:
 
 def _memory(memory: XlaMemory, texts: Texts) -> dict[str, Any]:
     return {"temp": memory.temp_bytes, "results": memory.result_bytes, "live": memory.live_bytes,
-            "held": [[b.bytes, texts.pieces(b.op), b.opcode] for b in memory.held],
+            "held": [[b.bytes, texts.pieces(b.op), b.opcode] for b in memory.at_peak],
             "in_memory": texts.indices(memory.in_memory), "most": memory.most_bytes}
 
 
