@@ -38,7 +38,7 @@ class XlaMemory:
       result_bytes: results that take no argument's place.
       live_bytes: sum of the temporary buffers that are live after each of XLA's allocations and
         releases, in the order of its schedule.
-      at_peak: those live at the highest of these sums, largest first.
+      held: those live at the highest of these sums, largest first.
       in_memory: TensorFlow ops whose results XLA writes to memory, by name, ascending, each with
         the elements of the largest; others are computed within the loops of what reads them.
       most_bytes: on the executor, the most that was simulated, with other memory before the step
@@ -48,7 +48,7 @@ class XlaMemory:
     temp_bytes: int
     result_bytes: int = 0
     live_bytes: tuple[int, ...] = ()
-    at_peak: tuple[XlaBuffer, ...] = ()
+    held: tuple[XlaBuffer, ...] = ()
     in_memory: tuple[tuple[str, int], ...] = ()
     most_bytes: int = 0
 

@@ -37,7 +37,7 @@ STEP, SMALLEST_STEP, LARGEST_STEP = 0.03, 0.001, 0.08
 """Of the peak, by how much a search for less memory tries to lower it at once: at first, at least
 and at most; more after each success, less after each failure."""
 FREED = 0.7
-"""Where a budget is not met, how often a window is freed; else a split is forced."""
+"""Share of attempts that free a window where a budget is not met; the others force a split."""
 PATIENCE = 50
 """Changes tried for one budget without gain before the next budget's turn comes."""
 LOWER, DOWN = 0.3, 0.3

@@ -341,7 +341,7 @@ def _device_peak(proposal: Proposal) -> DevicePeak:
 
 
 def _xla_curve(memory: XlaMemory) -> Curve:
-    return Curve(memory.live_bytes, tuple(map(_xla_tensor, memory.at_peak)), memory.temp_bytes,
+    return Curve(memory.live_bytes, tuple(map(_xla_tensor, memory.held)), memory.temp_bytes,
                  by_xla=True)
 
 

@@ -195,7 +195,7 @@ def _plan_of(record: Mapping[str, Any]) -> Plan:
 
 def _memory(memory: XlaMemory, texts: Texts) -> dict[str, Any]:
     return {"temp": memory.temp_bytes, "results": memory.result_bytes, "live": memory.live_bytes,
-            "held": [[b.bytes, texts.pieces(b.op), b.opcode] for b in memory.at_peak],
+            "held": [[b.bytes, texts.pieces(b.op), b.opcode] for b in memory.held],
             "in_memory": texts.indices(memory.in_memory), "most": memory.most_bytes}
 
 
