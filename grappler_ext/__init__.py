@@ -79,7 +79,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
         Grappler has seen them.
       effort: how much the search of "auto" may evaluate, as a multiple of the default.
       keep: names of layers or ops of which nothing is ever computed again, one or several.
-      recompute: names of layers or ops of which nothing is held for the backward pass, one or
+      recompute: names of layers or ops of which nothing is kept for the backward pass, one or
         several.
 
     Raises:
@@ -106,14 +106,14 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def enabled(budget: object = "min", **options: Any) -> Iterator[None]:
-    """`enable` for the length of a `with` statement; what was in force before is again after it.
+    """Enable the pass inside a `with` statement; afterwards the previous options apply again.
 
     Args:
       budget: as for `enable`.
       **options: the other options of `enable`, by name.
 
     Yields:
-      None; the options are in force.
+      None; inside the statement the options apply.
 
     Raises:
       PlanError: malformed options.
@@ -156,7 +156,7 @@ def _use(rewriter: Rewriter) -> None:
 
 
 def session_config(config: Any = None) -> Any:
-    """Return the configuration with which a session uses the pass, with the options in force.
+    """Return the configuration with which a session uses the pass, with the current options.
 
     Args:
       config: the `tf.compat.v1.ConfigProto` to start from, which is left as it is; None for an
@@ -182,7 +182,7 @@ def session_config(config: Any = None) -> Any:
 
 
 def reports() -> dict[str, Report]:
-    """Reports by function name, the latest of each, with the options in force or the last ones.
+    """Return the latest report of each function by name, under the current or the last options.
 
     Functions that TensorFlow restores or makes have its names: "restored_function_body" (called
     from a SavedModel), "multi_step_on_iterator" (Keras' `fit`), "tf_graph" (a session).

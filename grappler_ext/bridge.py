@@ -103,17 +103,17 @@ class Rewriter:
     Called by TensorFlow's threads; items are planned one at a time.
 
     Args:
-      least: whether a function whose budget cannot be met is planned for the minimum peak.
+      minimum: whether a function whose budget cannot be met is planned for the minimum peak.
 
     Attributes:
       key: the same for the same options.
       reports: by function name.
     """
 
-    def __init__(self, options: Options, strict: bool, least: bool = False) -> None:
-        self.options, self.strict, self.least = options, strict, least
+    def __init__(self, options: Options, strict: bool, minimum: bool = False) -> None:
+        self.options, self.strict, self.minimum = options, strict, minimum
         times = hashlib.sha256(repr(sorted(options.op_seconds.items())).encode()).hexdigest()
-        self.key = repr((options, strict, least, times))
+        self.key = repr((options, strict, minimum, times))
         self.reports: dict[str, Report] = {}
         self._failed: set[str] = set()
         self._lock = threading.Lock()
@@ -144,7 +144,7 @@ class Rewriter:
         try:
             outcome = Outcome() if switched_off() else run(item, self.options)
         except InfeasibleBudgetError:
-            if not self.least:
+            if not self.minimum:
                 raise
             item = Item(definition, names)
             outcome = run(item, dataclasses.replace(self.options, budgets=Budgets()))

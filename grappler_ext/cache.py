@@ -1,4 +1,4 @@
-"""Which files of the cache may be loaded: whole ones that nobody else could have put there.
+"""Checks of files in the cache: only whole ones that nobody else could have put there are loaded.
 
 A library runs with all the rights of the process that loads it. So file and folder have to belong
 to the user, or to root, and others must not be able to write them. A file cut short would end the

@@ -1,4 +1,4 @@
-"""What Grappler expects of a step on a device that need not be there: peak bytes and time.
+"""Grappler's estimate of a step on a device that need not be there: peak bytes and time.
 
 Grappler simulates the graph op by op, the first ready first, with times from the device's rates,
 and counts the outputs that are still to be read. It counts as it is written: a pass-through such
@@ -58,7 +58,7 @@ class Live:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What a graph costs on a device.
+    """The memory and time that a graph needs on a device.
 
     Attributes:
       peak_bytes: highest sum of live tensors as Grappler counts it: resident ones are part of it
@@ -84,7 +84,7 @@ class Costs:
 
     @property
     def device_bytes(self) -> int:
-        """Return what the device must hold: what is resident, the peak's dynamic part, lists."""
+        """Return the bytes that the device needs: resident, the peak's dynamic part, lists."""
         return self.resident_bytes + self.dynamic_bytes + self.list_bytes
 
 
@@ -105,7 +105,7 @@ class Estimate:
     rewritten: Costs | None = None
 
     def fits(self, costs: Costs) -> bool:
-        """Return whether the device holds one of the two.
+        """Return whether one of the two fits on the device.
 
         Args:
           costs: `plain` or `rewritten`.

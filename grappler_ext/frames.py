@@ -1,4 +1,4 @@
-"""Loops of an item, which TensorFlow has lowered: each gives way to one op that stands for it.
+"""Loops of an item, which TensorFlow has lowered: each is replaced by one op that stands for it.
 
 A lowered loop is a cycle of Enter, Merge, Switch, NextIteration and Exit around its body, all of
 which belong to a frame: no edge may lead in but to an Enter, or out but from an Exit. No schedule
@@ -7,7 +7,7 @@ never runs twice. Edits name it by its first Exit, and are then made to the real
 
   1. a result of the loop is that of one of its Exits;
   2. an input of the loop is that of one of its Enters;
-  3. whoever waits for the loop waits for its first Exit, since all come at its end;
+  3. what waits for the loop waits for its first Exit, since all come at its end;
   4. if the loop waits, all of its Enters do: with some of its variables it would start.
 """
 
@@ -157,7 +157,7 @@ def _shape(node: Any) -> tf.TensorShape:
 
 
 def _initial(node: Any, members: Mapping[str, Any]) -> Any:
-    """Return the Enter of the loop variable that an Exit hands out: behind Switch and Merge."""
+    """Return the Enter of the loop variable that an Exit hands out, through Switch and Merge."""
     while record(node.op).frame is not FramePart.ENTER:
         node = members[_op_of(node.input[0])]
     return node

@@ -39,14 +39,14 @@ _LOWERED = ("{}: TensorFlow has lowered the loop, so that it runs as it is, and 
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What Grappler says of an item.
+    """An item's properties according to Grappler.
 
     Attributes:
       id: of the function.
       fetch: what it returns.
       parameters: of the pass.
       forward, later: names of the ops that followed no gradient, and one, before Grappler merged
-        equal ops; empty where nobody saw the function then.
+        equal ops; empty where the function was not seen then.
     """
 
     id: str
@@ -220,14 +220,14 @@ def failing(definition: tf.compat.v1.GraphDef, message: str) -> tf.compat.v1.Gra
         if node.op != ARG and all(
                 name.lstrip("^").partition(":")[0] in arguments for name in node.input):
             node.input.append(f"^{_FAILURE}")
-    holds = failed.node.add(name=f"{_FAILURE}/holds", op=CONST, device=device)
-    holds.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(False))
+    condition = failed.node.add(name=f"{_FAILURE}/condition", op=CONST, device=device)
+    condition.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(False))
     said = failed.node.add(name=f"{_FAILURE}/said", op=CONST, device=device)
     said.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(message))
-    for const in (holds, said):
+    for const in (condition, said):
         const.attr["dtype"].type = const.attr["value"].tensor.dtype
     failure = failed.node.add(name=_FAILURE, op=ASSERT, device=device,
-                              input=[holds.name, said.name])
+                              input=[condition.name, said.name])
     failure.attr["T"].list.type.append(tf.string.as_datatype_enum)
     failure.attr["summarize"].i = 3
     return failed

@@ -1,4 +1,4 @@
-"""What functions take that the native pass has rewritten, and plans settled by that.
+"""Measured memory and time of functions that the native pass rewrote, and choice of their plans.
 
 All calls of `tf.function`s pass through here. The first ones of each that trains are compared with
 its budget. With `tune=True` its next calls run with other plans, and from then on it runs with the
@@ -128,12 +128,12 @@ class _Function:
             return _Plan(Rewriter(options, strict), 0.0, Measured("min"))
         options = dataclasses.replace(options, budgets=for_share(
             options.budgets.of(""), first.report, allowed, share))
-        return _Plan(Rewriter(options, strict, least=True), share,
+        return _Plan(Rewriter(options, strict, minimum=True), share,
                      Measured(f"{100 * share:.0f} % of it"))
 
     @property
     def allowed(self) -> int | None:
-        """Return the bytes that a measured peak may take; None for the least."""
+        """Return the bytes that a measured peak may have; None for the minimum."""
         report = self.plans[0].report
         return report.allowed_bytes if report is not None else None
 
@@ -154,10 +154,10 @@ class _Function:
 
 
 class Tuner:
-    """Runs the calls of functions while a rewriter is in force.
+    """Runs the calls of functions while a rewriter is enabled.
 
     Args:
-      rewriter: that is in force.
+      rewriter: the one that is enabled.
       use: takes a rewriter, and has functions that are called from now on pass it.
       tune: whether plans are settled by what calls take.
     """

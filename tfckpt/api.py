@@ -89,7 +89,7 @@ def checkpoint(fn: Callable | None = None, *, budget: object = "min", solver: st
         computed again. A name stands for whole parts of op names between slashes: "dense_1" for
         every op of that layer, "block?/conv*/Relu" for some; the report lists both.
         `tfckpt.saved_tensors` shows names.
-      recompute: such names as well: nothing of these is held for the backward pass, which computes
+      recompute: such names as well: nothing of these is kept for the backward pass, which computes
         it again where it reads it (but for what may not run twice, such as random numbers). All
         else is planned as before, and no plan is applied that does not lower the peak.
 
@@ -175,7 +175,7 @@ def report_of(step: Any) -> Report | None:
 
 
 class _Decorator(Protocol):
-    """What `checkpoint` returns when it gets options alone."""
+    """The decorator that `checkpoint` returns when it gets options alone."""
 
     def __call__(self, fn: Callable[_Arguments, _Result], /
                  ) -> CheckpointedStep[_Arguments, _Result]: ...

@@ -56,9 +56,9 @@ from tfckpt.verify.arithmetic.same import COMPILED, Certificate
 
 INLINED = "nested functions inlined"
 STAGES = ("capture", INLINED, "a part for each device", "prices", "forward AD", "plans", "judges")
-"""What runs before the rewrite passes (`tfckpt.rewrite.realise.PASSES`)."""
+"""The stages before the rewrite passes (`tfckpt.rewrite.realise.PASSES`)."""
 LAST = ("check of the final edits", "report", "apply")
-"""What runs after them."""
+"""The stages after them."""
 OFF = "tfckpt is switched off (TFCKPT=off)"
 EXECUTOR_TRIALS = 3
 """Plans that Grappler is asked about, or that are simulated on several threads, of a step that the
@@ -79,15 +79,16 @@ class Captured:
       live: TensorFlow's graph that it was read from, not edited.
       compiled: whether XLA compiles the step.
       planned_for: where the trace leaves sizes open, what they are taken to be, in words.
-      compiler: what can be asked how much the step takes as XLA compiles it; None where nobody
-        can, and where XLA does not compile it.
-      grappler: takes what runs the step, and returns what can be asked how much it takes once
-        Grappler has seen it; None where nobody can.
+      compiler: answers how much memory the step needs as XLA compiles it; None where XLA cannot
+        be asked, and where it does not compile the step.
+      grappler: takes what runs the step, and returns what answers how much memory it needs once
+        Grappler has optimised it; None where Grappler cannot be asked.
       gradient_inside: names the op inside which a gradient is computed, where the graph has none;
         "" where none is.
       stored: whether its plan may come from the plan store, and go there.
-      arithmetic: says whether the step's arithmetic is what it was; None where nobody asks.
-      doubt: says why nobody can say that of the step; "" where it can be said.
+      arithmetic: compares the step's arithmetic with the plain step's; None where that is not
+        wanted.
+      doubt: says why the two cannot be compared; "" where they can.
     """
 
     name: str
@@ -165,7 +166,7 @@ class Carrier(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a step.
+    """The result of running the stages on a step.
 
     Attributes:
       report: None where nothing trains.
@@ -432,7 +433,7 @@ def _check_loops(step: Captured, edits: Edits | None) -> None:
             return
         why = found.reason or ", ".join(found.differences[:3])
     raise Rejected("loops recomputed in segments are not known to compute in the same arithmetic: "
-                   f"{why or 'nobody can be asked'}", segments=True)
+                   f"{why or 'the two cannot be compared'}", segments=True)
 
 
 def _certificate(step: Captured, edits: Edits | None, options: Options) -> Certificate | None:

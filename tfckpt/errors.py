@@ -23,7 +23,7 @@ class InfeasibleBudgetError(PlanError):
     """The budget lies below the minimum peak that any plan reaches.
 
     Attributes:
-      smallest_bytes: least feasible peak in bytes, of the same kind as the budget was given
+      smallest_bytes: smallest feasible peak in bytes, of the same kind as the budget was given
         in (dynamic bytes from a solver; whole-device bytes or a fraction are put into words
         by the front end, which knows the caller's unit).
     """

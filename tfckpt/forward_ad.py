@@ -2,16 +2,16 @@
 
 `eager_fad` follows the state machine of Guo et al., section IV, on TensorFlow's op callbacks. A
 pair of an op and its input is one of NN, NY (a fad op on a tensor of an nfad one: a sequence
-begins), YY (it goes on) and YN (it ends). For every fad op the tape's own entry, which holds the
-op's inputs and outputs, is replaced by one that multiplies by the derivative with respect to the
-sequence's source. The tape drops an entry when its output is dropped unread; so what stays of a
-sequence is the derivative of what is read elsewhere, as in the paper's scheme of reference counts.
+begins), YY (it goes on) and YN (it ends). For every fad op the tape's own entry, which keeps the
+op's inputs and outputs alive, is replaced by one that multiplies by the derivative with respect to
+the sequence's source. The tape drops an entry when its output is dropped unread; so what stays of
+a sequence is the derivative of what is read elsewhere, as in the paper's reference counting.
 
 What eager TensorFlow makes impossible (`tests/e2e/test_eager_fad.py` has the experiments): a
 callback cannot replace an op's result, so a derivative is computed for every op of a sequence, not
 for the last alone; ops inside of a custom gradient (Keras' silu) or a `tf.function` are not
 recorded one by one and are left alone; an op on a tensor that Python still names keeps that tensor
-whatever the tape holds; and dispatch by type never sees plain tensors.
+whatever the tape keeps; and dispatch by type never sees plain tensors.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def run(program: Program, index: int, tensors: Mapping[Any, tf.Tensor]) -> tf.Te
     """Execute a program's nodes up to one with TensorFlow's ops.
 
     Args:
-      program: nodes in an order in which each stands behind those that it reads.
+      program: nodes in an order in which each comes after those that it reads.
       index: of the node whose value is asked for.
       tensors: values of the program's tensor nodes, by their attribute "tensor".
 
@@ -239,7 +239,7 @@ def eager_fad() -> Iterator[Sequences]:
 
 
 class Sequences:
-    """The state machine; `counts` holds how often each state was seen."""
+    """The state machine; `counts` says how often each state was seen."""
 
     def __init__(self) -> None:
         self.counts = {"NN": 0, "NY": 0, "YY": 0, "YN": 0}

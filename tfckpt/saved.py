@@ -1,4 +1,4 @@
-"""What a training step holds for its backward pass: the question before every plan."""
+"""Tensors that a training step keeps for its backward pass: the question before every plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfckpt.request.budget import format_bytes
 
 @dataclasses.dataclass(frozen=True)
 class SavedTensors:
-    """The tensors that a step holds from its forward pass for its backward pass.
+    """The tensors that a step keeps from its forward pass for its backward pass.
 
     Attributes:
       tensors: largest first; of each its layer, op, dtype, shape and bytes.
@@ -26,7 +26,7 @@ class SavedTensors:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all that is held; not all of it at once."""
+        """Return the bytes of all that is kept; not all of it exists at once."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ def saved_tensors(step: Any, *args: Any, **kwargs: Any) -> SavedTensors:
       **kwargs: keyword arguments of that call.
 
     Returns:
-      The tensors that are held and those that are recomputed, with their bytes.
+      The tensors that are kept and those that are recomputed, with their bytes.
 
     Raises:
       PlanError: it is no such function, or it computes no gradient.

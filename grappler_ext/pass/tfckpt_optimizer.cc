@@ -57,7 +57,7 @@ bool Skipped(const tensorflow::GraphDef& graph) {
 }
 
 // The graph as bytes; empty where it is too large. Where it has loops, with the shapes that Grappler
-// finds: no import finds any behind them.
+// infers: an import infers none after a loop.
 std::string Serialized(const tensorflow::grappler::GrapplerItem& item) {
   std::string bytes;
   bool any_loop = false;

@@ -292,8 +292,8 @@ def test_explain_says_what_is_live_and_why():
     assert "live at the plain peak" in before
     assert "Relu" in before and "gradient" in before and "dense" in before
     assert "393.2 kB" in before  # 2,048 x 48 floats
-    assert len(report.held_after) < len(report.held_before)
-    for held in (report.held_before, report.held_after):
+    assert len(report.at_peak_after) < len(report.at_peak_before)
+    for held in (report.at_peak_before, report.at_peak_after):
         assert all(h.bytes > 0 and h.op and h.layer and h.why for h in held)
         assert [h.bytes for h in held] == sorted((h.bytes for h in held), reverse=True)
 

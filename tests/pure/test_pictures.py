@@ -91,8 +91,8 @@ def test_fates_cover_what_the_plain_backward_reads(planned, report):
 def test_the_curve_is_the_timeline_and_the_peak_is_labelled(report):
     figure = pictures.step_figure({"": report})
     before, after = figure.axes
-    for axes, timeline, held in ((before, report.timeline_before, report.held_before),
-                                 (after, report.timeline_after, report.held_after)):
+    for axes, timeline, held in ((before, report.timeline_before, report.at_peak_before),
+                                 (after, report.timeline_after, report.at_peak_after)):
         curve = max(axes.lines, key=lambda line: len(line.get_ydata()))
         assert [round(y * MB) for y in curve.get_ydata()] == list(timeline.live_bytes)
         said = " ".join(text.get_text() for text in axes.texts)
@@ -101,13 +101,13 @@ def test_the_curve_is_the_timeline_and_the_peak_is_labelled(report):
     assert before.get_ylim() == after.get_ylim()  # one scale, so that heights can be compared
 
 
-def test_stretches_cover_the_step_once():
+def test_intervals_cover_the_step_once():
     regions = ["other"] * 3 + ["forward"] * 400 + ["update"] + ["forward"] * 99 + ["backward"] * 500
-    found = pictures.stretches(regions)
+    found = pictures.intervals(regions)
     assert [entry[0] for entry in found] == ["other", "forward", "backward"]
     assert [first for _, first, _ in found] == [0] + [last for _, _, last in found[:-1]]
     assert found[-1][2] == len(regions)
-    assert pictures.stretches([]) == []
+    assert pictures.intervals([]) == []
 
 
 def test_every_solver_of_the_front_and_the_choice_are_drawn():

@@ -158,7 +158,7 @@ def test_random_plans_with_derivatives_are_realised(seed, layers, target):
 
 
 def test_what_is_drawn_has_what_it_is_drawn_for():
-    """Fences, waits, guards, taps, what holds terms, bypassed joins and sorted terms."""
+    """Fences, waits, guards, extra readers, retained terms, bypassed joins and sorted terms."""
     found: set[str] = set()
     kinds = {"fence", "wait", "guard", "tap", "held", "slot", "term"}
     for seed in range(40):

@@ -102,7 +102,7 @@ def test_a_gradient_waits_for_the_one_before_it():
 def test_what_reads_a_loop_that_gave_way_is_found():
     plain = _step()
     _, edits = in_segments(plain, {"loop0": 3})
-    with pytest.raises(RewriteError, match="'end' reads 'gradient0:3', which gives way"):
+    with pytest.raises(RewriteError, match="'end' reads 'gradient0:3', which is replaced"):
         check_edits(plain, dataclasses.replace(edits, rewires=()))
 
 

@@ -15,7 +15,7 @@ from tfckpt.ir.edits import Clone, Rewire
 from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor, check_graph
 from tfckpt.rewrite.edit_builder import EditBuilder
 from tfckpt.rewrite.names import copy_name
-from tfckpt.rewrite.summation_starts import held_terms
+from tfckpt.rewrite.summation_starts import retained_terms
 from tfckpt.simulate.fences import fenced
 
 BIG = Tensor("float32", (512, 512), 1 << 20)
@@ -41,8 +41,8 @@ def graph_of(words: str, fetches=("g",)) -> Graph:
     return graph
 
 
-def held_in(graph: Graph, again: str, added=(), rewires=()) -> list[str]:
-    """Return what is held, as "tensor" or "tensor for copy 1", where a plan repeats some vertices.
+def kept_in(graph: Graph, again: str, added=(), rewires=()) -> list[str]:
+    """Return retained terms, as "tensor" or "tensor for copy 1", of a plan that repeats vertices.
     """
     cost = build_cost_graph(graph)
     where = {vertex.name: v for v, vertex in enumerate(cost.vertices)}
@@ -53,7 +53,7 @@ def held_in(graph: Graph, again: str, added=(), rewires=()) -> list[str]:
     builder = EditBuilder(graph, cost, plan)
     builder.added += added
     builder.rewires += rewires
-    found = held_terms(builder)
+    found = retained_terms(builder)
     sums = {vertex.name for vertex in cost.vertices}
     assert all(cost.vertices[h.step[0]].name in sums and h.dtype == "float32" for h in found)
     return [h.tensor + (f" for copy {h.step[1]}" if h.step[1] else "") for h in found]
@@ -72,19 +72,19 @@ def held_in(graph: Graph, again: str, added=(), rewires=()) -> list[str]:
 def test_what_is_read_later_decides(read_later, held, again):
     more = f",{read_later}" if read_later else ""
     graph = graph_of(f"{FOUR} g=AddN:end,end{more}")
-    assert held_in(graph, again) == held
-    assert held_in(graph, "") == []
-    assert held_in(graph, "end") == []  # neither the sum nor what it adds is repeated
+    assert kept_in(graph, again) == held
+    assert kept_in(graph, "") == []
+    assert kept_in(graph, "end") == []  # neither the sum nor what it adds is repeated
 
 
 def test_terms_are_taken_by_name_and_where_each_is_read():
     graph = graph_of("x=Placeholder d=Tanh:x a=Exp:x c=Sin:x b=Cos:x sum=AddN:c,a,d,b "
                      "end=Tanh:sum g=Mul:end,end")
-    assert held_in(graph, "a") == ["c:0", "d:0"]
+    assert kept_in(graph, "a") == ["c:0", "d:0"]
     later = graph_of("x=Placeholder d=Tanh:x a=Exp:x c=Sin:x b=Cos:x sum=AddN:c,a,d,b "
                      "end=Tanh:sum g=AddN:end,d,c")
-    assert held_in(later, "a") == ["c:0", "d:0"]
-    assert held_in(graph, "a", rewires=[Rewire("sum", 0, "seen:0"), Rewire("sum", 1, "no:0"),
+    assert kept_in(later, "a") == ["c:0", "d:0"]
+    assert kept_in(graph, "a", rewires=[Rewire("sum", 0, "seen:0"), Rewire("sum", 1, "no:0"),
                                         Rewire("end", 0, "no:0")]) == ["seen:0", "d:0"]
 
 
@@ -93,35 +93,35 @@ def test_terms_are_taken_by_name_and_where_each_is_read():
                                   "i=Identity:b j=Identity:i g=AddN:end,end,a,j",
                                   "g=AddN:end,end,a,b h=Shape:b"])
 def test_what_shares_a_buffer_is_read_as_well(more):
-    assert held_in(graph_of(f"s=Placeholder {FOUR} {more}"), "d") == ["a:0", "b:0"]
+    assert kept_in(graph_of(f"s=Placeholder {FOUR} {more}"), "d") == ["a:0", "b:0"]
 
 
 @pytest.mark.parametrize("more", ["h=Shape:b g=AddN:end,end,a", "h=Shape:b g=AddN:end,end,a,h",
                                   "h=Shape:b h2=Identity:h g=AddN:end,end,a,h2",
                                   "i=Identity:b h=Shape:i g=AddN:end,end,a"])
 def test_what_reads_a_shape_alone_reads_no_buffer(more):
-    assert held_in(graph_of(f"{FOUR} {more}"), "d") == ["c:0", "d:0"]
+    assert kept_in(graph_of(f"{FOUR} {more}"), "d") == ["c:0", "d:0"]
 
 
 def test_what_is_fetched_is_held_to_the_end():
     graph = graph_of(f"{FOUR} g=AddN:end,end,a", fetches=("g", "b"))
-    assert held_in(graph, "d") == ["a:0", "b:0"]
+    assert kept_in(graph, "d") == ["a:0", "b:0"]
 
 
 def test_what_the_sum_needs_reads_before_it():
     """b and the sum read a, both before the sum has run; e reads b after it."""
     before = graph_of("x=Placeholder a=Tanh:x b=Exp:a c=Sin:b d=Cos:x sum=AddN:a,b,c,d "
                       "end=Tanh:sum g=Mul:end,end")
-    assert held_in(before, "d") == ["c:0", "d:0"]
+    assert kept_in(before, "d") == ["c:0", "d:0"]
     after = graph_of("x=Placeholder a=Tanh:x b=Exp:a c=Sin:b d=Cos:x sum=AddN:a,b,c,d "
                      "end=Tanh:sum e=Exp:b g=AddN:end,e,a")
-    assert held_in(after, "d") == ["a:0", "b:0"]
+    assert kept_in(after, "d") == ["a:0", "b:0"]
 
 
 def test_inputs_and_variables_are_not_written_into():
     graph = graph_of("a=Placeholder b=Placeholder c=Sin:a d=Cos:a sum=AddN:a,b,c,d "
                      "end=Tanh:sum g=Mul:end,end")
-    assert held_in(graph, "c") == ["a:0", "b:0"]
+    assert kept_in(graph, "c") == ["a:0", "b:0"]
 
 
 @pytest.mark.parametrize("words", [
@@ -130,13 +130,13 @@ def test_inputs_and_variables_are_not_written_into():
     "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x pick=SelectV2:a,b,c end=Tanh:pick g=AddN:end,a,b",
     "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x end=Tanh:a g=AddN:end,a,b,c gg=AddN:g,a,b"])
 def test_two_terms_products_and_sums_of_the_backward_are_left_alone(words):
-    assert held_in(graph_of(words), "a") == []
+    assert kept_in(graph_of(words), "a") == []
 
 
 def test_a_sum_of_three():
     words = "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x sum=AddN:a,b,c end=Tanh:sum g=AddN:end,end"
-    assert held_in(graph_of(words), "b") == ["c:0"]
-    assert held_in(graph_of(f"{words},a,b"), "b") == ["a:0", "b:0"]
+    assert kept_in(graph_of(words), "b") == ["c:0"]
+    assert kept_in(graph_of(f"{words},a,b"), "b") == ["a:0", "b:0"]
 
 
 @pytest.mark.parametrize(("tree", "held"), [
@@ -147,21 +147,21 @@ def test_a_sum_of_three():
     ("s=AddV2:d,c t=AddV2:s,b sum=AddV2:t,a", ["c:0", "d:0"])])
 def test_a_tree_of_sums_is_one_sum(tree, held):
     leaves = "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x d=Cos:x"
-    assert held_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=Mul:end,end"), "b") == held
-    assert held_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=AddN:end,a,b"), "b") == ["a:0", "b:0"]
+    assert kept_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=Mul:end,end"), "b") == held
+    assert kept_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=AddN:end,a,b"), "b") == ["a:0", "b:0"]
 
 
 def test_a_sum_that_others_read_as_well_is_a_term():
     graph = graph_of("x=Placeholder a=Tanh:x b=Exp:x c=Sin:x d=Cos:x s=AddV2:a,b "
                      "sum=AddN:s,c,d end=Tanh:sum o=Exp:s g=AddN:end,o")
-    assert held_in(graph, "c") == ["s:0"]
+    assert kept_in(graph, "c") == ["s:0"]
 
 
 def test_terms_are_named_without_the_pass_throughs_before_them():
     """i is a and sorts first, though its own name sorts last."""
     graph = graph_of("x=Placeholder a=Tanh:x b=Exp:x c=Sin:x i=Identity:a sum=AddN:b,c,i "
                      "end=Tanh:sum g=Mul:end,end")
-    assert held_in(graph, "b") == ["c:0"]
+    assert kept_in(graph, "b") == ["c:0"]
 
 
 def test_copies_of_a_tree_read_what_each_of_its_sums_reads():
@@ -169,7 +169,7 @@ def test_copies_of_a_tree_read_what_each_of_its_sums_reads():
                      "sum=AddV2:s,u end=Tanh:sum g=Mul:end,end")
     copies = [clone("s", "other:0", "c:0"), clone("u", "b:0", "a:0"),
               clone("sum", "s-1:0", "u-1:0")]
-    assert held_in(graph, "sum", copies) == ["c:0", "d:0", "c:0 for copy 1", "other:0 for copy 1"]
+    assert kept_in(graph, "sum", copies) == ["c:0", "d:0", "c:0 for copy 1", "other:0 for copy 1"]
 
 
 def clone(name: str, *inputs: str) -> Clone:
@@ -179,7 +179,7 @@ def clone(name: str, *inputs: str) -> Clone:
 def test_the_copy_of_a_sum_holds_what_it_reads():
     graph = graph_of(f"{FOUR} g=AddN:end,end")
     copies = [clone("c", "x:0"), clone("sum", "a:0", "b:0", "c-1:0", "d:0")]
-    assert held_in(graph, "c sum", copies) == [
+    assert kept_in(graph, "c sum", copies) == [
         "c:0", "d:0", "c-1:0 for copy 1", "d:0 for copy 1"]
 
 
@@ -187,9 +187,9 @@ def test_a_sum_that_writes_into_what_is_kept_is_not_repeated():
     graph = graph_of(f"{FOUR} g=AddN:end,end,a,b")
     copies = [clone("c", "x:0"), clone("sum", "a:0", "b:0", "c-1:0", "d:0")]
     with pytest.raises(RewriteError, match="writes into 'c:0' is to be computed twice"):
-        held_in(graph, "sum", copies)
+        kept_in(graph, "sum", copies)
     # it may be where that is made again as well, and where the kernel begins with the second
-    assert held_in(graph, "c sum", copies) == [
+    assert kept_in(graph, "c sum", copies) == [
         "a:0", "b:0", "a:0 for copy 1", "b:0 for copy 1"]
-    assert held_in(graph_of(f"{FOUR} g=AddN:end,end,a"), "sum", copies) == [
+    assert kept_in(graph_of(f"{FOUR} g=AddN:end,end,a"), "sum", copies) == [
         "c:0", "d:0", "c-1:0 for copy 1", "d:0 for copy 1"]

@@ -114,11 +114,11 @@ def test_what_another_thread_makes_meanwhile_is_held():
 def _updated(reader_first: bool) -> CostGraph:
     """Return a gradient by which a variable of 8 MiB is updated before, or after, its last reader.
     """
-    middle = [Vertex("dx", BACKWARD, 1e-3, reads=(0,), writes=(2,), holds=(0,)),
+    middle = [Vertex("dx", BACKWARD, 1e-3, reads=(0,), writes=(2,), reads_variables=(0,)),
               Vertex("update", UPDATE, 1e-3, reads=(1,), updates=0)]
     after = (2,) if reader_first else ()
     dx, update = middle
-    vertices = (Vertex("forward", FORWARD, 1e-3, writes=(0,), holds=(0,)),
+    vertices = (Vertex("forward", FORWARD, 1e-3, writes=(0,), reads_variables=(0,)),
                 Vertex("dw", BACKWARD, 1e-3, reads=(0,), writes=(1,)),
                 dx, dataclasses.replace(update, after=after),
                 Vertex("end", UPDATE, 1e-3, reads=(2,)))
@@ -134,7 +134,7 @@ def test_a_variable_that_is_still_read_is_copied_when_it_is_updated(order, peak)
     found = allocated_peaks(graph, resolved, order)
     assert min(found) == peak * MIB
     without = dataclasses.replace(graph, vertices=tuple(
-        dataclasses.replace(v, holds=(), updates=-1) for v in graph.vertices))
+        dataclasses.replace(v, reads_variables=(), updates=-1) for v in graph.vertices))
     least = min(allocated_peaks(without, resolved, order))
     assert least == (24 if order[2] == 2 else 16) * MIB
 
@@ -179,10 +179,10 @@ def test_variables_that_move_leave_memory_in_pieces():
     vertices, storages = [], []
     for row in range(rows):
         storages.append(Storage(f"h{row}", (3 + row % 4) * MIB, row))
-        vertices.append(Vertex(f"h{row}", FORWARD, 1e-3, writes=(row,), holds=(row,)))
+        vertices.append(Vertex(f"h{row}", FORWARD, 1e-3, writes=(row,), reads_variables=(row,)))
     for row in range(rows):
         vertices += [Vertex(f"update{row}", UPDATE, 1e-3, reads=(row,), updates=row),
-                     Vertex(f"dx{row}", BACKWARD, 1e-3, reads=(row,), holds=(row,))]
+                     Vertex(f"dx{row}", BACKWARD, 1e-3, reads=(row,), reads_variables=(row,))]
     graph = CostGraph(tuple(vertices), tuple(storages), variable_bytes=tuple(
         (1 + row % 3) * MIB for row in range(rows)))
     resolved = resolve(graph, tuple((v, 0) for v in range(len(vertices))))

@@ -1,4 +1,4 @@
-"""Writes what XLA is given of a tensor behind a guard of barriers, and prints what it leaves.
+"""Writes a tensor that is read through a guard of barriers, and prints what XLA leaves of it.
 
     XLA_FLAGS=--xla_disable_hlo_passes=cse_barrier_expander python -m tests.support.barriers FOLDER
 

@@ -2,8 +2,8 @@
 
 A chain of n values: forward `i` reads value i-1 and makes value i; backward `i` reads the values i
 and i-1 and gradient i+1, and makes gradient i, of the size of value i. The state is which values
-are held, how often each forward has run, and how many backwards. Values may be dropped at any time.
-Nothing is imported from tfckpt.
+are in memory, how often each forward has run, and how many backwards. Values may be dropped at any
+time. Nothing is imported from tfckpt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 State = tuple[int, tuple[int, ...], int]
-"""(bits of the values held, runs of each forward, backwards to go)."""
+"""(bits of the values in memory, runs of each forward, backwards to go)."""
 
 
 def least_peak(sizes: Sequence[int], runs: int) -> int:
@@ -53,15 +53,15 @@ def least_time(sizes: Sequence[int], times: Sequence[int], runs: int, budget: in
 def _moves(sizes: Sequence[int], times: Sequence[int], runs: int, state: State
            ) -> Iterator[tuple[State, int, int]]:
     """Yield every next state, with the bytes live on the way there and the time that it takes."""
-    held, ran, left = state
+    stored, ran, left = state
     gradient = sizes[left] if left < len(sizes) else 0
-    live = sum(size for i, size in enumerate(sizes) if held >> i & 1) + gradient
+    live = sum(size for i, size in enumerate(sizes) if stored >> i & 1) + gradient
     for i, size in enumerate(sizes[:left]):
-        if held >> i & 1:
-            yield (held & ~(1 << i), ran, left), 0, 0
-        elif ran[i] < runs and (not i or held >> (i - 1) & 1):
+        if stored >> i & 1:
+            yield (stored & ~(1 << i), ran, left), 0, 0
+        elif ran[i] < runs and (not i or stored >> (i - 1) & 1):
             counts = (*ran[:i], ran[i] + 1, *ran[i + 1:])
-            yield (held | 1 << i, counts, left), live + size, times[i]
+            yield (stored | 1 << i, counts, left), live + size, times[i]
     last = left - 1
-    if held >> last & 1 and (not last or held >> (last - 1) & 1):
-        yield (held & ~(1 << last), ran, last), live + sizes[last], 0
+    if stored >> last & 1 and (not last or stored >> (last - 1) & 1):
+        yield (stored & ~(1 << last), ran, last), live + sizes[last], 0

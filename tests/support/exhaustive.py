@@ -45,10 +45,10 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     came_from = _visit(forward, budget)
     ends = [state for state in came_from if state[0] == forward.everything]
     if not ends:
-        least = smallest_budget(forward)
+        smallest = smallest_budget(forward)
         raise InfeasibleBudgetError(
             f"plan: no sequence of lower sets fits in {budget} bytes; the minimum budget is "
-            f"{least} bytes", least)
+            f"{smallest} bytes", smallest)
     sign = 1 if objective == "time" else -1
     state = min(ends, key=lambda end: (sign * end[1], end[2]))
     sequence = []

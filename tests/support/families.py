@@ -1,6 +1,6 @@
 """Steps of 50 to 120 vertices, shaped as networks are: forty of eight families, and others.
 
-The eight are those that the planner is held to a proven optimum on (`benchmarks.optimality`):
+The eight are those on which plans are compared with a proven optimum (`benchmarks.optimality`):
 U-Net, DenseNet, HRNet, attention, two views, mixture of experts, inception, chain.
 """
 
@@ -67,7 +67,7 @@ def attention(layers: int, seed: int = 0) -> CostGraph:
 
 
 def two_views(layers: int, seed: int = 0) -> CostGraph:
-    """One encoder of shared weights on two inputs without a common trunk."""
+    """One encoder of shared weights on two inputs without a common main path."""
     net = Net(seed)
     weights = [net.weight(12) for _ in range(layers)]
     ends = []

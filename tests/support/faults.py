@@ -26,7 +26,7 @@ class Faults:
     calls: list[str] = dataclasses.field(default_factory=list)
 
     def inject(self, monkeypatch: Any, functions: Sequence[tuple[Any, str]]) -> None:
-        """Replace functions, each given by what holds it and its name."""
+        """Replace functions, each given by its module or class and its name."""
         for holder, name in functions:
             monkeypatch.setattr(holder, name, self.wrapped(getattr(holder, name), name))
 

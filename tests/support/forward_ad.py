@@ -25,7 +25,7 @@ _MARK = "_fad_test_mark"
 
 @dataclasses.dataclass
 class Seen:
-    """What the hook found and did in its last trace."""
+    """The hook's findings and actions in its last trace."""
 
     graph: Graph | None = None
     after: Graph | None = None
@@ -108,7 +108,7 @@ def two_layers(activation: Callable, *, width: int = 16, dtype=tf.float32, seed:
 
 def tower(activation: Callable, layers: int, *, rows: int = 2048, width: int = 256,
           end: Callable = lambda h, weights: tf.reverse(h, [0])):
-    """Dense layers with the activation behind each: a step returning loss and gradients, and x.
+    """Dense layers with the activation after each: a step returning loss and gradients, and x.
 
     Args:
       end: what the loss squares, from the last activation and the weights.

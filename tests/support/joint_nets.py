@@ -23,7 +23,7 @@ from tfckpt.ir.costgraph import (
 )
 
 INPUTS, OUTPUT, BOTH, NEITHER = "inputs", "output", "both", "neither"
-"""Which forward values the gradient of an op reads."""
+"""Forward values that the gradient of an op reads."""
 
 
 @dataclasses.dataclass(frozen=True)

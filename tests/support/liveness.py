@@ -1,4 +1,4 @@
-"""What is live during each step, derived again by looking forward for readers.
+"""Live instances during each step, derived again by looking forward for readers.
 
 For every step on its own: every instance that exists by then is asked who still reads it. This is
 quadratic, keeps no running total, and imports nothing from `tfckpt.simulate.simulate`.
@@ -32,7 +32,7 @@ def bindings(graph, schedule) -> dict[int, list[Instance]]:
 
 
 def live_sets(graph, schedule, order: Sequence[int] | None = None) -> list[set[Instance]]:
-    """Return the instances that hold memory of their own while each step of the execution runs."""
+    """Return the instances that have memory of their own while each step of the execution runs."""
     order = list(range(len(schedule)) if order is None else order)
     when = {position: turn for turn, position in enumerate(order)}
     reads = bindings(graph, schedule)

@@ -93,7 +93,7 @@ def priced(graph: PaperGraph, family: Iterable[frozenset[int]]) -> list[tuple[in
 
 
 def best(prices: Iterable[tuple[int, int]], budget: int, objective: str) -> int | None:
-    """Least (time) or largest (memory) overhead that fits; None if nothing does."""
+    """Return the smallest (time) or largest (memory) overhead that fits; None if nothing does."""
     fitting = [time for time, need in prices if need <= budget]
     if not fitting:
         return None

@@ -19,7 +19,7 @@ __all__ = ["BEFORE", "POLICIES", "WORKSPACE_IS_ALLOCATED", "Fence", "Wait", "all
 
 POLICIES = ORDERS
 WORKSPACE_IS_ALLOCATED = True
-"""Whether `heap_peaks` counts what a vertex uses while it runs."""
+"""True if `heap_peaks` counts what a vertex uses while it runs."""
 
 
 def allocator() -> BestFit:
@@ -33,7 +33,7 @@ def heap_peaks(graph, schedule, order: Sequence[int] | None, *smallest: int) -> 
 
 
 def timeline_of(graph, schedule, order: Sequence[int] | None = None) -> Timeline:
-    """Return what the steps hold when they run in an order; None: as scheduled."""
+    """Return the bytes live when the steps run in an order; None: as scheduled."""
     if order is None:
         return simulate(graph, schedule)
     return simulate_order(graph, resolve(graph, schedule), order)

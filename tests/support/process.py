@@ -1,4 +1,4 @@
-"""What every test process that runs TensorFlow sets before TensorFlow initialises."""
+"""Settings of every test process that runs TensorFlow, made before TensorFlow initialises."""
 
 from __future__ import annotations
 

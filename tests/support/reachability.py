@@ -1,4 +1,4 @@
-"""What must run before what in a schedule with fences and waits, by transitive closure.
+"""The partial order of a schedule with fences and waits, by transitive closure.
 
 Steps are their positions; fence number k is `("fence", k)`. Shares nothing with `tfckpt.plan`.
 """

@@ -5,7 +5,7 @@ The rules are those of `xla/tsl/framework/bfc_allocator.{h,cc}` in TensorFlow 2.
 
 1. A request is rounded up to a multiple of 256 bytes (`RoundedBytes`).
 2. Free chunks lie in bins by power of two, and in a bin by size, then address. The first one that
-   is large enough, in the bin of the request or one above, is taken. Larger bins hold larger
+   is large enough, in the bin of the request or one above, is taken. Larger bins have larger
    chunks, so that this is the smallest free chunk that is large enough, at the lowest address.
 3. It is split where it is at least twice the request, or at least 128 MiB larger
    (`max_internal_fragmentation_bytes_`); otherwise all of it is handed out, and counted.
@@ -97,7 +97,7 @@ class ReferenceAllocator:
         raise AssertionError(f"there is no chunk at {address}")
 
     def equal_holes(self, requested: int) -> list[Chunk]:
-        """Return the free chunks of the least size that is large enough; the address decides."""
+        """Return the free chunks of the smallest sufficient size; the address decides."""
         fitting = self._fitting(requested + (-requested) % UNIT)
         return [c for c in fitting if c.size == min(f.size for f in fitting)]
 
@@ -130,7 +130,7 @@ def peaks(graph, schedule, order, smallest: int, blocks: Sequence[int] = BLOCKS,
     """Return the peak of a step above its start for heaps that began with each of several blocks.
 
     In each, the block and the variables are allocated, then the step runs twice; the second run
-    counts. What an op writes is allocated while its inputs are held, unless it takes over the
+    counts. What an op writes is allocated while its inputs are live, unless it takes over the
     buffer of one of them. Freed after it, in this order: what it read last, in the order of
     `Vertex.reads`, then what it made that nothing reads, then what it donates although it is read
     later or fetched. A donated buffer becomes the variable's, and the oldest buffer of a variable

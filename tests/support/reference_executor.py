@@ -23,7 +23,7 @@ EXPENSIVE_SECONDS = 3.0e-6
 
 
 def edges(graph, schedule, released=(), waits=(), found=()) -> dict[int, set[int]]:
-    """For each step's position, and each fence's number behind them, all that it waits for."""
+    """Return for each step's position, and then each fence's number, all that it waits for."""
     steps = len(schedule)
     needed = {position: {i.made for i in read}
               for position, read in liveness.bindings(graph, schedule).items()}

@@ -78,7 +78,7 @@ def cost(graph: Graph, stored: int) -> int | None:
 
 def least_cost(bytes_: Sequence[int], edges: Sequence[tuple[int, int]],
                must_store: Sequence[int] = ()) -> int:
-    """Return the least of equation (1) over all sets of checkpoints."""
+    """Return the minimum of equation (1) over all sets of checkpoints."""
     graph = Graph(bytes_, edges)
     forced = sum(1 << v + 1 for v in set(must_store))
     costs = (cost(graph, stored | graph.ends) for stored in graph.subsets()

@@ -5,7 +5,7 @@
 Builds the pass instrumented, trains through it in a process that has the sanitizers' runtime
 loaded, and fails upon a finding. A second process is made to read past a buffer and must fail:
 otherwise nothing was watched. TensorFlow itself is not instrumented, only its allocations are
-watched; leaks are not looked for, since Python leaves much behind. Needs g++ (not clang).
+watched; leaks are not looked for, since Python exits without freeing all. Needs g++ (not clang).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import contextlib
 import sys
 
 FRAMES = 120
-"""What calls of libraries need."""
+"""Stack frames that calls of libraries need."""
 
 
 @contextlib.contextmanager

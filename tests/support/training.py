@@ -12,7 +12,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass
 class History:
-    """What some steps of training left behind, as arrays in a fixed order."""
+    """The results of some steps of training, as arrays in a fixed order."""
 
     losses: list[np.ndarray]
     gradients: list[list[np.ndarray]]
@@ -46,7 +46,7 @@ def assert_same_bits(found: History, wanted: History) -> None:
 
 
 NOISE = 1e-2
-"""Below this fraction of the largest entry of its kind a tensor holds rounding errors only (the
+"""Below this fraction of the largest entry of its kind a tensor has rounding errors only (the
 gradient of an attention key's bias is zero in exact arithmetic)."""
 
 

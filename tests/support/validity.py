@@ -1,4 +1,4 @@
-"""Whether a schedule can be executed, derived again from the graph alone.
+"""A check that a schedule can be executed, derived again from the graph alone.
 
 Shares no code with `tfckpt.ir.schedule.check_schedule`.
 """

@@ -70,11 +70,11 @@ def _broken(folder: pathlib.Path, files: pathlib.Path) -> dict[str, str]:
             "saved.weights.h5": "Keras saved.*tf.saved_model.save",
             "truncated.pb": "truncated or corrupt", "noise.pb": "truncated or corrupt",
             "prose.txt": "is text, but no GraphDef or MetaGraphDef",
-            "almost.pbtxt": "frob", "no_ops.pbtxt": "holds no ops",
+            "almost.pbtxt": "frob", "no_ops.pbtxt": "has no ops",
             "dangling.pb": "does not accept", "custom.pb": "MyFastTanh.*--op_library",
             "inference.pb": "inference graph", "open.pb": "--batch_size",
             "hollow": "without saved_model.pb", "cut": "truncated or corrupt",
-            "vast.pb": r"2.00 GiB of graph.* 2 GiB; hold large constants in variables"}
+            "vast.pb": r"2.00 GiB of graph.* 2 GiB; keep large constants in variables"}
 
 
 NAMES = ["missing.pb", "saved.keras", "saved.weights.h5", "link.pb", "empty.pb", "truncated.pb",

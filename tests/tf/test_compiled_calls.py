@@ -100,5 +100,5 @@ def test_a_budget_counts_it_and_the_report_names_it():
     step(X)
     taken = _ops(tf.function(inner), X)[1][0].workspace
     assert taken > 2 * MIB
-    held = step.report.curves[0].held
+    held = step.report.curves[0].at_peak
     assert any(h.why == "workspace while it runs" and h.bytes == taken for h in held), held

@@ -187,7 +187,7 @@ def test_under_xla_loops_are_recomputed_in_segments_alone():
     graph = _captured(lambda i, t: tf.map_fn(tf.tanh, t), compiled=True)
     loop = _loops(graph)[0]
     assert not loop.pure and loop.loop.segments is None
-    assert any("XLA holds copies back" in text for text in graph.refused)
+    assert any("under XLA copies are delayed" in text for text in graph.refused)
 
 
 def test_a_late_write_waits_for_the_copy():

@@ -18,7 +18,7 @@ from tfckpt.ops.names import ELSEWHERE
 
 
 def device_key(device: str) -> str:
-    """Return a device's name, the same for the spellings of it that one graph may hold.
+    """Return a device's name, the same for all spellings of it that one graph may contain.
 
     Args:
       device: as an op names it ("/job:worker/task:1/device:GPU:0", "gpu:1"); "" is a CPU.

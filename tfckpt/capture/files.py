@@ -74,7 +74,7 @@ _KERAS = (b"PK\x03\x04", b"\x89HDF\r\n\x1a\n")
 
 
 def too_large(what: str, size: int) -> CaptureError:
-    """Return the refusal of a graph that no protobuf message can hold.
+    """Return the refusal of a graph that is too large for a protobuf message.
 
     Args:
       what: the graph, as the message names it.
@@ -82,11 +82,11 @@ def too_large(what: str, size: int) -> CaptureError:
     """
     return CaptureError(
         f"capture: {what} has {size / 2**30:.2f} GiB of graph, and a protobuf message ends at "
-        "2 GiB; hold large constants in variables, which are saved beside the graph")
+        "2 GiB; keep large constants in variables, which are saved beside the graph")
 
 
 def saved_model_file(directory: pathlib.Path) -> pathlib.Path | None:
-    """Return the file of a SavedModel directory that holds its graphs; None where there is none.
+    """Return the file of a SavedModel directory with its graphs; None where there is none.
 
     Args:
       directory: a directory, whatever is in it.
@@ -101,10 +101,10 @@ def read_path(path: str) -> Document:
       path: of a SavedModel directory, or of a file with a GraphDef or MetaGraphDef, binary or text.
 
     Returns:
-      The document; it holds ops.
+      The document; it has ops.
 
     Raises:
-      CaptureError: it does not exist, cannot be read, or holds no graph.
+      CaptureError: it does not exist, cannot be read, or contains no graph.
     """
     where = pathlib.Path(path)
     try:
@@ -121,7 +121,7 @@ def read_path(path: str) -> Document:
 
 
 def _contents(file: pathlib.Path) -> bytes:
-    """Return what a file holds; one that cannot be a graph is not read."""
+    """Return the content of a file; one that cannot be a graph is not read."""
     size = file.stat().st_size
     if size > LARGEST:
         raise too_large(repr(str(file)), size)
@@ -129,7 +129,7 @@ def _contents(file: pathlib.Path) -> bytes:
 
 
 def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Document:
-    """Read what a file holds.
+    """Parse the content of a file.
 
     Args:
       data: the file's bytes.
@@ -137,10 +137,10 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
       saved_model: it is the main file of a SavedModel directory.
 
     Returns:
-      The document; it holds ops.
+      The document; it has ops.
 
     Raises:
-      CaptureError: the bytes are none of the kinds, or hold no graph.
+      CaptureError: the bytes are none of the kinds, or contain no graph.
     """
     if not data:
         raise CaptureError(f"capture: {source!r} is empty; was it written to the end?")
@@ -148,8 +148,8 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
         raise too_large(repr(source), len(data))
     if data.startswith(_KERAS):
         raise CaptureError(
-            f"capture: {source!r} looks like a model or weights that Keras saved, which hold no "
-            "training step; load the model in Python and use tfckpt.keras.checkpoint(model), or "
+            f"capture: {source!r} looks like a model or weights that Keras saved, which contain "
+            "no training step; load the model in Python and use tfckpt.keras.checkpoint(model), or "
             "save the function that trains it with tf.saved_model.save")
     text = _as_text(data)
     kinds = ([(SAVED_MODEL, saved_model_pb2.SavedModel)] if saved_model else
@@ -168,7 +168,7 @@ def read_bytes(data: bytes, source: str, *, saved_model: bool = False) -> Docume
         document = Document(source, kind, text is not None, proto)
         if _plausible(document):
             return document
-        complaint = "it holds no ops"
+        complaint = "it has no ops"
     names = "saved_model.pb" if saved_model else f"{GRAPH_DEF} or {META_GRAPH}"
     if text is not None:
         raise CaptureError(f"capture: {source!r} is text, but no {names} in text format "
@@ -189,7 +189,7 @@ def _as_text(data: bytes) -> str | None:
 
 
 def _plausible(document: Document) -> bool:
-    """Return whether a message holds ops: other messages may parse as one by accident."""
+    """Return whether a message has ops: other messages may parse as one by accident."""
     nodes = [node for definition in document.graph_defs()
              for node in tf_adapter.nodes_with_bodies(definition)]
     return bool(nodes) and all(node.name and _OP_TYPE.match(node.op) for node in nodes)

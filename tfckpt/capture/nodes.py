@@ -1,4 +1,4 @@
-"""What a NodeDef reads, and which functions it calls."""
+"""The inputs of a NodeDef, and the functions that it calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What later stages read of an op: its attributes, and dtype, shape and bytes of its results."""
+"""An op's properties for later stages: attributes, and dtype, shape and bytes of its results."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def _tensor(tensor: tf.Tensor, known: tf.TensorShape, of_list: int) -> Tensor:
 
 
 def _variable_bytes(handle: tf.Tensor) -> int:
-    """Return the size of the variable behind a handle; 0 where it is none, or unknown."""
+    """Return the size of the variable of a handle; 0 where it is none, or unknown."""
     data = tf_adapter.handle_shape(handle)
     return 0 if data is None else (data[0].num_elements() or 0) * data[1].size

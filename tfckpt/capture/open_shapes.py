@@ -1,7 +1,7 @@
 """The part of a graph that has to be read again to know the shapes that its trace leaves open.
 
-Shape inference reads a tensor's value only where it is small: a size, a list of axes. So behind a
-large tensor whose shape is known nothing need be looked at; a placeholder can stand for it.
+Shape inference reads a tensor's value only where it is small: a size, a list of axes. So nothing
+before a large tensor of known shape has to be read; a placeholder can stand for the tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The order of a program for a graph whose order says nothing.
 
 Grappler hands a graph on in some topological order: dropout masks and other ops that read no
-data stand first, whatever layer they belong to. Planning reads more into an order (a cut behind
+data stand first, whatever layer they belong to. Planning reads more into an order (a cut after
 a position, the step as it would run), so the order in which a person would have written the
 step is made anew.
 """
@@ -18,7 +18,7 @@ def in_program_order(graph: Graph) -> Graph:
 
     Gradients, and what follows from them, come in the order of their depth (the longest path
     that leads there). All else comes when it is first asked for, of several inputs the deepest
-    first: a layer's mask stands behind the layer's input, the forward before the first gradient.
+    first: a layer's mask comes after the layer's input, the forward before the first gradient.
     What nothing asks for comes last.
 
     Args:

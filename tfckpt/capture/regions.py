@@ -1,4 +1,4 @@
-"""Which part of the step an op belongs to: forward, backward, update or other.
+"""The part of the step that an op belongs to: forward, backward, update or other.
 
 Rules (numbered; branches below cite them):
   1. Gradient scopes seed the backward: `gradient_tape/` (GradientTape) and `gradients/`,

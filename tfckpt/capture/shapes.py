@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.loops.shapes import tell_shapes_behind_loops
+from tfckpt.capture.loops.shapes import infer_loop_shapes
 from tfckpt.capture.open_shapes import open_part
 from tfckpt.errors import CostError
 from tfckpt.ops import Source, record
@@ -24,12 +24,12 @@ from tfckpt.ops.names import PLACEHOLDER, VAR_HANDLE
 _LARGE = 1 << 24
 """Bytes of a constant whose value no shape is computed from."""
 STAND_IN = 32
-"""What a batch is planned as where nothing tells it and no budget is a number of bytes."""
+"""The batch size planned for where none is known and no budget is a number of bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CallSizes:
-    """What a call says of sizes that its trace leaves open.
+    """A call's sizes that its trace leaves open.
 
     Attributes:
       leaves: for each tensor, array or composite (a ragged or sparse tensor) in the order of
@@ -189,7 +189,7 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
                    library: Any = None) -> tuple[tf.Graph | None, str]:
     """Return a scratch graph with the shapes to plan for, and what open ones are taken to be.
 
-    The latter is told in words. The graph need not hold ops whose shapes the graph knows.
+    The latter is told in words. The scratch graph may lack ops whose shapes the graph knows.
 
     Args:
       graph: FuncGraph or imported graph.
@@ -232,7 +232,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
       graph: FuncGraph or imported graph.
       batch_size: what an unknown leading dimension of a source stands for, or None.
       inputs: full shapes of placeholders by name, from the call's real arguments.
-      library: the functions that the graph calls, where it does not hold them itself.
+      library: the functions that the graph calls, where it does not have them itself.
       sizes: of the call, for the elements of a dataset that the graph reads.
       parts: placeholders whose leading dimension is no batch.
       part: of the graph, where that is enough; it calls no functions.
@@ -251,7 +251,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
         elif record(node.op).source is Source.ELEMENT:
             _fix_element(node.attr["output_shapes"].list.shape, batch_size, sizes or CallSizes())
     if any(record(node.op).is_loop for node in definition.node):
-        tell_shapes_behind_loops(definition, graph)
+        infer_loop_shapes(definition, graph)
     scratch = tf.Graph()
     with scratch.as_default():
         try:
@@ -279,7 +279,7 @@ def _fix_element(shapes: Sequence[Any], batch_size: int | None, sizes: CallSizes
 def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     """Return the graph's definition.
 
-    Large constants, of which it would hold copies, are given by shape alone.
+    Large constants, which it would copy, are given by shape alone.
     """
     operations = graph.get_operations()
     large = {op.name for op in operations if record(op.type).is_constant and (

@@ -1,8 +1,8 @@
 """Finds the training steps inside a document: functions that train, and graphs that do.
 
-A SavedModel holds its functions in the library of each meta graph. A step is a function that
+A SavedModel has its functions in the library of each meta graph. A step is a function that
 computes a gradient itself, however it is called (a signature calls it through a wrapper, which
-stays as it is). A TF1 graph holds everything at its top level, initialisers and savers too; its
+stays as it is). A TF1 graph has everything at its top level, initialisers and savers too; its
 step is what the gradients need, what follows from them, and what follows from the forward.
 """
 
@@ -187,7 +187,7 @@ def known_shapes(live: tf.Graph, batch_size: int | None, library: Any) -> tf.Gra
     Args:
       live: FuncGraph or imported graph; not changed.
       batch_size: what an unknown leading dimension stands for; None: it stays unknown.
-      library: the functions that the graph calls, where it does not hold them itself; else None.
+      library: the functions that the graph calls, where it does not have them itself; else None.
 
     Raises:
       CostError: no batch of that size can pass through the graph.
@@ -221,7 +221,7 @@ def training_part(graph: Graph) -> Graph:
     and savers start from it too.
 
     Args:
-      graph: the captured graph, with all that a file holds; not changed.
+      graph: the captured graph, with all that is in a file; not changed.
     """
     ops = graph.ops
     follows = [False] * len(ops)

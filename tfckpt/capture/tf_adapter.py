@@ -253,8 +253,8 @@ def _compiler_ir(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
     if _has_cases(definition) and not all(graph.inputs[i].shape.is_fully_defined() for i in fed):
         raise ValueError("of a step with open shapes that chooses among branches by number, XLA "
                          "reads memory that it has not written")
-    held = [i for i, t in enumerate(graph.inputs) if id(t) in known]
-    copy = _copy(graph, definition, [*fed, *held])
+    captured = [i for i, t in enumerate(graph.inputs) if id(t) in known]
+    copy = _copy(graph, definition, [*fed, *captured])
     specs = [tf.TensorSpec(shapes[i], graph.inputs[i].dtype) for i in fed]
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -264,7 +264,7 @@ def _compiler_ir(graph: FuncGraph, definition: tf.compat.v1.GraphDef,
         function = atomic_function.from_func_graph(name, copy, {})
         found = context.get_compiler_ir(
             device_name=device, platform_name=None, function_name=name, flat_args=specs,
-            captured_inputs=[known[id(graph.inputs[i])] for i in held], stage=stage)
+            captured_inputs=[known[id(graph.inputs[i])] for i in captured], stage=stage)
         del function  # TensorFlow forgets it
     return found
 
@@ -362,7 +362,7 @@ def function_graph(function: Any, graph_def: tf.compat.v1.GraphDef) -> FuncGraph
 
     Args:
       function: a FunctionDef.
-      graph_def: holds the library with the functions that it calls, and the version it was
+      graph_def: has the library with the functions that it calls, and the version it was
         written for.
 
     Raises:
@@ -447,7 +447,7 @@ def called_graph(call: tf.Operation, attr: str,
       call: the op.
       attr: of the op, which names the function ("body" of a loop).
       shapes: what the arguments are given; default what they were traced with. With shapes, ops
-        keep their names, and what variables hold has no shape.
+        keep their names, and values of variables have no shape.
       entries: with shapes, those of the entries of arguments that are lists, by argument.
     """
     return graph_called(call, call.get_attr(attr).name, shapes, entries)
@@ -462,7 +462,7 @@ def graph_called(call: tf.Operation, name: str,
       call: the op; the function is looked up in its graph.
       name: of the function, as `called_functions` returns it.
       shapes: what the arguments are given; default what they were traced with. With shapes, ops
-        keep their names, and what variables hold has no shape.
+        keep their names, and values of variables have no shape.
       entries: with shapes, those of the entries of arguments that are lists, by argument.
     """
     graph: Any = call.graph
@@ -497,7 +497,7 @@ def add_shape(nodes: Any, name: str, shape: tf.TensorShape) -> str:
     """Add a constant with the dimensions of a shape to NodeDefs, and return its name.
 
     Args:
-      nodes: the field of a GraphDef or FunctionDef that holds them; changed in place.
+      nodes: the field of a GraphDef or FunctionDef with its nodes; changed in place.
       name: of the constant, which no other node has.
       shape: fully defined.
     """
@@ -781,7 +781,7 @@ def _outermost(handle: Any) -> Any:
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:
-    """Return the batch size of the nearest batching step behind a dataset.
+    """Return the batch size of the last batching step of a dataset.
 
     None where there is no such step, or its size is not known.
 
@@ -1159,7 +1159,7 @@ def mark_ops(attribute: str) -> contextlib.AbstractContextManager[None]:
 def inlined(function: Any) -> tf.compat.v1.GraphDef:
     """Return a concrete function's graph with the functions that it calls in place of the calls.
 
-    Captures become placeholders without the shape of the variable behind them.
+    Captures become placeholders without the shape of the variable whose handle they are.
 
     Args:
       function: the concrete function; not changed.
@@ -1179,7 +1179,7 @@ def inlined(function: Any) -> tf.compat.v1.GraphDef:
 
 @dataclasses.dataclass(frozen=True)
 class VirtualRun:
-    """What Grappler expects of a graph on one device that need not exist.
+    """Grappler's estimate of a graph on one device that need not exist.
 
     Attributes:
       peak_bytes: highest sum of live tensors.

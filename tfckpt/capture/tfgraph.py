@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.inlining.compiled_calls import held_by_call, is_compiled_call
+from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.loops.purity import reads_counted_list
@@ -24,7 +24,7 @@ from tfckpt.ops import Access, Source, record
 _LARGE_CONSTANT = 10 << 20
 """Bytes above which an op that makes less of a constant than it reads is not repeated.
 
-While Grappler optimises a graph it holds several copies of a constant for each of its readers: that
+While Grappler optimises a graph it keeps several copies of a constant for each of its readers: that
 may be far more than the op's result takes.
 """
 
@@ -83,7 +83,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     needed = conditions(
         (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
         for op in operations) if has_branches(op.type for op in operations) else {}
-    held, unknown = _held_by_calls(operations, known) if not compiled else ({}, ())
+    workspaces, unknown = _call_workspaces(operations, known) if not compiled else ({}, ())
     ops = tuple(
         Op(op.name, op.type, tuple(inputs[i]), tuple(controls[i]), outputs[i], region[i],
            not writes[i] and not needed.get(op.name)
@@ -92,7 +92,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            and reads_counted_list(op),
            op.device, attrs_of(op), bool(needed.get(op.name)),
            lists[i].loop if i in lists else None,
-           held.get(op.name, 0) + (lists[i].workspace if i in lists else 0))
+           workspaces.get(op.name, 0) + (lists[i].workspace if i in lists else 0))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)
@@ -106,26 +106,26 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
 
 
 def _known_in(shapes: tf.Graph | None) -> Callable[[tf.Operation], tf.Operation]:
-    """Return what gives an op as another graph knows it; itself where that does not hold it."""
+    """Return a function from an op to the one of its name in `shapes`, or itself without one."""
     if shapes is None:
         return lambda op: op
     others = {op.name: op for op in shapes.get_operations()}
     return lambda op: others.get(op.name, op)
 
 
-def _held_by_calls(operations: Sequence[tf.Operation],
-                   known: Callable[[tf.Operation], tf.Operation]
-                   ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the bytes that calls hold which XLA compiles by themselves, by name.
+def _call_workspaces(operations: Sequence[tf.Operation],
+                     known: Callable[[tf.Operation], tf.Operation]
+                     ) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the workspace bytes of calls that XLA compiles by themselves, by name.
 
-    And a line for each call of which it does not tell that.
+    Also return a line for each call whose workspace XLA does not tell.
     """
     found, refused = {}, []
     for op in operations:
         if is_compiled_call(op):
-            found[op.name], reason = held_by_call(op, known(op))
+            found[op.name], reason = call_workspace(op, known(op))
             if reason:
-                refused.append(f"{op.name}: what XLA holds while it runs is not counted: {reason}")
+                refused.append(f"{op.name}: its workspace under XLA is not counted: {reason}")
     return found, tuple(refused)
 
 
@@ -167,7 +167,7 @@ def _place_observers(operations: Sequence[tf.Operation],
                      inputs: Sequence[Sequence[tuple[int, int]]], region: list[str]) -> None:
     """Put what a debugger reads of the forward into the forward, so that plans order it there.
 
-    Elsewhere nothing waits for it, and it holds what it reads for as long as it likes.
+    Elsewhere nothing waits for it, and it may keep what it reads alive for any length of time.
     """
     for i, op in enumerate(operations):
         if record(op.type).observes and region[inputs[i][0][0]] == FORWARD:

@@ -1,4 +1,4 @@
-"""Which variables the ops of a graph may write.
+"""Search for the variables that the ops of a graph may write.
 
 An op that runs later than it did must find its variables as they were. A variable is known by
 the op that makes its handle: two handles that a function captures, or two arguments of a function
@@ -28,8 +28,8 @@ def only_reads(op: tf.Operation) -> bool:
     return record(op.type).access in (Access.VALUE, Access.READ)
 
 
-def behind(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor that ops which do nothing else pass on.
+def origin(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor that comes before ops which only pass it on.
 
     Args:
       tensor: of a live graph; returned itself where no such op makes it.
@@ -56,7 +56,7 @@ def variable(handle: tf.Tensor, unsure: Collection[str] = ()) -> str:
       handle: the tensor.
       unsure: placeholders for resources that may be the same as others.
     """
-    handle = behind(handle)
+    handle = origin(handle)
     op = handle.op
     source = record(op.type).source
     if source not in _HANDLES or op.name in unsure:
@@ -70,7 +70,7 @@ def may_write(op: tf.Operation, unsure: Collection[str] = ()) -> tuple[str, ...]
     """Return the variables that an op may write, `ANY` among them if that cannot be told.
 
     Args:
-      op: of a live graph that holds the functions which it calls.
+      op: of a live graph that has the functions which it calls.
       unsure: placeholders for resources that may be the same as others.
 
     Returns:

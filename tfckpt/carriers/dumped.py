@@ -35,7 +35,7 @@ class Dumped:
         self.optimised = self.about["optimised"]
 
     def read(self, file: str) -> bytes:
-        """Return what a file of the dump holds.
+        """Return the content of a file of the dump.
 
         Args:
           file: its name in the folder, such as "graph.json".

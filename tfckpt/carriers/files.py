@@ -39,7 +39,7 @@ from tfckpt.verify.asking.grappler import Optimised
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What was planned for a step: edits (None where nothing is to be changed) and report."""
+    """A planned step: edits (None where nothing is to be changed) and report."""
 
     step: Step
     edits: Edits | None

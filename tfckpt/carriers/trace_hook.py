@@ -108,7 +108,7 @@ class Records:
         Args:
           signature: the traced signature as text; one that is known already gets a number.
           report: of the trace.
-          graph: that the step is in; held weakly.
+          graph: that the step is in; only a weak reference is kept.
         """
         self.graph = weakref.ref(graph)
         self.report = report
@@ -123,7 +123,7 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What the trace hook needs to know about a graph.
+    """A mark on a graph: all that the trace hook needs to know about it.
 
     Attributes:
       arguments: Python values among the arguments: a trace is made for each.
@@ -384,7 +384,7 @@ def knowing(sizes: CallSizes) -> Iterator[None]:
     """Let what is traced in this context by this thread know the sizes of the call.
 
     Args:
-      sizes: what the call says of sizes; those known before hold again after the context.
+      sizes: what the call says of sizes; after the context the previous ones apply again.
 
     Yields:
       Nothing, once the sizes are known.

@@ -20,7 +20,7 @@ _AS_FLAGS = (
     (re.compile(r"pass batch_size=\.\.\. \(or [^)]*\)"), "pass --batch_size N"),
     (re.compile(r"""budget=(["']?)([^\s"']+)\1"""), r"--budget \2"),
 )
-"""What messages of the library say about arguments, and how it is said here."""
+"""Names of arguments in messages of the library, and the flags that replace them here."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +124,7 @@ def _say(text: str, kind: str = "error") -> None:
 
 
 def _write(line: str) -> None:
-    """Write to standard error; where that is closed too, nobody is left to be told."""
+    """Write to standard error, if it is not closed."""
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:

@@ -26,7 +26,7 @@ COMMANDS = {
 }
 SHELLS = ("bash", "zsh", "fish")
 CHOICES = {"completion": SHELLS, "cache": ("list", "clear")}
-"""What a command may be told that takes no paths."""
+"""The arguments of each command that takes no paths."""
 _GRAPH = """\
 GRAPH is a SavedModel directory, a GraphDef or a MetaGraphDef, binary or text; - reads a GraphDef
 or MetaGraphDef from standard input. Results go to standard output, messages to standard error.
@@ -44,13 +44,13 @@ bash: tfckpt completion bash > ~/.local/share/bash-completion/completions/tfckpt
 zsh:  source <(tfckpt completion zsh) in ~/.zshrc
 fish: tfckpt completion fish > ~/.config/fish/completions/tfckpt.fish"""
 FAD = {"auto": "auto", "true": True, "false": False}
-"""What --fad may be, and what it is called in Python."""
+"""The values of --fad, and of the option in Python."""
 _FRACTION = re.compile(r"^[0-9]*\.[0-9]+$")
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A parsed command line. `values` holds the flags that the command has."""
+    """A parsed command line. `values` has the values of the command's flags, by name."""
 
     command: str
     paths: tuple[str, ...]
@@ -215,7 +215,7 @@ def flags_of(command: str) -> flags.FlagValues:
                           "that no bit changes.", **where)
         flags.DEFINE_list("keep", [], "Layers or ops whose results are never computed again "
                           "(dense_1,block?/conv*).", **where)
-        flags.DEFINE_list("recompute", [], "Layers or ops of which nothing is held for the "
+        flags.DEFINE_list("recompute", [], "Layers or ops of which nothing is kept for the "
                           "backward pass.", **where)
         flags.DEFINE_float("effort", 1.0, "How much the search may evaluate, as a multiple of the "
                            "default.", **where)

@@ -30,7 +30,7 @@ from tfckpt.cost.storage import unknown_variables
 from tfckpt.errors import CaptureError, CostError, PlanError, VerificationError
 from tfckpt.ir.graph import REGIONS
 from tfckpt.report.pictures import drawn, front_figure, kind_of
-from tfckpt.report.report import Report, held_at_peak
+from tfckpt.report.report import Report, tensors_at_peak
 from tfckpt.request.budget import format_bytes
 from tfckpt.request.options import Options, make_options
 from tfckpt.verify.arithmetic.background import wait_for_certificates
@@ -122,8 +122,8 @@ def _inspect(request: Request) -> int:
         print(f"  plain peak  {format_bytes(entry['baseline_peak_bytes'])} above that")
         if entry["live_at_peak"]:
             print("  live at the peak:")
-        for held in entry["live_at_peak"]:
-            print(f"  {format_bytes(held['bytes']):>10}  {held['op']}  ({held['why']})")
+        for tensor in entry["live_at_peak"]:
+            print(f"  {format_bytes(tensor['bytes']):>10}  {tensor['op']}  ({tensor['why']})")
     return 0
 
 
@@ -169,7 +169,7 @@ def _sizes(step: Step, top: int) -> dict:
         "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": part.plain.peak_bytes,
         "unknown": "",
         "live_at_peak": [{"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
-                         for h in held_at_peak(cost, part.plain.timeline)[:top]],
+                         for h in tensors_at_peak(cost, part.plain.timeline)[:top]],
     }
 
 
@@ -245,7 +245,7 @@ def _front_table(result: Result) -> str:
 
 
 def _not_counted(report: Report) -> list[str]:
-    """Return a line on variables whose sizes nobody knows."""
+    """Return a line on variables of unknown size."""
     return [f"not counted: {_of_unknown_size(report.unknown_variables)}"] * bool(
         report.unknown_variables)
 

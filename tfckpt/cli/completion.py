@@ -15,7 +15,7 @@ from tfckpt.cli.arguments import CHOICES, COMMANDS, flags_of
 from tfckpt.request.devices import PRESETS
 
 _LISTS = {"budget": ("min",), "device": tuple(preset.name for preset in PRESETS)}
-"""What else than the values of an enum is worth offering."""
+"""Completions of flags whose values are no enum."""
 _PATHS = ("plot", "op_library")
 
 _BASH = """\

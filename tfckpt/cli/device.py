@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from tfckpt.request.devices import Device
 
 FIXED = "the batch is fixed in the graph"
-_LEAST = Budgets()
+_MINIMUM = Budgets()
 
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What one version of a step needs.
+    """The memory and time that one version of a step needs.
 
     Attributes:
       resident_bytes: variables, inputs and constants.
@@ -47,7 +47,7 @@ class Needs:
 
     @property
     def bytes(self) -> int:
-        """Return what the device must hold."""
+        """Return the bytes that the device needs: resident and dynamic."""
         return self.resident_bytes + self.peak_bytes
 
 
@@ -171,7 +171,7 @@ class _Search:
     def _bytes(self, batch: int, rewritten: bool) -> int:
         from grappler_ext.estimates import resident_bytes
 
-        options = dataclasses.replace(self.options, budgets=_LEAST, batch_size=batch)
+        options = dataclasses.replace(self.options, budgets=_MINIMUM, batch_size=batch)
         with progress(f"trying batch {batch}"):
             step = _same_step(self.document, self.step, batch, self.fetches)
             if rewritten:

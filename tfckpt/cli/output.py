@@ -56,7 +56,7 @@ def write_file(path: str, data: bytes, *, force: bool) -> None:
 
     Args:
       path: of the output.
-      data: all that the file holds.
+      data: the whole content of the file.
       force: whether an output that exists may be replaced.
 
     Raises:
@@ -76,7 +76,7 @@ def staged_file(path: str, data: bytes, *, force: bool) -> Iterator[Callable[[],
 
     Args:
       path: of the output.
-      data: all that the file holds.
+      data: the whole content of the file.
       force: whether an output that exists may be replaced.
 
     Yields:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 
 SILENCED = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "") not in ("", "0")
-"""Whether who called silenced TensorFlow: then work in progress is not announced either."""
+"""True if the caller silenced TensorFlow: then work in progress is not announced either."""
 
 
 def load_tensorflow() -> None:

@@ -23,11 +23,12 @@ _INITIALISERS = ("init", "init_all_vars", "init/NoOp")
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What running a step showed.
+    """Measurements of a step that was run.
 
     Attributes:
-      peak_bytes: least of several runs, above what was allocated before; None without statistics.
-      seconds: least of several runs.
+      peak_bytes: minimum of several runs, above what was allocated before; None without
+        statistics.
+      seconds: minimum of several runs.
       values: results and variables after one step, by name.
     """
 
@@ -42,7 +43,7 @@ def run_step(document: Document, step: Step, batch_size: int | None, repeats: in
     Args:
       document: what the step was read from; not changed.
       step: one of the training steps of the document.
-      batch_size: what an unknown leading dimension stands for; None where nobody said.
+      batch_size: what an unknown leading dimension stands for; None where it was not given.
       repeats: how many measured runs are made, of which the lowest values count.
 
     Returns:
@@ -63,7 +64,7 @@ def run_step(document: Document, step: Step, batch_size: int | None, repeats: in
 
 
 _NOISE = 1e-2
-"""Below this fraction of the largest entry of its kind a tensor holds rounding errors only (the
+"""Below this fraction of the largest entry of its kind a tensor has rounding errors only (the
 gradient of a bias before a normalisation is zero in exact arithmetic)."""
 
 
@@ -205,7 +206,7 @@ def _callable(meta: Any, loaded: Any, wanted: str) -> tuple[Any, tuple[str, ...]
 
 
 def _wrapper_calls(meta: Any, key: str, wanted: str) -> bool:
-    """Return whether the function behind a signature is, or calls, a FunctionDef."""
+    """Return whether the function of a signature is, or calls, a FunctionDef."""
     prefix = f"__inference_signature_wrapper_{key}"
     return any("f" in node.attr and node.attr["f"].func.name == wanted
                for function in meta.graph_def.library.function
@@ -258,5 +259,5 @@ def _initialise(session: tf.compat.v1.Session, graph: tf.Graph, inside: set[str]
                if record(op.type).access in (Access.ASSIGN, Access.ASSIGN_REFERENCE)
                and op.name not in inside and op.name.endswith("/Assign")]
     if handles and not assigns:
-        raise VerificationError("verify: its variables have no values and it holds no initialiser")
+        raise VerificationError("verify: its variables have no values and it has no initialiser")
     session.run(assigns)

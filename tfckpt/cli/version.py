@@ -15,7 +15,7 @@ def version() -> str:
 
 
 def _installed(package: str) -> str:
-    """Return the version of a package, which a distribution of another name may hold."""
+    """Return the version of a package, which a distribution of another name may contain."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

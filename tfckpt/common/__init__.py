@@ -1,1 +1,1 @@
-"""What every stage may use: a clock, the garbage collector, faults, files, lines on a terminal."""
+"""Helpers for every stage: clock, garbage collector, faults, files, lines on a terminal."""

@@ -2,7 +2,7 @@
 
 What limits a search is the number of its evaluations, so that processes agree on a plan however
 busy their machines are. The clock is for steps on which even that takes too long. Nothing is
-interrupted: whoever does pieces of work of seconds at most asks between them whether time is left.
+interrupted: code with pieces of work of seconds at most asks between them whether time is left.
 """
 
 from __future__ import annotations

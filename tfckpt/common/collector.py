@@ -28,7 +28,7 @@ def collector_paused() -> Iterator[None]:
 def older_objects_set_aside() -> Iterator[None]:
     """Have the collector look at objects made in this context alone: for a search of any length.
 
-    Nothing is set aside where somebody has done that already, since it would be given back here.
+    Nothing is set aside where other code has done that already, since it would be given back here.
     """
     if gc.get_freeze_count():
         yield

@@ -1,4 +1,4 @@
-"""Faults of ours: exceptions that nobody raised on purpose. They cost a plan, never the step."""
+"""Faults of tfckpt: exceptions not raised on purpose. They cost a plan, never the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person is told while something takes long: single lines on stderr.
+"""Progress messages while something takes long: single lines on stderr.
 
 Silenced as people silence TensorFlow: `TF_CPP_MIN_LOG_LEVEL` of 1 or more, `tf.get_logger()` or
 absl's logger set to errors only.

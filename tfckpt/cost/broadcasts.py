@@ -38,7 +38,7 @@ def undoes_nothing(graph: Graph, i: int) -> bool:
 
 
 def _shape_read(graph: Graph, tensor: TensorId) -> tuple[int | None, ...] | None:
-    """Return the shape that a tensor holds; None where no op reads it off another tensor."""
+    """Return the shape in a shape tensor; None where no op takes it from another tensor."""
     op = graph.ops[tensor[0]]
     if record(op.type).broadcast is not Broadcast.SHAPE:
         return None

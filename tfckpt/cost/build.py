@@ -29,7 +29,7 @@ SMALL_FRACTION = 2.0e-5
 """Tensors below this fraction of all bytes the forward pass writes are trivially small."""
 SMALL_BYTES = 256
 _FED_OR_CONSTANT = (Source.CONSTANT, Source.ARGUMENT, Source.ELSEWHERE)
-"""What counts as an input or a constant; elements of datasets do not."""
+"""Sources of tensors that count as inputs or constants; elements of datasets do not."""
 
 Roots = Sequence[tuple[TensorId, ...]]
 """For each output of each op the tensor whose memory it lies in (`tfckpt.cost.storage.roots`)."""
@@ -95,8 +95,8 @@ def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:
 def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
     """Return the storages that matter."""
     total = sum(size for (i, _), size in sizes.items() if graph.ops[i].region == FORWARD)
-    least = max(SMALL_BYTES, total * SMALL_FRACTION)
-    return {tensor: size for tensor, size in sizes.items() if size >= least}
+    smallest = max(SMALL_BYTES, total * SMALL_FRACTION)
+    return {tensor: size for tensor, size in sizes.items() if size >= smallest}
 
 
 def _reads(op: Op, root: Roots, big: Collection[TensorId]) -> list[TensorId]:
@@ -192,7 +192,7 @@ def _reuses(op: Op, root: Roots, index: Mapping[TensorId, int], own: int, read: 
 
 
 def _sums_rows(graph: Graph, root: Roots, members: Sequence[int]) -> bool:
-    """Return whether ops read, behind views alone, what sums over rows, and reads these first."""
+    """Return whether ops read, through views alone, what sums over rows and is read first."""
     pending = [source for i in members for source, _ in graph.ops[i].inputs]
     seen: set[int] = set()
     while pending:
@@ -208,7 +208,7 @@ def _sums_rows(graph: Graph, root: Roots, members: Sequence[int]) -> bool:
 
 def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Sequence[int],
            fusion: Fusion | None) -> int:
-    """Return the bytes that an op, or a group, holds besides its results while it runs."""
+    """Return the bytes that an op, or a group, allocates besides its results while it runs."""
     if fusion is not None:
         heavy = record(graph.ops[members[0]].type).multiplies_matrices
         return fusion.workspace_bytes if heavy else 0
@@ -244,6 +244,6 @@ def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[S
         fusible=merges_into_its_reader(graph, anchor, readers),
         join=known.joins and len(op.inputs) > 1 and anchor not in awaited,
         conditional=any(graph.ops[i].conditional for i in members), device=op.device,
-        holds=tuple(sorted({v for i in members for v in uses.holds.get(i, ())})),
+        reads_variables=tuple(sorted({v for i in members for v in uses.reads.get(i, ())})),
         updates=next((uses.updates[i] for i in members if i in uses.updates), -1),
         again=recomputable and RECOMPUTE in asked)

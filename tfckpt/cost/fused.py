@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tfckpt.cost.views import fuses, is_element_wise, is_written, read_behind
+from tfckpt.cost.views import fuses, is_element_wise, is_written, read_through
 from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ops import record
 
@@ -48,10 +48,10 @@ def _group(graph: Graph, i: int, anchors: Collection[int], readers: Sequence[Seq
     None if they are in several, or one of them is in none.
     """
     op = graph.ops[i]
-    _, behind = read_behind(graph, readers, (i, 0), lambda r: r not in anchors and (
+    _, consumers = read_through(graph, readers, (i, 0), lambda r: r not in anchors and (
         record(graph.ops[r].type).aliases or root[r] == ((i, 0),)))
     if not all(r in anchors and graph.ops[r].region == op.region and fuses(op, graph.ops[r])
-               for r in behind):
+               for r in consumers):
         return None
-    groups = {found.get(r, r) for r in behind}
+    groups = {found.get(r, r) for r in consumers}
     return groups.pop() if len(groups) == 1 else None

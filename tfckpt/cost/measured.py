@@ -20,7 +20,7 @@ FAR = 30.0
 FUSED = 3
 """Cheap ops that a kernel computes at most with a convolution or product."""
 SEVERAL = 10
-"""Times the least that any op takes, from which its seconds say something about the rates."""
+"""Multiple of any op's minimum time from which its seconds say something about the rates."""
 
 
 def measured_rates(graph: Graph, profile: Mapping[str, float], rates: Rates) -> Rates:
@@ -84,7 +84,7 @@ def _fused_given_back(graph: Graph, known: dict[str, float], rates: Rates) -> di
 
 def _ran_after(graph: Graph, readers: Sequence[Sequence[int]], op: int, known: Mapping[str, float]
                ) -> Op | None:
-    """Return the first op behind another one that ran; None where a kernel has no so many ops."""
+    """Return the next op after `op` that was timed; None where a kernel has not so many ops."""
     for _ in range(FUSED):
         following = next(iter(readers[op]), None)
         if following is None or graph.ops[following].name in known:

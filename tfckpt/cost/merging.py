@@ -1,4 +1,4 @@
-"""What TensorFlow merges or rearranges: Grappler's arithmetic optimizer and remapper, oneDNN."""
+"""Ops that TensorFlow merges or rearranges: Grappler (arithmetic optimizer, remapper), oneDNN."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _sums_alike(graph: Graph, op: int) -> bool:
 
 def only_reader(graph: Graph, op: int, readers: list[list[int]],
                 equal: bool = False) -> int | None:
-    """Return the only op that reads an op's results, behind pass-throughs; None if there is none.
+    """Return the only op that reads an op's results, through pass-throughs; None if there is none.
 
     TensorFlow removes pass-throughs, and what undoes a broadcast that did not happen as well.
 

@@ -2,7 +2,7 @@
 
 c * (a * b) is made a * (c * b), a sum of sums one sum, and so on, where the inner op has no other
 reader; log(1 + x) is made log1p(x) in any case. Were the inner result kept and the outer op run
-again, the inner one would have two readers, or stand behind a guard, and stay as it is: the copy
+again, the inner one would have two readers, or be read through a guard, and stay as it is: the copy
 would round differently from the plain step. So would a MatMul, its bias and its tanh, which one
 kernel computes otherwise than three. As one vertex they lose little: what comes in or what goes
 out can be kept as well.
@@ -44,7 +44,7 @@ def absorbed_ops(graph: Graph, anchors: Sequence[int], readers: list[list[int]],
 
 
 class _Merger:
-    """Which ops Grappler rearranges with a reader."""
+    """Finds ops that Grappler rearranges with a reader."""
 
     def __init__(self, graph: Graph, anchors: Sequence[int], readers: list[list[int]],
                  fetched: Collection[TensorId]) -> None:
@@ -58,8 +58,8 @@ class _Merger:
         """Return the ops whose results `op` reads and with which it is rearranged.
 
         Sums are moved to the last of them, and fused ops to the activation. Where anything else
-        is rearranged, only cheap ops run between the two, so nothing is held much longer for
-        being counted as one.
+        is rearranged, only cheap ops run between the two, so counting them as one keeps nothing
+        alive much longer.
         """
         found = []
         for source in self._sources(op):
@@ -72,7 +72,7 @@ class _Merger:
         return found
 
     def _sources(self, op: int) -> list[int]:
-        """Return the anchors whose results an op reads, behind pass-throughs."""
+        """Return the anchors whose results an op reads, through pass-throughs."""
         found: dict[int, None] = {}
         for source, slot in self.graph.ops[op].inputs:
             while self._known(source).passes_on and source not in self.anchors:
@@ -128,9 +128,9 @@ class _Merger:
 
 def workspace(graph: Graph, root: Sequence[Sequence[TensorId]], inner: Mapping[TensorId, int],
               members: Sequence[int]) -> int:
-    """Return bytes that a group holds besides its result while it runs.
+    """Return bytes that a group allocates besides its result while it runs.
 
-    What an op of it makes is written in place of what dies, where it can be.
+    An op's result is written into the buffer of an input that dies, where that is possible.
 
     Args:
       graph: the captured step.

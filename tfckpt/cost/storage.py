@@ -1,4 +1,4 @@
-"""Which tensors share one allocation, and which are resident before the step starts."""
+"""Tensors that share one allocation, and tensors that are resident before the step starts."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _unknown(graph: Graph, index: int) -> CostError:
 def unknown_variables(graph: Graph) -> list[int]:
     """Return the handles of the variables of which not even the rank is known, ascending.
 
-    A graph in a file holds no shapes of the variables that its trace captured.
+    A graph in a file has no shapes of the variables that its trace captured.
 
     Args:
       graph: joint graph.

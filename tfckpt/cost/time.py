@@ -34,7 +34,7 @@ def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     Args:
       graph: that the op belongs to.
       op: the op.
-      rates: of the device, and the seconds of ops that somebody else has priced.
+      rates: of the device, and the seconds of ops that were measured or estimated elsewhere.
     """
     known = _told(op, rates)
     if known is not None:
@@ -66,7 +66,7 @@ def fused_seconds(graph: Graph, ops: Sequence[int], moved: int, rates: Rates = S
 
 
 def _told(op: Op, rates: Rates) -> float | None:
-    """Return the seconds that somebody else has priced an op with, perhaps by its traced name."""
+    """Return an op's seconds as `Rates.known` has them, perhaps by the op's traced name."""
     if not rates.known:
         return None
     return rates.known.get(op.name, rates.known.get(traced(op.name)))

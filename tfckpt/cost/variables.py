@@ -1,4 +1,4 @@
-"""Variables behind their handles: their bytes, and what still reads one when it is updated."""
+"""Variables by their handles: their bytes, and what still reads one when it is updated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def handle_of(graph: Graph, tensor: TensorId) -> TensorId:
 def updated_late(graph: Graph) -> Graph:
     """Return the graph with updates after what of the backward reads the variables' old values.
 
-    TensorFlow updates a variable in its own memory unless something still holds its value: then it
+    TensorFlow updates a variable in its own memory unless something still reads its value: then it
     makes a copy, at another address, and the old one is free when the last reader ends. That takes
     as much as the gradient does while it waits, and leaves the memory in pieces that change with
     every step. Nothing waits for what Grappler may merge into its reader or rearrange, which it
@@ -86,19 +86,19 @@ def updated_late(graph: Graph) -> Graph:
 
 @dataclasses.dataclass(frozen=True)
 class ValueUses:
-    """Which ops hold the values of variables, and which update them; numbers of variables.
+    """Ops that read variables in their own memory, and ops that update them; variables by number.
 
     Attributes:
-      holds: of an op, the variables that it reads in their own memory before they are updated.
+      reads: of an op, the variables that it reads in their own memory before they are updated.
       updates: of an op, the variable that it updates.
     """
 
-    holds: dict[int, tuple[int, ...]]
+    reads: dict[int, tuple[int, ...]]
     updates: dict[int, int]
 
 
 def value_uses(graph: Graph, readers: list[list[int]]) -> ValueUses:
-    """Return who holds and who updates variables, numbered as by `variable_bytes`.
+    """Return which ops read and which update variables, numbered as by `variable_bytes`.
 
     Args:
       graph: joint graph.
@@ -106,14 +106,14 @@ def value_uses(graph: Graph, readers: list[list[int]]) -> ValueUses:
     """
     number = {handle: n for n, handle in enumerate(variable_bytes(graph))}
     last = _readers_of_values(graph, readers)
-    holds: dict[int, list[int]] = collections.defaultdict(list)
+    reads: dict[int, list[int]] = collections.defaultdict(list)
     updates = {i: number[handle] for i, handle in _updates(graph) if handle in number}
     latest = {handle: i for i, handle in _updates(graph) if i in updates}
     for handle, update in latest.items():
         for reader in last.get(handle, ()):
             if reader < update and reader not in updates:
-                holds[reader].append(number[handle])
-    return ValueUses({i: tuple(entry) for i, entry in holds.items()}, updates)
+                reads[reader].append(number[handle])
+    return ValueUses({i: tuple(entry) for i, entry in reads.items()}, updates)
 
 
 def _updates(graph: Graph) -> list[tuple[int, TensorId]]:

@@ -55,8 +55,8 @@ def fuses(op: Op, reader: Op) -> bool:
         is_element_wise(reader) or record(reader.type).reduces)
 
 
-def read_behind(graph: Graph, readers: Sequence[Sequence[int]], start: TensorId,
-                passes: Callable[[int], bool]) -> tuple[list[TensorId], list[int]]:
+def read_through(graph: Graph, readers: Sequence[Sequence[int]], start: TensorId,
+                 passes: Callable[[int], bool]) -> tuple[list[TensorId], list[int]]:
     """Return the tensors in which one is handed on, it first, and the ops that read one of them.
 
     Ops that read shapes alone do not count.
@@ -153,10 +153,10 @@ class Views:
         return self.graph.ops[tensor[0]].outputs[tensor[1]].bytes or 0
 
     def _fused_everywhere(self, tensor: TensorId) -> bool:
-        """Return whether all that read a tensor, behind views of its memory, compute it again."""
+        """Return whether all that read a tensor, through views of its memory, compute it again."""
         op = self.graph.ops[tensor[0]]
-        tensors, found = read_behind(self.graph, self.readers, tensor,
-                                     lambda r: record(self.graph.ops[r].type).aliases)
+        tensors, found = read_through(self.graph, self.readers, tensor,
+                                      lambda r: record(self.graph.ops[r].type).aliases)
         return bool(found) and self.fetched.isdisjoint(tensors) and all(
             fuses(op, self.graph.ops[r]) for r in found)
 

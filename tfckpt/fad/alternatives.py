@@ -2,7 +2,7 @@
 
 An `Alternative` says for one region: compute D_v = dv/dx in the forward by this program, keep
 what `kept` lists, and replace one tensor of the backward by the sum of g * D_v. It carries the
-bytes that the backward holds of the region before and after, given what other ops read anyway.
+bytes of the region kept for the backward before and after, given what other ops read anyway.
 
 Source: Guo et al., sections II-E and III-B. Beyond it: two-valued derivatives are kept as
 booleans, and a derivative that is a tensor the step has anyway costs nothing to keep.
@@ -33,7 +33,7 @@ class Kept:
       of: v, the tensor of the region whose derivative it is.
       gradients: tensors of the backward; their sum is the gradient that reaches v from outside.
       node: node of the program that is kept: a float tensor, a mask, or a number (nothing).
-      on, off: values of the derivative where the mask holds and elsewhere; None without a mask.
+      on, off: values of the derivative where the mask is true and elsewhere; None without a mask.
       bytes: what keeping it takes beyond what is kept anyway; 0 for a tensor of the region.
     """
 
@@ -52,7 +52,7 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """What forward AD would do with one region.
+    """The change that forward AD would make to one region.
 
     Attributes:
       region: the ops and x.
@@ -62,7 +62,7 @@ class Alternative:
       addends: gradients that join the sum without passing the region.
       sink: the tensor of the backward that is replaced by addends plus sum of g * D.
       removed: ops that then stop running, ascending.
-      bytes_before, bytes_after: what the backward holds of x, the region and D.
+      bytes_before, bytes_after: of x, the region and D, what is kept for the backward.
     """
 
     region: Region
@@ -77,7 +77,7 @@ class Alternative:
 
     @property
     def saves(self) -> int:
-        """Return bytes that the backward no longer holds; negative where it would hold more."""
+        """Return bytes no longer kept for the backward; negative where more would be kept."""
         return self.bytes_before - self.bytes_after
 
 
@@ -169,9 +169,9 @@ def _offer(graph: Graph, region: Region, samples: Samples, walk: Walk, match: Ma
     reads = sorted({node.attr("tensor") for node in program if node.type == TENSOR})
     needed = [g[0] for _, group in match.gradients for g in group] + [t[0] for t in reads]
     removed = live.dies(match.sink[0], needed)
-    held = Residuals(graph, region, live, root, walk.samples.known)
-    before = held.bytes()
-    kept, after = _priced(graph, region, held, program, kept, removed)
+    residuals = Residuals(graph, region, live, root, walk.samples.known)
+    before = residuals.bytes()
+    kept, after = _priced(graph, region, residuals, program, kept, removed)
     return Alternative(region, _outputs(graph, region, live), program, tuple(kept),
                        tuple(addends), match.sink, removed, before, after)
 
@@ -202,9 +202,9 @@ def _pruned(program: Program, kept: list[Kept]) -> tuple[Program, list[Kept]]:
     return nodes, [dataclasses.replace(entry, node=number[entry.node]) for entry in kept]
 
 
-def _priced(graph: Graph, region: Region, held: Residuals, program: Program, kept: list[Kept],
-            removed: tuple[int, ...]) -> tuple[list[Kept], int]:
-    """Return the kept derivatives with their bytes, and what the backward holds altogether."""
+def _priced(graph: Graph, region: Region, residuals: Residuals, program: Program,
+            kept: list[Kept], removed: tuple[int, ...]) -> tuple[list[Kept], int]:
+    """Return the kept derivatives with their bytes, and all bytes kept for the backward."""
     read: list[TensorId] = []
     made: dict[int, int] = {}
     result = []
@@ -216,7 +216,7 @@ def _priced(graph: Graph, region: Region, held: Residuals, program: Program, kep
         elif node.type != NUMBER and entry.node not in made:
             size = made[entry.node] = elements(graph, region.source) * DTYPE_BYTES[node.dtype]
         result.append(dataclasses.replace(entry, bytes=size))
-    return result, held.bytes(removed, read) + sum(made.values())
+    return result, residuals.bytes(removed, read) + sum(made.values())
 
 
 def _outputs(graph: Graph, region: Region, live: Liveness) -> tuple[TensorId, ...]:

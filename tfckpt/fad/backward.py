@@ -2,7 +2,7 @@
 
 Rather than recognising the gradient of each primitive by its pattern, which custom gradients and
 TensorFlow's shortcuts defeat, ops of the backward that read the region are followed for as long
-as they are element-wise, and each tensor on the way is held as a linear form: for every incoming
+as they are element-wise, and each tensor on the way is kept as a linear form: for every incoming
 gradient g (a tensor of the backward that is computed outside) the coefficient with which it enters,
 as an array over sample points. An op that reads anything else ends the walk. What is looked for
 is one tensor, the *sink*, whose every coefficient is the derivative dv/dx of some tensor v of the
@@ -51,7 +51,7 @@ class Match:
 
 
 class Walk:
-    """Follows the backward of one region; `forms` and `plain` hold what it found."""
+    """Follows the backward of one region; `forms` and `plain` are what it found."""
 
     def __init__(self, graph: Graph, region: Region, samples: Samples, live: Liveness) -> None:
         self.graph, self.region, self.samples, self.live = graph, region, samples, live
@@ -177,7 +177,7 @@ class Walk:
         best: tuple[tuple[int, int, int], Match] | None = None
         x = self.graph.ops[self.region.source[0]].outputs[self.region.source[1]]
         for sink in sorted(self.forms):
-            if self.live.pinned[sink[0]] or (
+            if self.live.required[sink[0]] or (
                     self.graph.ops[sink[0]].outputs[sink[1]].dtype != x.dtype):
                 continue
             for form in self._rewritten(self.forms[sink]):

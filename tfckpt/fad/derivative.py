@@ -89,7 +89,7 @@ class Derivatives:
 class Samples:
     """Sample points of x, and every tensor of a region and its derivative on them.
 
-    The points hold the kinks that piecewise functions usually have (multiples of 1/4, and every
+    The points include the kinks that piecewise functions usually have (multiples of 1/4, and every
     known constant of the region with either sign), random ones, and magnitudes up to 1e6. A
     constant whose elements differ or are unknown is a different random number at each point.
     """
@@ -168,7 +168,7 @@ def on_samples(samples: Samples, builder: Builder) -> list[Array]:
 
     Args:
       samples: the sample points of the program's region.
-      builder: holds the program.
+      builder: of the program.
 
     Returns:
       One array of samples, or a scalar, for each node, in the order of the program.

@@ -1,4 +1,4 @@
-"""What element-wise ops compute, on numpy arrays in float64.
+"""Evaluation of element-wise ops on numpy arrays in float64.
 
 Used to compare the backward that TensorFlow built for a region with the derivative that would
 replace it, on sample points, before anything is replaced: a custom gradient that is not the

@@ -1,4 +1,4 @@
-"""Which ops of a step run at all, and which stop to when a tensor is replaced."""
+"""Search for the ops of a step that run, and those that no longer do once a tensor is replaced."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class Liveness:
 
     Attributes:
       alive: for each op whether it runs.
-      pinned: for each op whether it runs whatever reads it (fetched, or run for its effect).
+      required: for each op whether it runs whatever reads it (fetched, or run for its effect).
       readers: for each op the live and dead ops that read or wait for it, ascending.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         count = len(graph.ops)
-        self.pinned = [False] * count
+        self.required = [False] * count
         for i in (*(i for i, _ in graph.fetches), *graph.sinks):
-            self.pinned[i] = True
-        if not any(self.pinned):  # a bare GraphDef: all of it may be asked for
-            self.pinned = [True] * count
+            self.required[i] = True
+        if not any(self.required):  # a bare GraphDef: all of it may be asked for
+            self.required = [True] * count
         self.sources = [sorted({s for s, _ in op.inputs} | set(op.controls)) for op in graph.ops]
         self.readers: list[list[int]] = [[] for _ in range(count)]
         for i, entry in enumerate(self.sources):
             for source in entry:
                 self.readers[source].append(i)
-        self.alive = list(self.pinned)
+        self.alive = list(self.required)
         for i in range(count - 1, -1, -1):
             if self.alive[i]:
                 for source in self.sources[i]:
@@ -46,14 +46,14 @@ class Liveness:
           op: the op whose readers are moved elsewhere.
           keep: ops that are needed all the same.
         """
-        held = frozenset(keep)
+        needed = frozenset(keep)
         uses: dict[int, int] = {}
         dead, stack = [op], [op]
         while stack:
             for source in self.sources[stack.pop()]:
                 left = uses.get(source, self._uses[source]) - 1
                 uses[source] = left
-                if not left and not self.pinned[source] and source not in held:
+                if not left and not self.required[source] and source not in needed:
                     dead.append(source)
                     stack.append(source)
         return tuple(sorted(dead))

@@ -36,7 +36,7 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class Constants:
-    """Which ops give constants, and their value where all elements are equal and it is known.
+    """Ops that give constants, with their value where all elements are equal and it is known.
 
     A scalar that the step is fed or reads from a variable counts as a constant of unknown value:
     how it moves the result is the business of ops outside of the region.

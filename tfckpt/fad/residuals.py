@@ -1,4 +1,4 @@
-"""Bytes that the backward holds of a region."""
+"""Bytes of an element-wise region's tensors that are kept for the backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def elements(graph: Graph, tensor: TensorId) -> int:
 
 
 class Residuals:
-    """What the backward reads of x and of the tensors of a region.
+    """The tensors of a region, and its input x, that the backward reads.
 
     Args:
       root: for each output of each op the tensor that allocates its memory; resident memory has a
@@ -57,18 +57,18 @@ class Residuals:
         return None
 
     def bytes(self, removed: Sequence[int] = (), read: Sequence[TensorId] = ()) -> int:
-        """Return bytes held once these ops are removed and the backward reads these tensors.
+        """Return bytes kept once these ops are removed and the backward reads these tensors.
 
         Args:
           removed: indices of ops that no longer run.
           read: tensors that the backward reads besides.
         """
         gone = frozenset(removed)
-        held = {self.storage[t] for t, readers in self.readers.items()
+        kept = {self.storage[t] for t, readers in self.readers.items()
                 if any(r not in gone for r in readers)}
         roots = (self.root[op][slot] for op, slot in read)
-        held |= {self.storage.get(t, t) for t in roots}
-        return sum(self.graph.ops[op].outputs[slot].bytes or 0 for op, slot in sorted(held)
+        kept |= {self.storage.get(t, t) for t in roots}
+        return sum(self.graph.ops[op].outputs[slot].bytes or 0 for op, slot in sorted(kept)
                    if op >= 0)
 
     def _readers(self, tensor: TensorId) -> Iterator[int]:

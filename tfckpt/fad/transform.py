@@ -2,12 +2,12 @@
 
 What was changed on the way is recorded as `Edits`, since the captured graph is what gets edited.
 
-The ops of a derivative stand right behind what they read, in the forward; the product with the
+The ops of a derivative come right after what they read, in the forward; the product with the
 gradients stands where the sink stood. Derivatives are pure forward ops: a planner may keep them or
 recompute them like any other.
 
 An executor runs what is ready, in no order of ours: left alone it computes a derivative of several
-ops late, and holds everything that it reads until then (six layers of composed GELU: the peak did
+ops late, and keeps everything that it reads until then (six layers of composed GELU: the peak did
 not fall at all). So what the forward reads of a region passes an Identity that waits for the
 derivatives. XLA, which ignores control edges, orders for itself.
 """
@@ -139,12 +139,12 @@ class _Writer:
                        and graph.ops[r].region not in (BACKWARD, UPDATE)]
             if reading:
                 output = graph.ops[tensor[0]].outputs[tensor[1]]
-                behind = max(self.written[k.node][1] for k in self.alternative.kept
-                             if k.node in self.written)
+                after = max(self.written[k.node][1] for k in self.alternative.kept
+                            if k.node in self.written)
                 name = self._add(graph.ops[tensor[0]].name, names.IDENTITY,
                                  (_name(graph, tensor),), output.dtype, self.shape,
                                  {"T": f"dtype:{output.dtype}", PROTECTED: True},
-                                 FORWARD, behind, waits)
+                                 FORWARD, after, waits)
                 result.update({entry: name for entry in reading})
         return result
 
@@ -187,7 +187,7 @@ class _Writer:
             "SrcT": f"dtype:{old}", "DstT": f"dtype:{new}", "Truncate": False})
 
     def _node(self, index: int) -> tuple[Name, int]:
-        """Return the tensor of a program node, and the op behind which it can stand.
+        """Return the tensor of a program node, and the op after which it can be placed.
 
         All earlier nodes are written first, in order.
         """
@@ -203,14 +203,14 @@ class _Writer:
         if node.type == NUMBER:
             return self._constant(node.attr("value"), node.dtype), -1
         args = [self.written[a] for a in node.args]
-        behind = max(position for _, position in args)
+        after = max(position for _, position in args)
         inputs = tuple(name for name, _ in args)
         kind = node.type
         if kind == TWO:
             kind = names.SELECT
             inputs += tuple(self._constant(node.attr(v), node.dtype) for v in ("on", "off"))
         return self._add(self.forward, kind, inputs, node.dtype, self.shape,
-                         self._attrs(node, kind), FORWARD, behind), behind
+                         self._attrs(node, kind), FORWARD, after), after
 
     def _attrs(self, node: Node, kind: str) -> dict[str, object]:
         attrs = {} if node.type == TWO else dict(node.attrs)
@@ -237,14 +237,14 @@ class _Writer:
 
     def _add(self, near: str, kind: str, inputs: tuple[Name, ...], dtype: str,
              shape: tuple[int | None, ...] | None, attrs: Mapping[str, object], region: str,
-             behind: int, controls: tuple[str, ...] = ()) -> Name:
+             after: int, controls: tuple[str, ...] = ()) -> Name:
         letter = "g" if region == BACKWARD else "d"
         name = f"{near}{MARK}_{letter}{len(self.added)}"
         count = DTYPE_BYTES[dtype] * math.prod(d or 0 for d in shape or ())
         device = self.device if region == FORWARD else self.sink.device
         op = Op(name, kind, (), (), (Tensor(dtype, shape, count),), region, record(kind).repeatable,
                 device, attrs)
-        self.added.append(_Entry((behind, len(self.added) + 1), op, inputs, controls))
+        self.added.append(_Entry((after, len(self.added) + 1), op, inputs, controls))
         return f"{name}:0"
 
 

@@ -1,4 +1,4 @@
-"""Which ops run only in a branch, in graphs where branches are Switch and Merge.
+"""Search for ops that run in one branch only, in graphs where branches are Switch and Merge.
 
 TF1's `tf.cond`, and TensorFlow's own lowering of `If` and `Case` before Grappler, run every op and
 mark results of the branch that is not taken as dead. An op that reads or awaits a dead one is

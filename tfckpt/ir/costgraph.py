@@ -28,7 +28,7 @@ class Storage:
       name: tensor that allocates it.
       bytes: its size.
       producer: vertex that allocates it.
-      fetched: held until the step ends.
+      fetched: kept until the step ends.
       tensor: (op, slot) in the captured `Graph` that allocates it.
     """
 
@@ -63,11 +63,11 @@ class Vertex:
         for it may be released from it.
       conditional: it runs in one branch of a Switch only; nothing may wait for it.
       device: where it runs.
-      holds: variables (positions in `variable_bytes`) whose values it reads in their own memory,
-        before they are updated.
-      updates: the variable that it updates: in place, unless something still holds its value; -1
+      reads_variables: variables (positions in `variable_bytes`) whose values it reads in their own
+        memory, before they are updated.
+      updates: the variable that it updates: in place, unless something still reads its value; -1
         where it updates none.
-      again: whether a person asks that nothing it writes is held from the forward pass for the
+      again: whether the user asks that nothing it writes is kept from the forward pass for the
         backward.
     """
 
@@ -87,7 +87,7 @@ class Vertex:
     join: bool = False
     conditional: bool = False
     device: str = ""
-    holds: tuple[int, ...] = ()
+    reads_variables: tuple[int, ...] = ()
     updates: int = -1
     again: bool = False
 
@@ -143,7 +143,7 @@ class CostGraph:
 
     @functools.cached_property
     def fetched(self) -> frozenset[int]:
-        """Storages that are held until the step ends; membership only."""
+        """Return the storages that are kept until the step ends; membership only."""
         return frozenset(s for s, storage in enumerate(self.storages) if storage.fetched)
 
     @functools.cached_property
@@ -158,10 +158,10 @@ class CostGraph:
     def halves(self) -> tuple[tuple[Vertex, ...], tuple[Vertex, ...]]:
         """Return where steps overlap: each vertex as it starts, and as it ends.
 
-        Its workspace is told otherwise; it takes over buffers and updates when it starts, and holds
-        and donates until it ends.
+        Workspace is accounted elsewhere. A vertex takes over buffers and updates variables when it
+        starts; it keeps variables' values alive and donates buffers until it ends.
         """
-        return (tuple(_without(v, workspace=0, holds=()) for v in self.vertices),
+        return (tuple(_without(v, workspace=0, reads_variables=()) for v in self.vertices),
                 tuple(_without(v, workspace=0, updates=-1) for v in self.vertices))
 
     @functools.cached_property

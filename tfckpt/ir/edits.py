@@ -95,7 +95,7 @@ class AddControl:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replace:
-    """What waits for the op `old` waits for the new op `new` instead; nothing reads `old`."""
+    """Makes what waits for the op `old` wait for the new op `new`; nothing reads `old`."""
 
     old: str
     new: str
@@ -261,14 +261,14 @@ def _take_away(replaced: Sequence[Replace], tensors: dict[str, list[str]],
     renamed = {entry.old: entry.new for entry in replaced}
     for old in renamed:
         if old not in tensors:
-            raise RewriteError(f"rewrite: {old!r}, which is to give way, does not exist")
+            raise RewriteError(f"rewrite: {old!r}, which is to be replaced, does not exist")
         for known in (tensors, waits, kinds):
             del known[old]
     for name in tensors if renamed else ():
         waits[name] = [renamed.get(c, c) for c in waits[name]]
         for tensor in tensors[name]:
             if op_of(tensor) in renamed:
-                raise RewriteError(f"rewrite: {name!r} reads {tensor!r}, which gives way")
+                raise RewriteError(f"rewrite: {name!r} reads {tensor!r}, which is replaced")
 
 
 def _check_creation(added: Sequence[Create | Clone]) -> None:

@@ -51,7 +51,7 @@ class Segments:
       residuals: the slots of these lists in the gradient's loop.
       trips: the slot of the gradient's loop that says how often the loop has run.
       written: slots of lists in which iterations set entries.
-      idle: slots of the gradient's loop that its body hands on as they are, or that nobody needs:
+      idle: slots of the gradient's loop that its body hands on as they are, or that nothing needs:
         TensorFlow leaves those out.
     """
 
@@ -67,7 +67,7 @@ class Segments:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loop:
-    """What is known of a while loop beyond its inputs and outputs.
+    """Properties of a while loop beyond its inputs and outputs.
 
     Attributes:
       trips: the most iterations.
@@ -94,9 +94,9 @@ class Op:
     Attributes:
       conditional: it runs in one branch of a Switch only, so that nothing outside may wait for it.
       loop: of a while loop whose number of iterations is known; None otherwise.
-      workspace: bytes that it is known to hold besides its results while it runs.
+      workspace: bytes that it is known to allocate besides its results while it runs.
       policy: what a person asks of a forward op: `KEEP`, never to compute it again, or `RECOMPUTE`,
-        to hold nothing of it for the backward; "" where nothing is asked.
+        to keep nothing of it for the backward; "" where nothing is asked.
     """
 
     name: str

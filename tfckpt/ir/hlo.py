@@ -1,4 +1,4 @@
-"""What XLA's buffer assignment says of a compiled step: bytes, and what is live when."""
+"""A compiled step's memory, from XLA's buffer assignment: bytes, and what is live when."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class XlaBuffer:
 
 @dataclasses.dataclass(frozen=True)
 class XlaMemory:
-    """What a step takes as XLA compiles it; or as the executor would run it, by `temp_bytes` alone.
+    """Memory of a step that XLA compiles; or, by `temp_bytes` alone, that the executor runs.
 
     Attributes:
-      temp_bytes: buffers that hold neither arguments nor results nor constants, packed. On the
+      temp_bytes: buffers of neither arguments nor results nor constants, packed. On the
         executor: the simulated peak of what Grappler makes of the step.
       result_bytes: results that take no argument's place.
       live_bytes: sum of the temporary buffers that are live after each of XLA's allocations and

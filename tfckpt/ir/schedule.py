@@ -26,7 +26,7 @@ class Moves:
     Attributes:
       deferred: vertices that are ready at the start of the step, or in the forward pass, and are
         placed just before their first reader.
-      released: pass-through joins that are bypassed, so that what they held together is freed
+      released: pass-through joins that are bypassed, so that what they kept together is freed
         one by one.
     """
 

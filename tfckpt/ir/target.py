@@ -1,6 +1,6 @@
 """`Target`: what a step is planned and rewritten for, as one value that is passed along.
 
-Every fact about a device or a compiler that a stage may ask for stands here; nobody else asks
+Every fact about a device or a compiler that a stage may ask for is here; no other module asks
 whether there is a GPU, or whether XLA compiles a step.
 """
 
@@ -13,8 +13,9 @@ CPU, GPU = "CPU", "GPU"
 EXECUTOR, XLA = "executor", "xla"
 
 READS, ORDER, FUSED = "reads", "order", "fused"
-"""How XLA is held to a plan. Every read in the backward of what the forward kept passes a guard; so
-it does, and the backward keeps the plan's order; only reads of ops that XLA fuses pass one."""
+"""How XLA is made to follow a plan. `READS`: every read in the backward of what the forward kept
+passes a guard. `ORDER`: so it does, and the backward keeps the plan's order. `FUSED`: only reads of
+ops that XLA fuses pass a guard."""
 SAFETY = 0.95
 """Of a budget, what a peak may take that is predicted and not asked for."""
 CPU_SMALLEST = 256 * 1024
@@ -32,7 +33,7 @@ class Rates:
       flops_per_second: floating-point operations.
       bytes_per_second: read and written.
       overhead_seconds: what any op takes.
-      known: seconds by op name, of ops that somebody else has priced.
+      known: seconds by op name, of ops whose times were measured or estimated elsewhere.
     """
 
     flops_per_second: float = 1.0e11
@@ -46,7 +47,7 @@ SMALL_CPU = Rates()
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """What XLA does with element-wise ops and matrix products.
+    """XLA's treatment of element-wise ops and matrix products.
 
     Attributes:
       repeats: whether an element-wise op is computed again in each of its readers, though there
@@ -73,8 +74,8 @@ class Target:
       guard: under XLA, what delays copies (`tfckpt.rewrite.xla.guards.XLA_GUARDS`), or "control"
         for control edges as elsewhere; only "data" works everywhere.
       model: what XLA's compiler for GPUs calls a described device; "" where it knows none.
-      otherwise: under XLA, whether it is held to the plan in the second of two ways (`hold`),
-        which takes less for some steps and more for others.
+      otherwise: under XLA, whether it is made to follow the plan in the second of two ways
+        (`hold`), which takes less memory for some steps and more for others.
       asked: whether what a plan needs is found out before it is applied, so that a prediction
         needs no margin.
       in_memory: ops whose results XLA writes to memory in the plain step, where it was asked, by
@@ -141,7 +142,7 @@ class Target:
 
     @property
     def shares_list_entries(self) -> bool:
-        """Return whether a list holds its entries without copying them, as the executor's do."""
+        """Return whether a list refers to its entries without copying, as the executor's do."""
         return self.runner == EXECUTOR
 
     @property
@@ -181,13 +182,13 @@ class Target:
 
     @property
     def hold(self) -> str:
-        """Return how XLA is held to the plan."""
+        """Return how XLA is made to follow the plan."""
         ways = (ORDER, READS) if self.keeps_barriers else (READS, FUSED)
         return ways[self.otherwise]
 
     @property
     def may_hold_otherwise(self) -> bool:
-        """Return whether there is another way to hold what runs the step to the plan."""
+        """Return whether there is another way to make the runtime follow the plan."""
         return self.runner == XLA and not self.otherwise
 
     @property
@@ -197,4 +198,4 @@ class Target:
 
 
 HERE = Target()
-"""What is planned for where nobody says: the executor on a small CPU."""
+"""The default target: the executor on a small CPU."""

@@ -1,4 +1,4 @@
-"""Keras: `checkpoint(model)` makes `compile` and `fit` train in less memory, as ever.
+"""Keras: `checkpoint(model)` makes `compile` and `fit` train in less memory, without other changes.
 
 `PeakMemory()` is a callback that measures what they really need.
 """

@@ -1,8 +1,8 @@
 """The batches that Keras trains with, looked at before a step is traced.
 
-What a trace leaves open (`fit` on data that the batch size does not divide, generators, padded
-sequences) the first batch of an epoch tells. It is taken from Keras' own iterator and handed to the
-step all the same, so that data pipelines run once and random ones go on as ever.
+Sizes that a trace leaves open (`fit` on data that the batch size does not divide, generators,
+padded sequences) are read from the first batch of an epoch. It is taken from Keras' own iterator
+and still handed to the step, so that data pipelines run once and random ones give the same data.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ class PeakMemory(keras.callbacks.Callback):
     variables, optimizer state and inputs included, in MiB; of an epoch, the largest of its
     batches. With several devices it is that of the fullest, and each has a key of its own, such
     as `peak_memory_mib_gpu_1`. Progress bar and `History` show it; callbacks that write logs
-    (`CSVLogger`, `TensorBoard`) must stand behind this one in `callbacks=[...]`, since Keras
+    (`CSVLogger`, `TensorBoard`) must come after this one in `callbacks=[...]`, since Keras
     hands the logs from one to the next.
 
-    The numbers are those of TensorFlow's allocator: on a CPU it also holds the input pipeline,
+    The numbers are those of TensorFlow's allocator: on a CPU it also serves the input pipeline,
     counts only requests of 256 KiB and more, and serves all logical CPUs together. Validation is
     not measured. Of a step that XLA compiles nearly all of it is one request, the buffer in which
     XLA has packed its temporary tensors (`compiled by XLA` in the report), so that it says nothing

@@ -55,7 +55,7 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
         in the same arithmetic.
       effort: how much the search of "auto" may evaluate, as a multiple of the default.
       keep: names of layers or ops of which nothing is ever computed again, one or several.
-      recompute: names of layers or ops of which nothing is held for the backward pass, one or
+      recompute: names of layers or ops of which nothing is kept for the backward pass, one or
         several.
 
     Returns:

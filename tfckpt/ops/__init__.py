@@ -1,4 +1,4 @@
-"""What is known of each op type: one record a type, in one place.
+"""The properties of each op type, one record a type, in one place.
 
 `record(op_type)` gives it. To teach tfckpt an op, add its record to the module of its theme.
 """

@@ -11,7 +11,7 @@ from tfckpt.ops.registry import register
 
 
 def _convolution(kernel: int | None, result: int | None, depthwise: bool = False) -> Flops:
-    """Two operations for each element of a convolution's result and of the kernel behind it.
+    """Return FLOPs: two for each element of a convolution's result and of the kernel applied.
 
     Args:
       kernel: the input that has the shape of the kernel; None: the output has.
@@ -45,7 +45,7 @@ def _einsum(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object])
     return 2.0 * math.prod(sizes.values())
 
 
-# Fused with a bias, and with an activation behind that. With Relu and others, and with the bias
+# Fused with a bias, and with an activation after that. With Relu and others, and with the bias
 # alone, the fused kernel gives the same bits as the single ones.
 _BIASED = functools.partial(OpRecord, merges_into=frozenset({BIAS}))
 _CONVOLUTION = functools.partial(_BIASED, rounds_with=frozenset({"Elu"}))

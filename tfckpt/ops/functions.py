@@ -107,7 +107,7 @@ register(
         np.minimum(x, 0)), _SELU_SCALE * x), fused("SeluGrad", "y", _one_selu, True)),
 )
 
-# Gradient kernels: linear in the gradient, which stands before or behind what was kept.
+# Gradient kernels: linear in the gradient, which comes before or after the residual.
 _FIRST = functools.partial(OpRecord, linear=(0,), reuses_input=True, fused_by_xla=True)
 _SECOND = functools.partial(OpRecord, linear=(1,), reuses_input=True, fused_by_xla=True)
 register(

@@ -36,7 +36,7 @@ XLA_BARRIER = "XlaOptimizationBarrier"
 ENTER, EXIT, LOOP_COND, MERGE, NEXT = "Enter", "Exit", "LoopCond", "Merge", "NextIteration"
 SWITCHES = frozenset(("Switch", "_SwitchN"))
 LOWERED = frozenset((ENTER, EXIT, LOOP_COND, MERGE, NEXT, *SWITCHES))
-"""What TensorFlow makes of loops and branches before Grappler sees them."""
+"""Op types to which TensorFlow lowers loops and branches before Grappler sees them."""
 LOOP, WRITING_LOOP = "TfckptLoop", "TfckptWritingLoop"
 """Registered by the native pass: stand for loops that TensorFlow has lowered; one writes variables.
 """

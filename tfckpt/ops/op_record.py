@@ -30,7 +30,7 @@ NONE: frozenset[str] = frozenset()
 
 
 class Source(enum.Enum):
-    """Where a result comes from that no op of the step computes."""
+    """Source of a result that no op of the step computes."""
 
     CONSTANT = "constant"  # it is part of the graph
     ARGUMENT = "argument"  # the caller passes it, or the traced function captures it
@@ -44,7 +44,7 @@ class Source(enum.Enum):
 
 
 class Access(enum.Enum):
-    """What an op does with the variable that its first input refers to."""
+    """Access of an op to the variable that its first input refers to."""
 
     VALUE = "value"  # hands out the value, in the variable's own memory
     READ = "read"  # computes from the value, or from what is known of it
@@ -55,7 +55,7 @@ class Access(enum.Enum):
 
 
 class Calls(enum.Enum):
-    """Which functions an op calls."""
+    """The functions that an op calls."""
 
     FUNCTION = "function"  # one, once: the call is what its body is
     BRANCHES = "branches"  # one of several
@@ -90,7 +90,7 @@ _FED = (Source.ARGUMENT, Source.DEFAULT, Source.ELEMENT, Source.ELSEWHERE)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ListUse:
-    """What an op does with a list of tensors (a variant): nothing, most. Inputs are positions.
+    """Use of a list of tensors (a variant) by an op; most ops use none. Inputs are positions.
 
     Attributes:
       empty: it makes a list without entries.
@@ -120,7 +120,7 @@ class ListUse:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpRecord:
-    """What is known of one op type. Inputs and outputs are given by position.
+    """The properties of one op type. Inputs and outputs are given by position.
 
     In `merges_into`, `rounds_with` and `one_with` a name is an op type or one of the kinds above.
     """
@@ -134,7 +134,7 @@ class OpRecord:
     """The tangent rule of each input; empty where there is none."""
     _: dataclasses.KW_ONLY
     variadic: bool = False  # takes any number of inputs; the one tangent rule is that of each
-    linear: tuple[int, ...] = ()  # inputs in one of which it is linear, the others held
+    linear: tuple[int, ...] = ()  # inputs in one of which it is linear, the others fixed
     scales: bool = False  # linear, and with constants for its other inputs a constant multiple
     commutative: bool = False
     neutral: float | None = None  # this second operand (first too if commutative) changes nothing
@@ -168,7 +168,7 @@ class OpRecord:
     passes_on: bool = False  # an alias that is the same tensor, and that TensorFlow removes
     keeps_number: bool = False  # a single number comes out as it went in, be it in another dtype
     reuses_input: bool = False  # its kernel may write into an input that dies
-    shape_only: bool = False  # reads shapes alone: it runs at once and holds nothing
+    shape_only: bool = False  # reads shapes alone: it runs at once and keeps nothing alive
     growth: int = 1  # bytes of a result of unknown size for each byte read, at most
 
     # Time.

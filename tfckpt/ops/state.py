@@ -55,12 +55,12 @@ register(
     _ONCE("CheckNumerics", transient=True), _ONCE("CheckNumericsV2", transient=True),
     _ONCE("TPUReplicatedInput"), _ONCE("TPUReplicatedOutput"),
     _ONCE("RecvTPUEmbeddingActivations"),
-    # what TensorFlow's debuggers put behind every op: a few numbers of it, and its dump
+    # what TensorFlow's debuggers add after every op: some statistics of its result, and a dump
     _ONCE("DebugNumericSummaryV2", growth=0, observes=True), _ONCE("DebugIdentityV2", aliases=True),
     _ONCE("DebugIdentity", aliases=True), _ONCE("DebugIdentityV3", aliases=True),
 )
 
-# Random numbers from a generator that the op holds: TensorFlow registers them as stateful.
+# Random numbers from a generator inside the op: TensorFlow registers them as stateful.
 _DRAWS = functools.partial(OpRecord, draws=True)
 register(
     _DRAWS("RandomUniform"), _DRAWS("RandomUniformInt"), _DRAWS("RandomStandardNormal"),

@@ -1,4 +1,4 @@
-"""What tangent rules are made of.
+"""Building blocks of tangent rules.
 
 A rule says how a tangent passes an op: given the op's inputs `a`, `b` (by position), its
 output `y` and a tangent `t`, what that tangent contributes. An element-wise op's Jacobian is
@@ -96,7 +96,7 @@ def branch(chosen: Callable[[At], Term], when_true: bool) -> TangentRule:
 
     Args:
       chosen: gives the mask at an op at which the rule is applied.
-      when_true: whether this operand is chosen where the mask holds, or where it does not.
+      when_true: whether this operand is chosen where the mask is true, or where it is false.
     """
     def rule(o: At) -> Term:
         mask, none = chosen(o), o.t * 0.0

@@ -5,7 +5,7 @@ nothing here recurses. A node is a TensorFlow op by name, or one of three leaves
 
   tensor   a tensor of the captured graph
   number   a scalar constant
-  two      `on` where a mask holds and `off` elsewhere: a derivative that takes two values
+  two      `on` where a mask is true and `off` elsewhere: a derivative that takes two values
 
 `Builder` interns nodes and simplifies as it goes: multiplying by one costs no op, and products,
 selections and disjoint sums of two-valued terms stay two-valued, so that the derivative of a
@@ -101,11 +101,11 @@ class Builder:
         return self.node(NUMBER, (), dtype, {"value": float(value)})
 
     def two(self, mask: Term, on: float, off: float, dtype: str) -> Term:
-        """Return `on` where the mask holds, else `off`; a number where they are equal.
+        """Return `on` where the mask is true, else `off`; a number where they are equal.
 
         Args:
           mask: term of this builder whose dtype is bool.
-          on: value where the mask holds.
+          on: value where the mask is true.
           off: value elsewhere.
           dtype: of the result.
         """
@@ -246,15 +246,15 @@ class Term:
 
 
 TwoValued = tuple[Term, float, float]
-"""A mask, and the values where it holds and elsewhere."""
+"""A mask, and the values where it is true and where it is false."""
 
 
 def select(mask: Term, on: Term, off: Term) -> Term:
-    """Return `on` where the mask holds, else `off`: two-valued if both are, on compatible masks.
+    """Return `on` where the mask is true, else `off`: two-valued if both are, on compatible masks.
 
     Args:
       mask: term whose dtype is bool; all three are of one builder.
-      on: term where the mask holds; the result has its dtype.
+      on: term where the mask is true; the result has its dtype.
       off: term elsewhere, of the same dtype.
     """
     builder = mask.builder
@@ -291,7 +291,7 @@ def cast(t: Term, dtype: str) -> Term:
 
 
 def both(a: Term, b: Term) -> Term:
-    """Return where both masks hold.
+    """Return where both masks are true.
 
     Args:
       a: term whose dtype is bool.
@@ -301,14 +301,14 @@ def both(a: Term, b: Term) -> Term:
 
 
 def _both(first: TwoValued, second: TwoValued, term: Term) -> Term | None:
-    """Product of two-valued terms that vanish where their masks do not hold."""
+    """Return the product of two-valued terms that are zero where their masks are false."""
     if first[2] or second[2]:
         return None
     return term.builder.two(both(first[0], second[0]), first[1] * second[1], 0.0, term.dtype)
 
 
 def _either(first: TwoValued, second: TwoValued, term: Term) -> Term | None:
-    """Sum of two-valued terms that never hold together and share their value."""
+    """Return the sum of two-valued terms of the same value whose masks are never both true."""
     if first[2] or second[2] or first[1] != second[1]:
         return None
     if not _disjoint(first[0], second[0]):
@@ -319,11 +319,11 @@ def _either(first: TwoValued, second: TwoValued, term: Term) -> Term | None:
 def _disjoint(a: Term, b: Term) -> bool:
     """Return whether one mask demands what the other forbids, read off their conjunctions."""
     first, second = _literals(a), _literals(b)
-    return any((index, not holds) in second for index, holds in first)
+    return any((index, not value) in second for index, value in first)
 
 
 def _literals(mask: Term) -> frozenset[tuple[int, bool]]:
-    """Return the conjuncts of a mask as (node, whether it must hold)."""
+    """Return the conjuncts of a mask as (node, the truth value that it must have)."""
     nodes, found, stack = mask.builder.nodes, [], [mask.index]
     while stack:
         index = stack.pop()

@@ -1,4 +1,4 @@
-"""What each solver proposes: keep sets on the joint graph, cheap to enumerate.
+"""Proposals of each solver: keep sets on the joint graph, cheap to enumerate.
 
 A solver searches under its paper's own cost model; what its proposal is worth is what the
 simulator says. `recursive` proposes what later runs of the forward keep as well, as a `Recursion`.
@@ -31,7 +31,8 @@ from tfckpt.solvers.forward.stage_costs import stages_of
 from tfckpt.solvers.recursion import Recursion, turning_point
 
 INNER_BUDGETS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
-"""Where between the least and the whole of the paper's peak its budget is tried."""
+"""Budgets tried with a paper's solver, by its own count of bytes: fractions of the way from the
+smallest budget that it can meet to the peak without recomputation."""
 
 MAX_TERM_SHARES = (1, 2, 4, 8)
 """Largest segments that `acg` allows, in quarters of the one that its paper's cost favours."""
@@ -63,7 +64,7 @@ def store_all(evaluator: Evaluator, objective: str) -> Proposals:
     """Keep everything: what remains are the free moves.
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       objective: "time" or "memory"; it makes no difference here.
 
     Yields:
@@ -79,7 +80,7 @@ def elementwise(evaluator: Evaluator, objective: str) -> Proposals:
     expensive result itself is not read by the backward.
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       objective: "time" or "memory"; it makes no difference here.
 
     Yields:
@@ -103,7 +104,7 @@ def cuts(evaluator: Evaluator, objective: str) -> Proposals:
     """Keep the storages of every, every second ... narrow cut (`tfckpt.solvers.forward.cuts`).
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       objective: "time" or "memory"; it makes no difference here.
 
     Yields:
@@ -124,7 +125,7 @@ def chen(evaluator: Evaluator, objective: str) -> Proposals:
     And over splitting vertices alone (Feng and Huang 2018, "manual").
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       objective: "time" or "memory"; it makes no difference here.
 
     Yields:
@@ -146,14 +147,14 @@ def lcg(evaluator: Evaluator, objective: str) -> Proposals:
     """Keep optimal checkpoints of a chain (Feng and Huang 2018, algorithm 1); refuse other graphs.
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       objective: "time" or "memory"; it makes no difference here.
 
     Yields:
       One keep set: forward storages of the joint graph.
 
     Raises:
-      PlanError: the trunk of the forward is no chain, or too long.
+      PlanError: the main path of the forward is no chain, or too long.
     """
     forward = trunk(forward_view(evaluator.graph))
     yield _storages(forward, lcg_solver.solve(forward))
@@ -166,7 +167,7 @@ def acg(evaluator: Evaluator, objective: str) -> Proposals:
     less time), and for larger ones.
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       objective: "time" or "memory"; it makes no difference here.
 
     Yields:
@@ -211,7 +212,7 @@ def approx_dp(evaluator: Evaluator, objective: str) -> Proposals:
     """Search lower sets L^v by dynamic programming (Kusumoto et al. 2019, section 4.3).
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       objective: "time" for the minimum recomputation, "memory" for the most.
 
     Yields:
@@ -227,7 +228,7 @@ def exact_dp(evaluator: Evaluator, objective: str) -> Proposals:
     """Search all lower sets by dynamic programming (Kusumoto et al. 2019, section 4.2).
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       objective: "time" for the minimum recomputation, "memory" for the most.
 
     Yields:
@@ -243,9 +244,9 @@ def _at_inner_budgets(solver: _LowerSetSolver, evaluator: Evaluator, objective: 
     forward = forward_view(evaluator.graph)
     if not len(forward):
         return
-    least, most = solver.smallest_budget(forward), 2 * sum(forward.bytes)
+    smallest, most = solver.smallest_budget(forward), 2 * sum(forward.bytes)
     for fraction in INNER_BUDGETS:
-        budget = least + int((most - least) * fraction)
+        budget = smallest + int((most - smallest) * fraction)
         found = kept_storages(forward, solver.lower_sets(forward, budget, objective=objective))
         yield from _with_boundary(evaluator.graph, forward, found)
 
@@ -256,7 +257,7 @@ def recursive(evaluator: Evaluator, objective: str) -> Iterator[Recursion]:
     Not keep sets: what later runs of the forward keep is part of the proposal.
 
     Args:
-      evaluator: holds the joint graph, and gives the order; nothing is priced here.
+      evaluator: gives the joint graph and the order; nothing is priced here.
       objective: "time" or "memory"; it makes no difference here.
 
     Yields:
@@ -286,11 +287,11 @@ SOLVERS: dict[str, Solver] = {
 """Solvers a user may name besides `auto`, in the order of the design's table."""
 
 OWN: tuple[Callable[[Evaluator, str], Proposals], ...] = (store_all, elementwise, cuts)
-"""What the search of `auto` always begins with, whichever solvers it is given."""
+"""Proposals with which the search of `auto` always begins, whichever solvers it is given."""
 
 CHEAP: tuple[Callable[[Evaluator, str], Proposals], ...] = (
     store_all, elementwise, cuts, chen, acg, approx_dp)
-"""What `auto` starts from."""
+"""Proposals with which `auto` starts by default."""
 
 DEAR: tuple[Callable[[Evaluator, str], Proposals], ...] = (lcg, exact_dp)
-"""What `auto` asks besides on small graphs."""
+"""Further proposals that `auto` asks for on small graphs."""

@@ -1,9 +1,10 @@
 """Large graphs made small: runs of neighbouring vertices become one vertex each.
 
 A run is an interval of a planned order, inside one region and on one device, that ends where
-few bytes are handed on. Storages that never leave their run disappear; their most at once
-becomes the run's workspace. What the coarse graph keeps or recomputes names storages of the fine
-one, so a choice made there is priced, and if need be refined, on the fine graph.
+few bytes are handed on. Storages that are used inside their run alone disappear; the most bytes of
+these that exist at once become the run's workspace. What the coarse graph keeps or recomputes is
+given as storages of the fine one, so a choice made there is priced, and if need be refined, on the
+fine graph.
 
 Intervals of an order are convex, hence the coarse graph has no cycle.
 """
@@ -98,7 +99,7 @@ def _kind(graph: CostGraph, v: int) -> tuple[str, str, bool, int]:
 
 
 def _crossing(graph: CostGraph, order: Sequence[int]) -> list[int]:
-    """Behind each place of the order, bytes made before and read later in the same region."""
+    """Return for each place of the order the bytes made up to it and read later in its region."""
     place_of = {v: place for place, v in enumerate(order)}
     change = [0] * (len(order) + 1)
     for s, readers in enumerate(graph.readers):
@@ -131,7 +132,7 @@ def _vertex(graph: CostGraph, number: int, run: Sequence[int], run_of: Mapping[i
 
 
 def _workspace(graph: CostGraph, run: Sequence[int], index: Mapping[int, int]) -> int:
-    """Most bytes held inside the run at once, above what it hands on."""
+    """Return the most bytes live inside the run at once, above what it hands on."""
     last = {s: v for v in run for s in graph.vertices[v].reads}
     inner = handed = most = 0
     for v in run:

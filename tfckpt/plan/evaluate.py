@@ -24,7 +24,7 @@ class Candidate:
       keep: forward storages kept until the backward reads them.
       again: dropped storages recomputed for every group of uses (see `keep_schedule`).
       moves: free moves.
-      reordered: whether the backward is reordered to hold less.
+      reordered: whether the backward is reordered to need less memory.
       source: the solver it comes from.
       schedule: the schedule itself, where a solver decides more than a keep set can say; `keep`
         and `again` then mean nothing.

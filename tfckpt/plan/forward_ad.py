@@ -24,7 +24,7 @@ from tfckpt.ir.target import HERE, Target
 from tfckpt.plan.planner import AUTO, Planned, best_of
 
 FAD = (AUTO, True, False)
-"""What `fad` may be."""
+"""Allowed values of `fad`."""
 WORTHWHILE = 0.04
 """Of the plain peak, what all regions together must save before `auto` plans with them."""
 HALVES, SEARCHED = 3, 3_000
@@ -42,12 +42,12 @@ Taken = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class ForwardAdRegion:
-    """What became of one element-wise region.
+    """The decision about one element-wise region.
 
     Attributes:
       source: name of the op that makes the region's input.
       ops: names of its ops.
-      saved_bytes: what the backward holds less with its derivatives; negative where more, None
+      saved_bytes: bytes fewer kept for the backward with its derivatives; negative if more, None
         where its backward was not understood.
       taken: whether its derivatives are kept.
       why: the reason.
@@ -100,19 +100,19 @@ def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object =
       InfeasibleBudgetError: no plan fits; the smallest budget of those tried is named.
 
     "auto" plans the step without forward AD, with all regions that save enough, and with the last
-    half, quarter and eighth of them, fewer of these in large graphs; in small ones it then changes
-    its mind about single regions. A budget that is met with nothing recomputed ends the search, as
-    it leaves nothing to gain. Each of these plans may keep a derivative or compute it again.
+    half, quarter and eighth of them, fewer of these in large graphs; in small ones it then tries
+    to change the choice for single regions. A budget that is met with nothing recomputed ends the
+    search, as it leaves nothing to gain. Each of these plans may keep a derivative or recompute it.
     The next decision is the best, by the same rule, of the next plans of all graphs planned.
     """
     if fad is False:
         yield from _with(graph, cost, (), plans, target)
         return
     offers = find_alternatives(graph, roots(graph))
-    least = 1 if fad is True else max(1, int(NOTICED * plain_bytes))
-    reasons = {a.region.source: _too_little(a, least) for a in offers.alternatives
-               if a.saves < least}
-    useful, conflicts = _compatible(graph, [a for a in offers.alternatives if a.saves >= least])
+    minimum = 1 if fad is True else max(1, int(NOTICED * plain_bytes))
+    reasons = {a.region.source: _too_little(a, minimum) for a in offers.alternatives
+               if a.saves < minimum}
+    useful, conflicts = _compatible(graph, [a for a in offers.alternatives if a.saves >= minimum])
     reasons.update(conflicts)
     if fad is True:
         for found in _with(graph, cost, useful, plans, target):
@@ -218,7 +218,7 @@ def _suffixes(count: int, vertices: int) -> list[Taken]:
     """Return the last regions of the graph: none, all, half, a quarter ..., as planning allows.
 
     What the last layers keep is freed first in the backward, so that their derivatives cost
-    little; what the first keep is held longest and is worth recomputing.
+    little; what the first layers keep stays longest and is worth recomputing.
     """
     halves = min(HALVES, SEARCHED // max(vertices, 1))
     found = [0, count, *(count >> n for n in range(1, halves + 1))]
@@ -258,10 +258,10 @@ def _compatible(graph: Graph, alternatives: Sequence[Alternative]
     return found, reasons
 
 
-def _too_little(alternative: Alternative, least: int) -> str:
+def _too_little(alternative: Alternative, minimum: int) -> str:
     if alternative.saves <= 0:
         return "keeping the derivative saves nothing"
-    return f"saves less than {least:,} bytes"
+    return f"saves less than {minimum:,} bytes"
 
 
 def _told(graph: Graph, offers: Offers, decision: Decision, chosen: Sequence[Alternative],

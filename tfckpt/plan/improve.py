@@ -1,8 +1,8 @@
 """Local improvement of a candidate, driven by what is live at the peak.
 
-`descend` lowers the peak: it drops what is kept across it, recomputes anew what is held across
-it, or keeps a storage so that a recomputed region falls into two. `speed_up` spends the room that
-a budget leaves on keeping what costs most to recompute.
+`descend` lowers the peak: it drops what is kept across it, recomputes anew a copy that is live
+across it, or keeps a storage so that a recomputation segment is split in two. `speed_up` spends the
+room that a budget leaves on keeping what costs most to recompute.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) 
 
 
 def _neighbours(evaluator: Evaluator, priced: Priced) -> Iterator[Candidate]:
-    """Candidates that differ by one decision about something live at the peak."""
+    """Yield candidates that differ by one decision about something live at the peak."""
     graph, candidate = evaluator.graph, priced.candidate
     largest = max((live.bytes for live in priced.timeline.live_at_peak), default=0)
-    least = min(priced.peak * ACTIONABLE_FRACTION, largest / 4)
+    smallest = min(priced.peak * ACTIONABLE_FRACTION, largest / 4)
     kept, copied = [], []
     for live in priced.timeline.live_at_peak:
-        if live.bytes < least or live.storage not in graph.droppable:
+        if live.bytes < smallest or live.storage not in graph.droppable:
             continue
         if live.copy:
             copied.append(live.storage)

@@ -24,12 +24,12 @@ Keys = tuple[int, ...]
 Spans = list[tuple[int, int]]
 """Keys of the first and the last step at which each instance of a storage is live."""
 FOREVER = 1 << 62
-"""The end of what is held until the step ends."""
+"""The last key of a storage that is live until the step ends."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Undo:
-    """What one change replaced."""
+    """The values that one change replaced."""
 
     key: int
     added: bool
@@ -185,11 +185,11 @@ class CopySchedule:
         key = self.key(v, stage)
         index = bisect_left(self.keys, key)
         after = self.vertex(self.keys[index])
-        held = (int(self.live[index]) - self.graph.vertices[after].workspace - self.written[after]
-                + self.taken.get(self.keys[index], 0))
+        before = (int(self.live[index]) - self.graph.vertices[after].workspace
+                  - self.written[after] + self.taken.get(self.keys[index], 0))
         live = np.empty(len(self.live) + 1, dtype=np.int64)
         live[:index] = self.live[:index]
-        live[index] = held + self.graph.vertices[v].workspace
+        live[index] = before + self.graph.vertices[v].workspace
         live[index + 1:] = self.live[index:]
         undo = self._begin(key, True)
         self.live = live
@@ -199,7 +199,7 @@ class CopySchedule:
         self._change(v, key, undo, _inserted)
 
     def remove(self, key: int) -> None:
-        """Leave the copy at a key out; its readers hold the instance before it.
+        """Leave the copy at a key out; its readers read the instance before it.
 
         Args:
           key: of a copy that is there.

@@ -1,7 +1,7 @@
 """Schedules from a keep set: which forward storages stay until the backward reads them.
 
 Everything else that the backward needs is recomputed just before its first reader, from what is
-kept. By default a recomputed storage is then held until its last reader; one in `again` is
+kept. By default a recomputed storage is then kept until its last reader; one in `again` is
 recomputed anew where two of its uses lie far apart, and so are intermediates that the backward
 does not read themselves. With the union of boundaries of a lower-set sequence as keep set this
 is the canonical strategy of Kusumoto et al. 2019, section 3, after liveness analysis.

@@ -4,7 +4,7 @@ A graph whose loops are recomputed in segments (`tfckpt.plan.segments.in_segment
 any other. So one decision means to plan several such graphs against the same plain step, and to
 take the best plan of all: with all loops that save anything in segments, and with those alone that
 save most for their time. Segments are as long as takes the minimum memory for the loop by itself;
-and, where several loops are in segments, for all: their states are held together, while one
+and, where several loops are in segments, for all: their states exist at the same time, while one
 segment at a time is computed again.
 """
 
@@ -130,8 +130,8 @@ def choices(graph: Graph, target: Target) -> list[dict[str, int]]:
       saves anything.
     """
     loops = [op for op in segmentable(graph) if _saves(op) > 0]
-    least = SMALLEST * sum(map(_saves, loops))
-    loops = [op for op in loops if _saves(op) >= least]
+    minimum = SMALLEST * sum(map(_saves, loops))
+    loops = [op for op in loops if _saves(op) >= minimum]
     if not loops:
         return []
     worth = sorted(range(len(loops)), key=lambda n: -_saves(loops[n]) / seconds(

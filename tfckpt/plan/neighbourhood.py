@@ -4,9 +4,9 @@ A schedule is the copies that run before each original (`tfckpt.plan.incremental
 
 * *split*: what is live at an overfull step, but not used there, is made again just before its next
   use, together with those of its inputs that are gone by then, or without;
-* *merge*: copies are left out, and their readers hold the instances before them.
+* *merge*: copies are left out, and their readers read the instances before them.
 
-`Neighbourhood.fit` splits until a budget holds, by bytes saved (summed over the steps above the
+`Neighbourhood.fit` splits until a budget is met, by bytes saved (summed over the steps above the
 budget) for each second spent. `Neighbourhood.search` frees a window: the copies of some stages, of
 some vertices or a few at random are left out, and what no longer fits is repaired by `fit`, with
 some noise on its prices. What is better, or as good, is kept.
@@ -37,7 +37,7 @@ STEP, SMALLEST_STEP, LARGEST_STEP = 0.03, 0.001, 0.08
 """Of the peak, by how much a search for less memory tries to lower it at once: at first, at least
 and at most; more after each success, less after each failure."""
 FREED = 0.7
-"""Where a budget does not hold, how often a window is freed; else a split is forced."""
+"""Share of attempts that free a window where a budget is not met; the others force a split."""
 PATIENCE = 50
 """Changes tried for one budget without gain before the next budget's turn comes."""
 LOWER, DOWN = 0.3, 0.3
@@ -111,7 +111,7 @@ class Neighbourhood:
 
     def fit(self, budget: int, most: float = float("inf"), tabu: Collection[int] = (),
             noise: float = 0.0) -> bool:
-        """Split until the budget holds; return whether it does.
+        """Split until the budget is met; return whether it is.
 
         Args:
           budget: dynamic bytes that no step may pass.
@@ -242,7 +242,7 @@ class Neighbourhood:
                     pending.append(maker)
 
     def speed_up(self, budget: int) -> None:
-        """Leave single copies out, the costliest first, where the budget still holds.
+        """Leave single copies out, the costliest first, where the budget is still met.
 
         Args:
           budget: dynamic bytes that no step may pass.
@@ -259,7 +259,7 @@ class Neighbourhood:
                     state.undo(mark)
 
     def _room(self, key: int, budget: int) -> bool:
-        """Return whether what a copy makes could be held until then from its last use before.
+        """Return whether there is room to keep what a copy makes from its last use until then.
 
         Not exact where a buffer is taken over; it spares most of the attempts that must fail.
         """
@@ -281,12 +281,12 @@ class Neighbourhood:
 
         It ends when the evaluations are spent, or `PATIENCE` of them since it was last of use.
 
-        Where the budget holds the time is lowered, else the bytes above it.
+        Where the budget is met the time is lowered, else the bytes above it.
 
         Args:
           budget: dynamic bytes that no step may pass.
           evaluations: changes that may be tried.
-          lower: stop as soon as the budget holds.
+          lower: stop as soon as the budget is met.
 
         Raises:
           PlanError: planning has a time limit, which is over.
@@ -433,9 +433,9 @@ def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
     low, high = (pick(search.found, key=search.found.__getitem__) for pick in (min, max))
     most = search.found[high][0]
     search.goto(low)
-    least = search.lower(int(evaluations * LOWER), working_set(graph))
+    smallest = search.lower(int(evaluations * LOWER), working_set(graph))
     search.keep()
-    budgets = [least + int(rung * (most - least)) for rung in (0.0, *rungs)]
+    budgets = [smallest + int(rung * (most - smallest)) for rung in (0.0, *rungs)]
     search.goto(high)
     search.sweep(budgets[::-1], int(evaluations * DOWN))
     search.sweep(budgets, int(evaluations * (1 - LOWER - DOWN)))

@@ -108,24 +108,24 @@ class _Finished:
     Peaks measured lie nearer to the worst of several simulated heaps than to the middle one.
 
     Attributes:
-      least: what the peak is not below: that of one thread.
-      most: takes `least` and returns the peak on all threads, where that is more.
+      lowest: a lower bound of the peak: that of one thread.
+      most: takes `lowest` and returns the peak on all threads, where that is more.
     """
 
     plan: Plan
     timeline: Timeline
-    least: int
+    lowest: int
     priced: Priced
     most: Callable[[int], int] = int
 
     @functools.cached_property
     def peak(self) -> int:
         """Return the peak on the target's threads: known only once it is asked for."""
-        return self.most(self.least)
+        return self.most(self.lowest)
 
     def fits(self, usable: int) -> bool:
         """Return whether the peak is at most so many bytes."""
-        return self.least <= usable and self.peak <= usable
+        return self.lowest <= usable and self.peak <= usable
 
 
 def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tuple[float, ...]]
@@ -140,7 +140,7 @@ def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tup
     """
     best: tuple[tuple[float, ...], int, _Finished] | None = None
     for bound, number, entry in sorted(
-            ((value(f.least, f), n, f) for n, f in enumerate(finished)), key=lambda e: e[:2]):
+            ((value(f.lowest, f), n, f) for n, f in enumerate(finished)), key=lambda e: e[:2]):
         if best is not None and bound > best[0]:
             break
         found = value(entry.peak, entry), number
@@ -155,7 +155,7 @@ def _smallest_peak(finished: Iterable[_Finished]) -> int:
 
 
 class Memory(Protocol):
-    """What was found by searches of graphs of the same structure, whatever their sizes."""
+    """Results of earlier searches of graphs of the same structure, whatever their sizes."""
 
     def read(self, graph: CostGraph, searched: object, plain_bytes: int) -> list[Candidate]:
         """Return the candidates that a search ended with; none where there was none.
@@ -315,16 +315,16 @@ def baseline(graph: CostGraph, target: Target = HERE, peak: int | None = None) -
 
 def executed_peaks(graph: CostGraph, target: Target, settled: bool = True,
                    plan: Plan | None = None) -> tuple[int, int]:
-    """Return the peak of a graph that runs by a plan: what is expected, and the most of it.
+    """Return the expected and the largest peak of a graph that runs by a plan.
 
-    It is run in several orders, at several paces, behind what several processes may have allocated
-    before. Expected is the middle one; on several threads the upper quartile, since real steps are
-    less even than simulated ones.
+    It is simulated in several orders, at several paces, and in several heaps that earlier
+    allocations may have left. The expected peak is the median; on several threads the upper
+    quartile, since the times of real steps vary more than simulated ones.
 
     Args:
       graph: joint graph.
       target: what the step is planned for.
-      settled: whether what comes about in the long run counts.
+      settled: as for `tfckpt.simulate.allocator.replayed_peaks`.
       plan: with its fences and waits; None for the graph as it is, with its own edges alone.
     """
     plan = plan or plain_plan(graph)
@@ -449,10 +449,11 @@ class StepPlanner:
                      for p in pool)
 
     def _optima(self, pattern: Candidate, budget: int | None) -> list[Priced]:
-        """Proven schedules in a pattern's order, the last one within the budget.
+        """Return proven schedules in a pattern's order, the last one within the budget.
 
-        The solver counts requested bytes in the planned order, a plan is held to what an
-        allocator counts in the executors' orders: where that is more, the solver gets less.
+        The solver counts requested bytes in the planned order; a plan has to fit by what an
+        allocator counts in the executors' orders. Where that is more, the solver gets a smaller
+        budget.
         """
         order = base_order(self.graph, pattern.moves)
         found: list[Priced] = []
@@ -545,7 +546,7 @@ class StepPlanner:
                 rest = [f for f in rest if f is not best]
 
     def _further(self, pool: search.Pool) -> Iterator[_Finished]:
-        """Finish choices from the whole front, for who has refused what came before."""
+        """Finish choices from the whole front, for callers that refused all earlier plans."""
         front = non_dominated(pool.choices)[::-1]
         for priced in search.spread(front, search.few(self.graph, FINALISTS)):
             yield self._finish(priced)

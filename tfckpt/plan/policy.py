@@ -10,11 +10,11 @@ from tfckpt.ir.schedule import Schedule, Step
 
 def recompute_as_asked(graph: CostGraph, schedule: Schedule, deferred: Collection[int] = ()
                        ) -> Schedule:
-    """Return a schedule that holds nothing for the backward of what is to be recomputed.
+    """Return a schedule that keeps nothing for the backward of what is to be recomputed.
 
-    Where a step behind the forward would read what such a vertex wrote before, the vertex runs
-    again just before that step, after those of its inputs of which the same is asked. All else that
-    the copy reads is held for it, as liveness has it.
+    Where a step after the forward would read what such a vertex wrote in the forward, the vertex
+    runs again just before that step, after those of its inputs that are to be recomputed too. All
+    else that the copy reads stays live until then.
 
     Args:
       graph: joint graph.
@@ -40,7 +40,7 @@ def recompute_as_asked(graph: CostGraph, schedule: Schedule, deferred: Collectio
 
 
 def _stale(graph: CostGraph, reader: int, runs: list[int], fresh: set[int]) -> list[int]:
-    """Return what has to run again before a step reads it, each behind what it reads itself."""
+    """Return what has to run again before a step reads it, each after what it reads itself."""
     found: list[int] = []
     seen: set[int] = set()
     stack = [(reader, False)]

@@ -46,7 +46,8 @@ REFINED = 14
 """Plans of the coarse graph that are priced on the fine one; fewer where each takes long."""
 RUNGS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.17, 0.21, 0.26, 0.31, 0.37, 0.43,
          0.5, 0.57, 0.64, 0.71, 0.78, 0.85, 0.92)
-"""Where between the least and the plain peak plans are made faster; dense where `min` chooses."""
+"""Budgets at which plans are made faster, from the minimum (0) to the plain peak (1); they are
+dense where `min` chooses."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ class _Run(Evaluator):
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """What was priced, and what a plan is chosen from.
+    """All that was priced, and those of it from which a plan is chosen.
 
     Attributes:
       priced: everything.
@@ -252,7 +253,7 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
     Under XLA the moves are its own; the backward is reordered where XLA can be made to follow.
 
     Args:
-      evaluator: holds the joint graph; nothing is priced here.
+      evaluator: gives the joint graph; nothing is priced here.
       free_moves: whether defer and release may be used; of no effect under XLA.
       target: what the step is planned for.
 
@@ -313,7 +314,7 @@ def improve(run: Evaluator, plain_bytes: int, effort: float, whole: bool) -> Non
 
 
 def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int) -> None:
-    """Make plans faster on every rung between the least and the plain peak, in bytes.
+    """Make plans faster on every rung between the minimum and the plain peak, in bytes.
 
     Args:
       evaluator: has priced a candidate within `lowest` at least, and prices what is found.

@@ -3,8 +3,8 @@
 Of a loop of T iterations only the states before every k-th are kept. The gradient's loop goes
 through the segments from the last to the first: it runs the loop over one of them again, with all
 its lists, and then its own body over that. So ceil(T / k) states and k entries of the lists are
-held instead of T entries, for one more run of the loop (Chen et al., "Training Deep Nets with
-Sublinear Memory Cost", section 4.1, with segments of one length). The sum of both is least for k
+kept instead of T entries, for one more run of the loop (Chen et al., "Training Deep Nets with
+Sublinear Memory Cost", section 4.1, with segments of one length). The sum is smallest for k
 near sqrt(T * state / entry). Sums go on from segment to segment, so no bit changes.
 
 Both loops become loops over segments, which call the bodies that there were:
@@ -33,7 +33,7 @@ from tfckpt.ops import names
 SEGMENTED = "segments"
 """Attribute of a new loop until its functions are made: see `Role`."""
 MARK = "-tfckpt_segments"
-"""Behind the names of loops that take the place of others."""
+"""Suffix of the names of loops that replace others."""
 
 Lengths = Mapping[str, int]
 """Iterations of a segment, by the name of the forward's loop."""
@@ -41,10 +41,10 @@ Lengths = Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """What a new loop does.
+    """The task of a new loop.
 
     Attributes:
-      forward, gradient: names of the two loops that give way.
+      forward, gradient: names of the two loops that are replaced.
       length: iterations of a segment.
       count: how many segments there are, at most.
       is_gradient: whether it takes the place of the gradient's loop.
@@ -63,7 +63,7 @@ def new_name(loop: str) -> str:
     """Return the name of what takes the place of a loop.
 
     Args:
-      loop: name of the op that gives way, of the forward's loop or the gradient's.
+      loop: name of the op that is replaced, of the forward's loop or the gradient's.
     """
     return loop + MARK
 
@@ -113,11 +113,11 @@ def entry_bytes(op: Op) -> float:
 
 
 def best_length(op: Op, share: float = 1.0) -> int:
-    """Return the length of a loop's segments with which it holds least.
+    """Return the length of a loop's segments with which it keeps the fewest bytes.
 
     Args:
       op: a loop that can be recomputed segment by segment.
-      share: by how much more the states count: they are held while other loops run.
+      share: factor by which the states count more: they stay allocated while other loops run.
     """
     assert op.loop is not None
     trips = max(op.loop.trips, 1)

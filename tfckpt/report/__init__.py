@@ -1,1 +1,1 @@
-"""What a person is told of a step: words, figures, a page, pictures, TensorBoard."""
+"""Output about a step for its user: text, figures, an HTML page, pictures, TensorBoard."""

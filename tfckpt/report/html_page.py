@@ -103,8 +103,8 @@ def render(report: Report) -> str:
                  *(pictures.front_figure(report.front, c)
                    for c in (pictures.LIGHT, pictures.DARK)), kind="scroll small"),
         "<h2>The step, coloured by segment</h2>",
-        "<p>Operations in the order in which they run. A colour is one recomputed stretch: what it "
-        "runs again, and the backward up to the next. Lines lead from forward results to where "
+        "<p>Operations in the order in which they run. A colour is one recomputation segment: what "
+        "it runs again, and the backward up to the next. Lines lead from forward results to where "
         "they are read later.</p>", _graph(report.steps_after),
         "<h2>Forward tensors that the backward reads, by layer</h2>", _table(report.fates),
         f"<script>{_SCRIPT}</script>", "</html>"]
@@ -112,7 +112,7 @@ def render(report: Report) -> str:
 
 
 def _compiled(report: Report) -> list[tuple[str, str]]:
-    """Return what XLA or Grappler said, as cards; none where nobody was asked."""
+    """Return the answers of XLA or Grappler, as cards; none where neither was asked."""
     told = report.compiled
     if told is None:
         return []

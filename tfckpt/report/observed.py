@@ -1,8 +1,8 @@
-"""What the first calls of a rewritten step took, against its budget.
+"""The memory that the first calls of a rewritten step take, compared with its budget.
 
-The allocator's highest count is read, never set back, so that whoever measures by it is not
-disturbed: a call tells something only if nothing before it has taken more. Calls by which the step
-is traced may leave variables behind; these are no part of its peak.
+The allocator's highest count is read, never reset, so that other users of it are not disturbed:
+a call is measured only if nothing before it has taken more. Calls by which the step is traced may
+create variables that remain; these are no part of its peak.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def note(report: Report, measured: int) -> None:
 
 
 def _now(report: Report | None) -> dict[str, int] | None:
-    """Return what is allocated; None where nobody knows, or it was read often enough."""
+    """Return what is allocated; None where that is not known, or was read often enough."""
     if report is not None and (report.observed_calls >= CALLS or not report.applied):
         return None
     try:

@@ -23,8 +23,8 @@ _MB = 1e6
 _SHADES = {FORWARD: "#4c8bf5", BACKWARD: "#f2994a", UPDATE: "#6fbf73"}
 _AGAIN, _AGAIN_AT = "#a44fc4", 0.985
 """Colour and height of the line above what is recomputed."""
-_LEAST_SHARE = 0.004
-"""Stretches of a region below this fraction of the step are joined to their neighbours."""
+_MINIMUM_SHARE = 0.004
+"""Intervals in one region below this fraction of the step are joined to their neighbours."""
 _NAMED = 4
 LIGHT = {"ink": "#222222", "faint": "#bbbbbb", "plain": "#707070", "ours": "#0b6fb8",
          "paper": "#ffffff"}
@@ -136,11 +136,11 @@ def _style(axes: Any, colours: Mapping[str, str]) -> None:
 
 
 def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
-    """Put a band behind the curve for each stretch of a region, named where there is room.
+    """Shade the background of each interval in one region, named where there is room.
 
     A line above the curve shows where the forward runs again.
     """
-    for region, first, last in stretches([step.region for step in steps]):
+    for region, first, last in intervals([step.region for step in steps]):
         if region not in _SHADES:
             continue
         axes.axvspan(first, last, color=_SHADES[region], alpha=0.13, linewidth=0)
@@ -155,10 +155,10 @@ def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
                   transform=axes.get_xaxis_transform())
 
 
-def stretches(regions: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (region, first, one past the last) of each stretch.
+def intervals(regions: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return (region, first, one past the last) of each run of ops in one region.
 
-    Short ones join what precedes them.
+    A short run becomes part of the one before it.
 
     Args:
       regions: that of each executed op, in the order of execution.
@@ -166,12 +166,12 @@ def stretches(regions: Sequence[str]) -> list[tuple[str, int, int]]:
     Returns:
       Indices of `regions`; empty where that is empty.
     """
-    least = max(2, int(_LEAST_SHARE * len(regions)))
+    shortest = max(2, int(_MINIMUM_SHARE * len(regions)))
     found: list[tuple[str, int, int]] = []
     start = 0
     for region, entries in groupby(regions):
         stop = start + sum(1 for _ in entries)
-        if found and (found[-1][0] == region or stop - start < least):
+        if found and (found[-1][0] == region or stop - start < shortest):
             found[-1] = (found[-1][0], found[-1][1], stop)
         else:
             found.append((region, start, stop))
@@ -180,7 +180,7 @@ def stretches(regions: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def _curve(axes: Any, curve: Curve, colour: str, colours: Mapping[str, str]) -> None:
-    live, held = [size / _MB for size in curve.live_bytes], curve.held
+    live, tensors = [size / _MB for size in curve.live_bytes], curve.at_peak
     if not live:
         return
     axes.fill_between(range(len(live)), live, step="post", alpha=0.25, color=colour, linewidth=0)
@@ -188,8 +188,8 @@ def _curve(axes: Any, curve: Curve, colour: str, colours: Mapping[str, str]) -> 
     peak = curve.peak_step
     axes.plot(peak, live[peak], "o", color=colour, markersize=6)
     left = peak > 0.5 * len(live)  # the label stands on the emptier side
-    lines = [f"{format_bytes(h.bytes)}  {_short(h.op)}" for h in held[:_NAMED]]
-    rest = held[_NAMED:]
+    lines = [f"{format_bytes(h.bytes)}  {_short(h.op)}" for h in tensors[:_NAMED]]
+    rest = tensors[_NAMED:]
     if rest:
         lines.append(f"{format_bytes(sum(h.bytes for h in rest))}  in {len(rest)} more")
     axes.annotate(

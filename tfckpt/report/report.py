@@ -40,7 +40,9 @@ REFUSALS = 8
 
 @dataclasses.dataclass
 class Report:
-    """What tfckpt did to one traced step. Peaks are dynamic: above what the step starts with.
+    """A summary of what tfckpt did to one traced step.
+
+    Peaks are dynamic: above what the step starts with.
 
     Attributes:
       name: traced function.
@@ -51,7 +53,8 @@ class Report:
       kept_bytes: forward tensors kept for the backward.
       applied: whether the graph was changed; `reason` says why not.
       solver: which proposal the plan came from.
-      deferred_ops, released_joins, fences, pins: what else was changed.
+      deferred_ops, released_joins: ops moved to where they are used, joins that are bypassed.
+      fences, pins: control barriers and single wait edges that were added.
       plan_seconds: capture, planning and rewriting, in seconds.
       stored: the day on which the plan was made, where it was taken from the plan store; else "".
       planned_for: the sizes that were planned for, where the trace leaves them open: shapes, or a
@@ -70,12 +73,12 @@ class Report:
       devices: where the step runs on several, peaks and budget of each, the fullest first; all
         else here is of that one.
       unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
-      compiled: what XLA, or Grappler, said of the step; None where nobody was asked.
+      compiled: the answer of XLA, or Grappler, about the step; None where neither was asked.
       bound_bytes: live bytes that no plan stays below: what the largest op needs by itself.
-      allowed_bytes: what the budget allows above what the step starts with; None for the least.
+      allowed_bytes: what the budget allows above what the step starts with; None for the minimum.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
       observed_calls: calls in which something looked at the peak.
-      missed: whether it was above what is allowed, and somebody was told.
+      missed: whether the peak was above what is allowed, and a warning was logged.
       identical: whether the step computes every result and every write as the plain one does, in
         the same arithmetic; None where that is not known, or not yet: it is compared some seconds
         after the trace (`tfckpt.verify.wait_for_certificates`), with `exact=True` before a plan is
@@ -101,8 +104,8 @@ class Report:
     front: Front
     timeline_before: Timeline
     timeline_after: Timeline
-    held_before: tuple[LiveTensor, ...]
-    held_after: tuple[LiveTensor, ...]
+    at_peak_before: tuple[LiveTensor, ...]
+    at_peak_after: tuple[LiveTensor, ...]
     fates: tuple[Fate, ...] = ()
     segments: tuple[tuple[str, int], ...] = ()
     inlined: tuple[str, ...] = ()
@@ -241,9 +244,9 @@ class Report:
         if told is not None and told.before is not None and told.after is not None and (
                 told.before.live_bytes and told.after.live_bytes):
             return _xla_curve(told.before), _xla_curve(told.after)
-        return (Curve(self.timeline_before.live_bytes, self.held_before, self.baseline_peak_bytes,
-                      self.steps_before),
-                Curve(self.timeline_after.live_bytes, self.held_after, self.planned_peak_bytes,
+        return (Curve(self.timeline_before.live_bytes, self.at_peak_before,
+                      self.baseline_peak_bytes, self.steps_before),
+                Curve(self.timeline_after.live_bytes, self.at_peak_after, self.planned_peak_bytes,
                       self.steps_after))
 
     def explain(self, top: int = _SHOWN) -> str:
@@ -259,15 +262,15 @@ class Report:
         """
         parts = []
         for title, curve in zip(("plain", "planned"), self.curves, strict=True):
-            held = curve.held
-            rest = sum(h.bytes for h in held[top:])
+            tensors = curve.at_peak
+            rest = sum(h.bytes for h in tensors[top:])
             what = "buffers of XLA" if curve.by_xla else "tensors"
             parts.append(f"live at the {title} peak of {format_bytes(curve.peak_bytes)}: "
-                         f"{format_bytes(sum(h.bytes for h in held))} in {len(held)} {what}")
+                         f"{format_bytes(sum(h.bytes for h in tensors))} in {len(tensors)} {what}")
             parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<34}  {h.op.rpartition('/')[2]:<22}"
-                      f"  {h.why}" for h in held[:top]]
+                      f"  {h.why}" for h in tensors[:top]]
             if rest:
-                parts.append(f"  {format_bytes(rest):>10}  in {len(held) - top} smaller ones")
+                parts.append(f"  {format_bytes(rest):>10}  in {len(tensors) - top} smaller ones")
         return "\n".join(parts)
 
     def plot(self, path: str) -> None:
@@ -338,11 +341,11 @@ def _device_peak(proposal: Proposal) -> DevicePeak:
 
 
 def _xla_curve(memory: XlaMemory) -> Curve:
-    return Curve(memory.live_bytes, tuple(map(_xla_held, memory.held)), memory.temp_bytes,
+    return Curve(memory.live_bytes, tuple(map(_xla_tensor, memory.held)), memory.temp_bytes,
                  by_xla=True)
 
 
-def _xla_held(buffer: XlaBuffer) -> LiveTensor:
+def _xla_tensor(buffer: XlaBuffer) -> LiveTensor:
     """Return a buffer as people know it: by the layer of the op that it comes from."""
     if _COPY.search(buffer.op):
         why = "recomputed for the backward"
@@ -389,7 +392,8 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         plan_seconds=seconds, op_count=len(graph.ops), bound_bytes=planned.bound_bytes,
         front=_front(name, planned, total, applied), fates=fates,
         timeline_before=planned.baseline, timeline_after=after,
-        held_before=held_at_peak(cost, planned.baseline), held_after=held_at_peak(ours, after),
+        at_peak_before=tensors_at_peak(cost, planned.baseline),
+        at_peak_after=tensors_at_peak(ours, after),
         inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
         segments=tuple((traced(loop), length) for loop, length in decision.segments) if (
             applied) else (),
@@ -442,7 +446,7 @@ def _fate(op: str, kept: bool) -> str:
     return "derivative" if FORWARD_AD in op else "kept"
 
 
-def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[LiveTensor, ...]:
+def tensors_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[LiveTensor, ...]:
     """Return what is live at a timeline's peak, largest first.
 
     Args:
@@ -457,7 +461,7 @@ def held_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[LiveTensor, ...]:
     if working is not None and working.workspace:
         found.append(LiveTensor(working.workspace, traced(working.name), _layer(working.name),
                           "workspace while it runs"))
-    return tuple(sorted(found, key=lambda held: -held.bytes))
+    return tuple(sorted(found, key=lambda tensor: -tensor.bytes))
 
 
 def _why(cost: CostGraph, live: Live) -> LiveTensor:

@@ -1,4 +1,4 @@
-"""What a report is made of: what is live and why, curves, the front, and what XLA said."""
+"""The parts of a report: what is live and why, curves, the front, and what XLA said."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Curve:
 
     Attributes:
       live_bytes: after each operation, or each of XLA's allocations and releases.
-      held: what is live at the peak, largest first.
+      at_peak: what is live at the peak, largest first.
       peak_bytes: the plain or planned peak (an allocator's rounding included).
       steps: what runs, where that is known.
       by_xla: whether this is XLA's schedule of the compiled step.
     """
 
     live_bytes: Sequence[int]
-    held: tuple[LiveTensor, ...]
+    at_peak: tuple[LiveTensor, ...]
     peak_bytes: int
     steps: tuple[Ran, ...] = ()
     by_xla: bool = False
@@ -61,7 +61,7 @@ class FrontPoint:
     """A plan on the front: its live peak in bytes, extra time as a fraction, its solver.
 
     The live peak is the most bytes of live tensors. The planned peak of a plan that is taken is
-    that of the allocator, which holds more.
+    that of the allocator, which takes more.
     """
 
     live_peak_bytes: int
@@ -119,12 +119,12 @@ class Front(tuple):
 
 
 RECOMPUTED = "recomputed"
-"""A fate."""
+"""Value of `Fate.fate`: the tensor is computed again for the backward pass."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a forward tensor that the backward reads.
+    """How the backward gets a forward tensor that it reads: kept, recomputed or by a derivative.
 
     Attributes:
       layer, op: where it comes from.
@@ -146,7 +146,7 @@ class Fate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """One of several devices.
+    """Peaks and budget of one of several devices.
 
     Attributes:
       baseline_bytes, planned_bytes: plain and planned dynamic peak; `reason` says why they agree.
@@ -169,16 +169,17 @@ class DevicePeak:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReport:
-    """What was said of a step by what runs it.
+    """The peaks of a step according to XLA, or to a simulation of what Grappler makes of it.
 
     Bytes are of XLA's temporary buffers where it compiles the step; else of the simulated peak of
     what Grappler makes of it.
 
     Attributes:
-      before, after: the plain step, and the step as it is applied; None where nobody was asked.
+      before, after: the plain step, and the step as it is applied; None where neither XLA nor
+        Grappler was asked.
       budget: what was asked for.
       trials: about how many plans.
-      reason: why nobody was asked.
+      reason: why neither was asked.
       seconds: how long the answers took.
       by_xla: whether XLA was asked.
     """

@@ -1,1 +1,1 @@
-"""What a person asks for, checked before anything is traced: options, budgets, policies."""
+"""The user's options, budgets and policies, checked before anything is traced."""

@@ -1,4 +1,4 @@
-"""What a user may write as a budget, parsed and checked before anything is traced.
+"""Parsing and checks of the user's budget, before anything is traced.
 
 * an int, or a string such as "6GiB" or "800 MB": bytes of the whole device, resident included;
 * a float in (0, 1]: a fraction of the plain step's dynamic peak;
@@ -45,7 +45,7 @@ class Budget:
 
     @property
     def sized(self) -> bool:
-        """Return whether the budget is a number of bytes, which unknown sizes cannot be held to."""
+        """Return whether the budget is a number of bytes, so that all sizes have to be known."""
         return self.device_bytes is not None or self.of_device
 
     def dynamic(self, baseline_bytes: int, resident_bytes: int) -> int | None:
@@ -53,7 +53,7 @@ class Budget:
 
         Args:
           baseline_bytes: dynamic peak of the plain step.
-          resident_bytes: what the device holds before the step starts: variables, inputs,
+          resident_bytes: allocated on the device before the step starts: variables, inputs,
             constants.
         """
         if self.fraction is not None:
@@ -74,32 +74,32 @@ class Budget:
         """Return the error that says, in the caller's unit, that no plan fits.
 
         Args:
-          smallest_bytes: least dynamic peak that was found.
+          smallest_bytes: smallest dynamic peak that was found.
           baseline_bytes: that of the plain step.
           resident_bytes: allocated before the step starts: variables, inputs and constants.
           device: which of several devices it is about.
           note: what else there is to say, after a space.
         """
-        least = min(smallest_bytes, baseline_bytes)  # the plain step is a plan too
+        smallest = min(smallest_bytes, baseline_bytes)  # the plain step is a plan too
         where = f" on {device}" if device else ""
         if self.fraction is not None:
-            ratio = least / max(baseline_bytes, 1)
+            ratio = smallest / max(baseline_bytes, 1)
             ratio = min(1.0, -(-ratio * 1000 // 1) / 1000)  # rounded up: must be feasible
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
                 f" cannot be met{where}; the smallest feasible fraction found is {ratio} "
-                f'({format_bytes(least)}). Pass budget={ratio} or budget="min"{note}', least)
+                f'({format_bytes(smallest)}). Pass budget={ratio} or budget="min"{note}', smallest)
         if self.of_device:
             return InfeasibleBudgetError(
                 f'plan: budget="device" cannot be met{where}: {format_bytes(self.free_bytes)} are '
-                f"free, and the least that a step needs there above what it starts with is "
-                f"{format_bytes(least)}. Use a smaller batch, free memory before the first step, "
-                f'or pass budget="min"{note}', least)
-        total = least + resident_bytes
+                f"free, and the minimum that a step needs there above what it starts with is "
+                f"{format_bytes(smallest)}. Use a smaller batch, free memory before the first step,"
+                f' or pass budget="min"{note}', smallest)
+        total = smallest + resident_bytes
         return InfeasibleBudgetError(
             f"plan: budget={format_bytes(self.device_bytes or 0)} cannot be met{where}; the "
             f"smallest feasible one found is {total} bytes (about {format_bytes(total)}: "
-            f"{format_bytes(resident_bytes)} resident + {format_bytes(least)} dynamic). "
+            f"{format_bytes(resident_bytes)} resident + {format_bytes(smallest)} dynamic). "
             f'Pass budget={total} or budget="min"{note}', total)
 
 

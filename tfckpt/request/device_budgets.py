@@ -1,4 +1,4 @@
-"""A budget for each device: which of several entries holds on a device.
+"""A budget for each device: which of several entries applies to a device.
 
     tfckpt.checkpoint(step, budget={"GPU:0": "30GB", "GPU:1": "70GB", "*": "min"})
 
@@ -33,7 +33,7 @@ class Budgets:
 
     @property
     def sized(self) -> bool:
-        """Return whether a budget is a number of bytes, which unknown sizes cannot be held to."""
+        """Return whether a budget is a number of bytes, so that all sizes have to be known."""
         return any(budget.sized for _, budget in self.entries)
 
     def of(self, device: str) -> Budget:

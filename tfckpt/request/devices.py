@@ -100,7 +100,7 @@ PRESETS: tuple[Device, ...] = (
 )
 
 _ORDINARY = {GPU: next(preset for preset in PRESETS if preset.name == "A10").target()}
-"""What stands for a device of a kind that none of the presets describes."""
+"""The preset used for a device of a kind that none of the presets describes."""
 
 
 def described(kind: str, said: str) -> Target:

@@ -88,7 +88,7 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
       exact: whether only a plan is applied of which it is certain that no bit changes.
       effort: how much the search may evaluate, as a multiple of the default.
       keep: one or several patterns of layers or ops whose results are never computed again.
-      recompute: one or several patterns of layers or ops of which nothing is held for the backward
+      recompute: one or several patterns of layers or ops of which nothing is kept for the backward
         pass.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a person asks of single layers and ops: that they are kept, or that they are recomputed.
+"""The user's policies for single layers and ops: which are kept, and which are recomputed.
 
 A pattern names layers or ops as `keras.RematScope` names layers and JAX's checkpoint policies name
 values. What patterns decide becomes part of the captured graph (`tfckpt.ir.graph.Op.policy`), so
@@ -55,7 +55,7 @@ def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> 
     Args:
       graph: the step as captured.
       keep: patterns of what is never computed again.
-      recompute: patterns of what the backward pass computes again instead of holding it.
+      recompute: patterns of what the backward pass computes again instead of keeping it.
 
     Raises:
       PlanError: a pattern matches nothing in the forward pass, or an op matches one of each.

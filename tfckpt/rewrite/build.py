@@ -8,10 +8,10 @@ from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ir.schedule import Fence, Plan, Step
 from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import record
-from tfckpt.rewrite.delays import ExecutorHolds, Holds
+from tfckpt.rewrite.delays import Delays, ExecutorDelays
 from tfckpt.rewrite.edit_builder import EditBuilder
 from tfckpt.rewrite.names import SCOPE, copy_name
-from tfckpt.rewrite.xla.delays import XlaHolds
+from tfckpt.rewrite.xla.delays import XlaDelays
 
 
 def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE, *,
@@ -27,13 +27,13 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
       label: of one of several devices: what tells the names of its new ops from those of others.
 
     Raises:
-      RewriteError: under XLA, no incoming gradient is left to guard a region with; elsewhere, a sum
-        would be computed twice from a term that it writes into.
+      RewriteError: under XLA, no incoming gradient is left to guard a segment with; elsewhere, a
+        sum would be computed twice from a term that it writes into.
       PlanError: a step of the plan reads a storage that nothing has made yet.
     """
     builder = EditBuilder(graph, cost, plan, target, device, label)
-    holds: Holds = (ExecutorHolds(builder) if target.delays_by_control else
-                    XlaHolds(builder, target))
+    delays: Delays = (ExecutorDelays(builder) if target.delays_by_control else
+                      XlaDelays(builder, target))
     starts = {fence.position: fence for fence in plan.fences}
     where = {step: p for p, step in enumerate(plan.schedule)}
     awaited: dict[Step, list[Step]] = {}
@@ -47,26 +47,26 @@ def build_edits(graph: Graph, cost: CostGraph, plan: Plan, target: Target = HERE
     for position, step in enumerate(plan.schedule):
         if position in starts:
             fence = starts[position]
-            holds.open_region(fence)
+            delays.open_segment(fence)
         if step[1]:
-            assert fence is not None  # every copy lies in a region
-            _copy(builder, holds, fence, position, awaited.get(step, []))
+            assert fence is not None  # every copy lies in a recomputation segment
+            _copy(builder, delays, fence, position, awaited.get(step, []))
         else:
-            _original(builder, holds, position)
-            holds.hold_original(step, holds.signals(awaited.get(step, [])))
+            _original(builder, delays, position)
+            delays.delay_original(step, delays.signals(awaited.get(step, [])))
         for waiting in later.get(step, []):
-            holds.hold_original(waiting, holds.signals([step]))
+            delays.delay_original(waiting, delays.signals([step]))
     _bypass_joins(builder)
-    holds.close()
+    delays.close()
     return builder.edits()
 
 
-def _copy(builder: EditBuilder, holds: Holds, fence: Fence, position: int, awaited: list[Step]
+def _copy(builder: EditBuilder, delays: Delays, fence: Fence, position: int, awaited: list[Step]
           ) -> None:
-    """Clone the ops of a copy step; they read the latest copies, and are held back."""
+    """Clone the ops of a copy step; they read the latest copies, and are delayed."""
     vertex, copy = builder.plan.schedule[position]
     anchor, *absorbed = builder.cost.vertices[vertex].ops
-    triggers = holds.signals(awaited)
+    triggers = delays.signals(awaited)
     passed: dict[str, str] = {}  # by what an op of the group would have read
     for index in (*absorbed, anchor):
         op = builder.graph.ops[index]
@@ -78,13 +78,13 @@ def _copy(builder: EditBuilder, holds: Holds, fence: Fence, position: int, await
                 continue
             name, made = builder.read(position, tensor)
             if name in passed:
-                inner = True  # what holds back another op of the group holds back this one
+                inner = True  # what delays another op of the group delays this one
             elif made and _made_since(builder, fence.position, position, tensor):
                 fresh = True
             else:
                 outside.append(i)
             inputs.append(passed.get(name, name))
-        ready, controls = holds.hold_copy(op, inputs, outside, not (inner or fresh),
+        ready, controls = delays.delay_copy(op, inputs, outside, not (inner or fresh),
                                           () if inner else triggers)
         passed.update({old: new for old, new in zip(inputs, ready, strict=True) if old != new})
         builder.added.append(Clone(copy_name(op.name, copy), op.name, tuple(ready), controls,
@@ -97,11 +97,11 @@ def _made_since(builder: EditBuilder, start: int, position: int, tensor: TensorI
     return instance is not None and builder.resolved.maker[instance] >= start
 
 
-def _original(builder: EditBuilder, holds: Holds, position: int) -> None:
+def _original(builder: EditBuilder, delays: Delays, position: int) -> None:
     """Have the ops of an original read the latest copies."""
     vertex = builder.cost.vertices[builder.plan.schedule[position][0]]
     for op in [builder.graph.ops[i] for i in vertex.ops]:
-        holds.before_original(op, position)
+        delays.before_original(op, position)
         for i, tensor in enumerate(op.inputs):
             name, copy = builder.read(position, tensor)
             if copy:

@@ -1,6 +1,6 @@
 """Cubes are multiplied in the order in which the plain step multiplies them.
 
-Grappler makes x^3 the product of x and x^2, shares x^2 with the one that the gradient holds, and
+Grappler makes x^3 the product of x and x^2, shares x^2 with the one in the gradient, and
 which of the two it multiplies with c in c * x^3 follows from their names. A copy's x^2 is its
 own, and so is the original's where the gradient reads a copy of x: its name may sort elsewhere.
 Where it does, the cube reads x through a pass-through whose name sorts as in the plain step.
@@ -18,7 +18,7 @@ from tfckpt.rewrite.names import base_name, read_through
 from tfckpt.rewrite.passes.manager import Node
 
 _OWN = "ArithmeticOptimizer/"
-"""What Grappler's name of a cube's own square begins with, in the scope of the cube."""
+"""Prefix of Grappler's name of a cube's own square, in the scope of the cube."""
 
 
 def cubes(graph: Graph) -> list[Op]:

@@ -1,4 +1,4 @@
-"""What holds copies back until their time: by control edges here, for TensorFlow's executor.
+"""Delays of copies until the plan's time, by control edges, for TensorFlow's executor.
 
 `tfckpt.rewrite.xla.delays` does the same for XLA, which ignores control edges.
 """
@@ -17,14 +17,14 @@ from tfckpt.ir.schedule import Fence, Step
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, NO_OP
 from tfckpt.rewrite.edit_builder import EditBuilder
-from tfckpt.rewrite.names import FENCE, guard_name, held_name, identity, tap_name
-from tfckpt.rewrite.summation_starts import RetainedTerm, held_terms
+from tfckpt.rewrite.names import FENCE, extra_reader_name, guard_name, identity, retained_name
+from tfckpt.rewrite.summation_starts import RetainedTerm, retained_terms
 
 
-class Holds(Protocol):
-    """What the walk over the schedule asks for; everything made goes to the builder."""
+class Delays(Protocol):
+    """The interface that the walk over the schedule calls; everything made goes to the builder."""
 
-    def open_region(self, fence: Fence) -> None:
+    def open_segment(self, fence: Fence) -> None:
         """Begin a run of copies.
 
         Args:
@@ -38,9 +38,9 @@ class Holds(Protocol):
           steps: steps of the schedule; none give no op.
         """
 
-    def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
+    def delay_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-        """Return the inputs and control inputs of a copy that is held back.
+        """Return the inputs and control inputs of a copy that is delayed.
 
         Args:
           op: the original.
@@ -58,8 +58,8 @@ class Holds(Protocol):
           position: of its step in the schedule.
         """
 
-    def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
-        """Hold an existing op back.
+    def delay_original(self, step: Step, triggers: tuple[str, ...]) -> None:
+        """Delay an existing op.
 
         Args:
           step: that of the original; it stands for all ops of its vertex.
@@ -70,19 +70,19 @@ class Holds(Protocol):
         """Finish at the end of the schedule."""
 
 
-class ExecutorHolds:
-    """Fences before regions, waits, and taps to wait through."""
+class ExecutorDelays:
+    """Fences before recomputation segments, waits, and extra readers to wait for."""
 
     def __init__(self, builder: EditBuilder) -> None:
         self.builder = builder
-        self.regions = 0
+        self.segments = 0
         self.starts: list[int] = []
         self.waits = 0
-        self.taps: dict[str, None] = {}
+        self.extra_readers: dict[str, None] = {}
         self.barrier: tuple[str, ...] = ()
         self.guarded: dict[str, str] = {}
 
-    def open_region(self, fence: Fence) -> None:
+    def open_segment(self, fence: Fence) -> None:
         """Put a fence before a run of copies, which also awaits the fence before it.
 
         Args:
@@ -90,10 +90,10 @@ class ExecutorHolds:
         """
         controls = (*self.signals([self.builder.plan.schedule[p] for p in fence.awaits]),
                     *self.barrier)
-        self.regions += 1
+        self.segments += 1
         self.starts.append(fence.position)
         self.guarded = {}
-        self.barrier = (f"{FENCE}{self.regions}{self.builder.label}",)
+        self.barrier = (f"{FENCE}{self.segments}{self.builder.label}",)
         self.builder.added.append(Create(*self.barrier, NO_OP, (), controls, (), {},
                                        self.builder.device))
 
@@ -110,27 +110,27 @@ class ExecutorHolds:
         found = []
         for step in steps:
             name, op = self.builder.name_of(step), self.builder.op(step[0])
-            found.append(self._tap(name, op) if record(op.type).rearranged else name)
+            found.append(self._extra_reader(name, op) if record(op.type).rearranged else name)
         return tuple(found)
 
-    def _tap(self, name: str, op: Op, slot: int = 0) -> str:
+    def _extra_reader(self, name: str, op: Op, slot: int = 0) -> str:
         """Return a pass-through that reads a result of the op `name`, made once."""
-        tap = tap_name(name, slot)
-        if tap not in self.taps:
-            self.taps[tap] = None
-            self.builder.added.append(identity(tap, f"{name}:{slot}", (), op.outputs[slot].dtype,
-                                             op.device))
-        return tap
+        reader = extra_reader_name(name, slot)
+        if reader not in self.extra_readers:
+            self.extra_readers[reader] = None
+            self.builder.added.append(identity(reader, f"{name}:{slot}", (),
+                                               op.outputs[slot].dtype, op.device))
+        return reader
 
-    def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
+    def delay_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
         """Have the largest input from outside wait, or another, or the copy itself if none can.
 
         A loop waits itself, whatever it reads: what depends on some of its inputs only would run
         through all iterations as soon as those are there.
 
-        x * sigmoid(x) is merged only where both read the same x: where the sigmoid's is behind a
-        guard, the product reads it there too. So it is with x * sigmoid(1 * x).
+        x * sigmoid(x) is merged only where both read the same x: where the sigmoid reads it through
+        a guard, so does the product. The same is true of x * sigmoid(1 * x).
 
         Args:
           op: the original.
@@ -169,15 +169,15 @@ class ExecutorHolds:
                    for i in builder.readers[builder.index[op.name]])
 
     def _guard(self, tensor: str, dtype: str, device: str) -> str:
-        """Return the tensor behind the region's fence, made once for each tensor."""
+        """Return the tensor, passed on after the segment's fence; made once for each tensor."""
         if tensor not in self.guarded:
-            name = guard_name(tensor, self.regions, self.builder.label)
+            name = guard_name(tensor, self.segments, self.builder.label)
             self.builder.added.append(identity(name, tensor, self.barrier, dtype, device))
             self.guarded[tensor] = f"{name}:0"
         return self.guarded[tensor]
 
     def _wait(self, tensor: str, dtype: str, device: str, controls: tuple[str, ...]) -> str:
-        """`tensor`, passed on once `controls` have run."""
+        """Return `tensor`, passed on once `controls` have run."""
         self.waits += 1
         name = guard_name(tensor, -self.waits, self.builder.label)
         self.builder.added.append(identity(name, tensor, controls, dtype, device))
@@ -191,10 +191,10 @@ class ExecutorHolds:
           position: of its step in the schedule.
         """
 
-    def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
-        """Hold an existing op back at an input, or itself where all its inputs are constants.
+    def delay_original(self, step: Step, triggers: tuple[str, ...]) -> None:
+        """Delay an existing op at an input, or the op itself where all its inputs are constants.
 
-        Ops that TensorFlow merges are held back together, at the input they share.
+        Ops that TensorFlow merges are delayed together, at the input they share.
 
         Args:
           step: that of the original; it stands for all ops of its vertex.
@@ -204,22 +204,23 @@ class ExecutorHolds:
             return
         builder = self.builder
         ops = [builder.graph.ops[i] for i in builder.cost.vertices[step[0]].ops]
-        held = self._held_input(ops)
-        if held is None:
+        delayed = self._delayed_input(ops)
+        if delayed is None:
             builder.controls.extend(AddControl(ops[0].name, trigger) for trigger in triggers)
             return
         present = {(r.op, r.index): r.tensor for r in builder.rewires}
-        reader = next(op for op in ops if held in op.inputs)
-        tensor = present.get((reader.name, reader.inputs.index(held)), builder.view(held, 0))
-        guard = self._wait(tensor, builder.tensor(held).dtype, ops[0].device, triggers)
+        reader = next(op for op in ops if delayed in op.inputs)
+        tensor = present.get((reader.name, reader.inputs.index(delayed)),
+                             builder.view(delayed, 0))
+        guard = self._wait(tensor, builder.tensor(delayed).dtype, ops[0].device, triggers)
         builder.rewires.extend(Rewire(op.name, i, guard) for op in ops
-                             for i, read in enumerate(op.inputs) if read == held)
+                             for i, read in enumerate(op.inputs) if read == delayed)
 
-    def _held_input(self, ops: Sequence[Op]) -> TensorId | None:
-        """Return the input at which ops are held back: the one they share, else the largest.
+    def _delayed_input(self, ops: Sequence[Op]) -> TensorId | None:
+        """Return the input at which ops are delayed: the one they share, else the largest.
 
-        A gradient is the last choice, since it is shared with ops that are not held; what an op
-        of the group makes is none, since that would part the group.
+        A gradient is the last choice, since it is shared with ops that are not delayed; a result
+        of an op of the group is never chosen, since that would separate the group.
         """
         for tensor in ops[0].inputs:
             if len(ops) > 1 and all(tensor in op.inputs for op in ops[1:]):
@@ -232,41 +233,42 @@ class ExecutorHolds:
         return usable[0] if usable else None
 
     def close(self) -> None:
-        """Give a second reader to what had several and is left with one.
+        """Add an extra reader to what had several readers and is left with one.
 
         Grappler merges an op into its only reader (a MatMul with bias and activation, a sum of
         sums), and does not where it has several. An original whose backward readers moved to a
         copy, and a copy that is read once, would be merged where the plain step's op is not, and
-        round differently. A tap that the next fence awaits is such a reader. (Marking the op
-        itself as not to be removed would also forbid the rewrites that the plain step gets.)
+        round differently. A pass-through that the next fence awaits is such an extra reader.
+        (Marking the op itself as not to be removed would also forbid the rewrites that the plain
+        step gets.)
 
-        A loop does not even fill lists that nobody reads: what its body puts there has a reader
-        less. So the loop's lists are read where a copy's are read instead, and the copy's where
-        only the loop's are.
+        A loop does not even fill lists that nobody reads, so that what its body puts there has one
+        reader fewer. So the loop's lists get an extra reader where a copy's lists are read
+        instead, and the copy's lists where only the loop's are read.
         """
         builder = self.builder
-        held = held_terms(builder)
+        retained = retained_terms(builder)
         readers: dict[str, int] = {}
         tensors = [t for new in builder.added for t in new.inputs] + [
             r.tensor for r in builder.rewires]
         for tensor in tensors:
             readers[op_of(tensor)] = readers.get(op_of(tensor), 0) + 1
         read = frozenset(tensors)
-        taps = {self._tap(builder.graph.ops[i].name, builder.graph.ops[i], slot): i
-                for i, slot in builder.moved}
-        behind = self._fences_behind(list(taps.values()))
-        holding = self._holding(held)
+        extra = {self._extra_reader(builder.graph.ops[i].name, builder.graph.ops[i], slot): i
+                 for i, slot in builder.moved}
+        fence_after = self._fences_after(list(extra.values()))
+        retainers = self._retainers(retained)
         made = {op.name: op for op in builder.added}
-        ordered: list[Create | Clone] = [made[tap] for tap in taps]
+        ordered: list[Create | Clone] = [made[reader] for reader in extra]
         pending: list[str] = []
         fence = 0
-        for op in tuple(builder.added):  # taps made below are placed at once
-            if op.name in taps:
+        for op in tuple(builder.added):  # extra readers made below are placed at once
+            if op.name in extra:
                 continue
             if isinstance(op, Create) and op.name.startswith(FENCE):
-                ordered += holding[fence]
-                pending += [new.name for new in holding[fence]]
-                waiting = [tap for tap, i in taps.items() if behind[i] == fence]
+                ordered += retainers[fence]
+                pending += [new.name for new in retainers[fence]]
+                waiting = [reader for reader, i in extra.items() if fence_after[i] == fence]
                 op = dataclasses.replace(op, controls=tuple(dict.fromkeys(
                     [*op.controls, *waiting, *pending])))
                 pending = []
@@ -275,53 +277,53 @@ class ExecutorHolds:
             if not isinstance(op, Clone):
                 continue
             for slot in self._single_consumers(op, readers, read):
-                if tap_name(op.name, slot) not in self.taps:
-                    pending.append(self._tap(op.name, builder.graph.ops[builder.index[op.source]],
-                                             slot))
+                if extra_reader_name(op.name, slot) not in self.extra_readers:
+                    source = builder.graph.ops[builder.index[op.source]]
+                    pending.append(self._extra_reader(op.name, source, slot))
                     ordered.append(builder.added[-1])
-        ordered += holding[fence]
-        pending += [new.name for new in holding[fence]]
-        pending += [tap for tap, i in taps.items() if behind[i] == len(self.starts)]
+        ordered += retainers[fence]
+        pending += [new.name for new in retainers[fence]]
+        pending += [reader for reader, i in extra.items() if fence_after[i] == len(self.starts)]
         builder.added = ordered
         self._await_at_end(pending)
 
     def _single_consumers(self, copy: Clone, readers: Mapping[str, int], read: Collection[str]
                 ) -> list[int]:
-        """Results of a copy that need another reader to be treated as the original's are."""
+        """Return results of a copy that need an extra reader to be treated as the original's."""
         index = self.builder.index[copy.source]
         if record(self.builder.graph.ops[index].type).is_loop:
             return [slot for slot in self.builder.lists_of(index)
                     if f"{copy.name}:{slot}" not in read]
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []
 
-    def _holding(self, held: Sequence[RetainedTerm]) -> list[list[Create | Clone]]:
-        """Return what holds the terms of sums, by the number of the first fence after each."""
+    def _retainers(self, retained: Sequence[RetainedTerm]) -> list[list[Create | Clone]]:
+        """Return ops that keep terms of sums alive, by the number of the first fence after each."""
         builder = self.builder
         where = {step: p for p, step in enumerate(builder.plan.schedule)}
         found: list[list[Create | Clone]] = [[] for _ in range(len(self.starts) + 1)]
-        for number, term in enumerate(held):
+        for number, term in enumerate(retained):
             into = found[bisect.bisect_right(self.starts, where[term.step])]
             name, op = builder.name_of(term.step), builder.op(term.step[0])
-            tap = tap_name(name)
-            if tap not in self.taps:
-                self._tap(name, op)
+            reader = extra_reader_name(name)
+            if reader not in self.extra_readers:
+                self._extra_reader(name, op)
                 into.append(builder.added.pop())
-            into.append(identity(held_name(name, number), term.tensor, (tap,), term.dtype,
+            into.append(identity(retained_name(name, number), term.tensor, (reader,), term.dtype,
                                  op.device))
         return found
 
-    def _fences_behind(self, originals: Sequence[int]) -> dict[int, int]:
-        """For each original the number of the first fence scheduled after it.
+    def _fences_after(self, originals: Sequence[int]) -> dict[int, int]:
+        """Return for each original the number of the first fence scheduled after it.
 
-        A step that trains twice has forward ops that only run behind its first fences.
+        A step that trains twice has forward ops that only run after its first fences.
         """
         builder = self.builder
         where = {op: p for p, (v, copy) in enumerate(builder.plan.schedule) if not copy
                  for op in builder.cost.vertices[v].ops}
         return {i: bisect.bisect_right(self.starts, where[i]) for i in originals}
 
-    def _await_at_end(self, taps: list[str]) -> None:
-        """Have the step's last write wait for taps behind the last fence, so that they exist.
+    def _await_at_end(self, readers: list[str]) -> None:
+        """Have the step's last write wait for extra readers after the last fence, so they exist.
 
         Only a write scheduled after the last copy will do; an earlier one may be what the copies
         wait for. A step without one, which returns its gradients, waits where it returns them, or
@@ -330,7 +332,7 @@ class ExecutorHolds:
         last = self._last(lambda v, op: not op.outputs) or self._result() or self._last(
             lambda v, op: not (record(op.type).rearranged or self.builder.cost.vertices[v].fusible))
         if last is not None:
-            self.builder.controls.extend(AddControl(last, tap) for tap in taps)
+            self.builder.controls.extend(AddControl(last, reader) for reader in readers)
 
     def _last(self, wanted: Callable[[int, Op], bool]) -> str | None:
         """Return the last op of a kind that is scheduled after the last copy."""

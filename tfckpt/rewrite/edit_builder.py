@@ -15,14 +15,14 @@ from tfckpt.ops import Access, Calls, Source, record
 from tfckpt.rewrite.names import copy_name, marks_of_copies
 
 LARGE = 1 << 16
-"""Bytes from which a tensor that a compiler holds on to matters."""
+"""Bytes from which a tensor that a compiler keeps alive matters."""
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 _REFERENCES = (Source.REFERENCE, Source.TEMPORARY)
 _HANDS_ON = (Access.ASSIGN_REFERENCE, Access.CHANGE_REFERENCE)
 
 
 class EditBuilder:
-    """What the parts of the rewriter share.
+    """The state that the parts of the rewriter share.
 
     Attributes:
       device, label: of the part, where the step has several devices.
@@ -108,7 +108,7 @@ class EditBuilder:
         return self.root[tensor[0]][tensor[1]] == RESIDENT
 
     def storage_of(self, tensor: TensorId) -> int | None:
-        """Return the storage of the cost graph that holds a tensor, if one does.
+        """Return the storage of the cost graph in which a tensor lies, if there is one.
 
         Args:
           tensor: (op index, output slot) in `graph`.
@@ -132,7 +132,7 @@ class EditBuilder:
         return [slot for slot in read if self.tensor((loop, slot)).dtype == "variant"]
 
     def made_by(self, tensor: TensorId) -> TensorId:
-        """Return the tensor behind ops that hand on its memory.
+        """Return the tensor whose memory this is: the one before ops that only hand it on.
 
         Args:
           tensor: (op index, output slot) in `graph`.
@@ -160,7 +160,7 @@ class EditBuilder:
           tensor: (op index, output slot) in `graph`.
 
         Returns:
-          Index as in `resolved`; None where the step reads no storage that holds the tensor.
+          Index as in `resolved`; None where the step reads no storage with the tensor in it.
         """
         s = self.storage_of(tensor)
         if s is None:
@@ -219,7 +219,7 @@ class EditBuilder:
         return any(record(self.graph.ops[r].type).calls in (Calls.LOOP, Calls.BRANCHES)
                    for r in self.readers[op])
 
-    # Where an op can be held back.
+    # Inputs at which an op can be delayed.
 
     def fuses(self, tensor: TensorId) -> bool:
         """Return whether TensorFlow may merge what makes a tensor into its reader.

@@ -1,4 +1,4 @@
-"""Names and marks of new ops, and the pass-throughs that guards, taps and sorted sums read."""
+"""Names and marks of new ops, and the pass-throughs of guards, extra readers and sorted sums."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def guard_name(tensor: str, number: int, label: str = "") -> str:
     return f"{op}-{SCOPE}_{kind}{abs(number)}_{slot}{label}"
 
 
-def tap_name(op: str, slot: int = 0) -> str:
-    """Return the name of the tap that reads a result of an op.
+def extra_reader_name(op: str, slot: int = 0) -> str:
+    """Return the name of the pass-through that is an extra reader of a result of an op.
 
     Args:
       op: name of the op.
@@ -63,12 +63,12 @@ def tap_name(op: str, slot: int = 0) -> str:
     return f"{op}-{SCOPE}_tap{slot or ''}"
 
 
-def held_name(op: str, number: int) -> str:
-    """Return the name of the pass-through that holds a term of a sum.
+def retained_name(op: str, number: int) -> str:
+    """Return the name of the pass-through that keeps a term of a sum alive.
 
     Args:
       op: name of the op that adds.
-      number: of the term, among all that are held.
+      number: of the term, among all that are kept alive.
     """
     return f"{op}-{SCOPE}_held{number}"
 

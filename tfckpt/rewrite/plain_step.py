@@ -12,7 +12,7 @@ from tfckpt.capture.grappler import question as grappler
 from tfckpt.rewrite.passes.manager import Node
 
 Optimised = Mapping[str, Node] | None
-"""What Grappler makes of a graph, by name; None where it refuses it."""
+"""Function that gives Grappler's result for a graph, by name; None where it refuses it."""
 Ask = Callable[[], Optimised]
 
 

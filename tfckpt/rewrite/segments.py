@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.variables import behind
+from tfckpt.capture.variables import origin
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ops import names, record
@@ -28,7 +28,7 @@ from tfckpt.plan.segments import SEGMENTED, Role, extras, kept_slots
 _INT, _VARIANT = tf.int32.as_datatype_enum, tf.variant.as_datatype_enum
 _PARALLEL, _SHAPES, _TYPES = "parallel_iterations", "output_shapes", "T"
 _FIXED = (0, 1)
-"""What the gradient's loop counts from, and a bound for that."""
+"""The start of the gradient's loop counter, and a bound for it."""
 _BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_shapes", "_class")
 """Attributes of a loop that count its inputs or outputs, or that tie it to others."""
 
@@ -157,10 +157,10 @@ class _Loops:
 
         XLA makes it as long as it may become.
         """
-        list_op = behind(self.forward.inputs[slot]).op
+        list_op = origin(self.forward.inputs[slot]).op
         if not record(list_op.type).lists.empty:
             return ""
-        shape = tf.get_static_value(behind(list_op.inputs[0]))
+        shape = tf.get_static_value(origin(list_op.inputs[0]))
         if shape is None:
             return ""
         size = [int(d) for d in shape.ravel()] if shape.ndim else int(shape)
@@ -255,7 +255,7 @@ def _scalars(count: int) -> list[Any]:
 
 def _loop_attrs(attrs: dict, kinds: Sequence[int], cond: str, body: str, shapes: Sequence[Any]
                 ) -> dict[str, Any]:
-    """Return attributes of a loop over segments: one at a time, or they would all be held."""
+    """Return attributes of a loop over segments: run one at a time, so that one is in memory."""
     value, several = tf.compat.v1.AttrValue, tf.compat.v1.AttrValue.ListValue
     made = {key: attr for key, attr in attrs.items()
             if key.startswith("_") and key not in _BY_PLACE}

@@ -1,10 +1,10 @@
 """Sums of three and more begin with the term with which they begin in the plain step.
 
 Grappler makes one AddN of the terms of one shape in a tree of sums, sorted by name. The kernel
-writes into the first term whose buffer nothing else holds, and begins with it, whatever its place:
+writes into the first term whose buffer nothing else uses, and begins with it, whatever its place:
 a + b + c, but c + b + a where a and b are still to be read. A plan changes what is still to be
 read. So terms which the kernel must not begin with are read by a pass-through that waits for the
-sum, and their buffers are held until then. (Sums of two, and the first two of several, commute.)
+sum, and their buffers are kept until then. (Sums of two, and the first two of several, commute.)
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class RetainedTerm:
     dtype: str
 
 
-def held_terms(builder: EditBuilder) -> list[RetainedTerm]:
-    """Return what to hold in the forward's sums and their copies.
+def retained_terms(builder: EditBuilder) -> list[RetainedTerm]:
+    """Return the terms to keep alive in the forward's sums and their copies.
 
-    Nothing is held of sums of which a plan repeats neither the sum nor what it reads.
+    None are kept alive in sums of which a plan repeats neither the sum nor what it reads.
 
     Args:
       builder: the edits in the making, with all copies made; not changed.
@@ -53,10 +53,10 @@ def held_terms(builder: EditBuilder) -> list[RetainedTerm]:
     for v, copy in builder.plan.schedule:
         if copy:
             copies.setdefault(v, []).append(copy)
-    return [held for v, vertex in enumerate(builder.cost.vertices)
+    return [term for v, vertex in enumerate(builder.cost.vertices)
             if copies and vertex.region == FORWARD and not vertex.fusible
             for adding, terms in _trees(builder, vertex.ops)
-            for held in _Sum(builder, v, adding, terms).held(copies)]
+            for term in _Sum(builder, v, adding, terms).retained(copies)]
 
 
 def _trees(builder: EditBuilder, members: Sequence[int]
@@ -65,7 +65,8 @@ def _trees(builder: EditBuilder, members: Sequence[int]
 
     Of each the ops that add, and (op, input) of each term, sorted by its name. A term of another
     shape is added to the others' sum, and a constant may be moved to where it is added first: were
-    a term of two held for its sake, it would have another reader, and the constant would stay.
+    a term of two kept alive for its sake, it would have one more reader, and the constant would not
+    be moved.
     """
     ops, inner = builder.graph.ops, set()
     for root in sorted((i for i in members if record(ops[i].type).adds), reverse=True):
@@ -104,8 +105,8 @@ class _Sum:
         self.builder, self.v, self.adding, self.tree = builder, v, adding, tree
         self.terms = [builder.graph.ops[op].inputs[i] for op, i in tree]
 
-    def held(self, copies: Mapping[int, Sequence[int]]) -> Iterator[RetainedTerm]:
-        """Yield what to hold: all terms but the first two, or those before the one begun with."""
+    def retained(self, copies: Mapping[int, Sequence[int]]) -> Iterator[RetainedTerm]:
+        """Yield terms to keep alive: all but the first two, or those before the one begun with."""
         builder = self.builder
         stored = [builder.storage_of(t) for t in self.terms]
         makers = [self.v if s is None else builder.cost.storages[s].producer for s in stored]
@@ -113,7 +114,7 @@ class _Sum:
             return
         before = {*self.adding, *ancestors(builder.graph.ops, self.adding)}
         roots = [builder.root[i][slot] for i, slot in self.terms]
-        free = [roots.count(root) == 1 and not self._read_later(t, before)  # or it holds it itself
+        free = [roots.count(root) == 1 and not self._read_later(t, before)  # or read twice
                 for root, t in zip(roots, self.terms, strict=True)]
         first = free.index(True) if True in free else 0
         again = copies.get(self.v, ())
@@ -132,7 +133,7 @@ class _Sum:
                     yield RetainedTerm((self.v, copy), read, builder.tensor(self.terms[k]).dtype)
 
     def _read_later(self, tensor: TensorId, before: Collection[int]) -> bool:
-        """Return whether something may hold a term's buffer while the plain step adds."""
+        """Return whether something may use a term's buffer while the plain step adds."""
         builder = self.builder
         root = builder.root[tensor[0]][tensor[1]]
         if root == RESIDENT:

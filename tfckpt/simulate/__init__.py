@@ -1,1 +1,1 @@
-"""What a schedule holds and takes: liveness, orders of the executor, allocators. No TensorFlow."""
+"""Memory and time of a schedule: liveness, the executor's orders, allocators. No TensorFlow."""

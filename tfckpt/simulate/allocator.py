@@ -1,4 +1,4 @@
-"""What an allocator holds while a schedule runs: bytes in use, rounding and slack included.
+"""Bytes that an allocator has in use while a schedule runs, rounding and slack included.
 
 TensorFlow's best-fit allocator with coalescing (BFC, on GPUs and under oneDNN on CPUs) hands out
 a free chunk whole unless it is at least twice as large as the request or 128 MiB larger, and its
@@ -7,7 +7,7 @@ the bytes asked for, so a budget checked against requested bytes would not be th
 module runs a schedule's requests through the same rules: size classes by powers of two, best fit
 within a class, regions that double, coalescing with free neighbours. A step's workspace is one
 request, made after its results and freed when it ends. A variable that is updated while something
-still holds its value is copied to another address.
+still reads its value is copied to another address.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class BestFit:
         return chunk
 
     def touch(self, size: int) -> None:
-        """Allocate and release at once: all is as before, but for the peak and for new regions.
+        """Allocate and release at once: nothing changes but the peak and, perhaps, new regions.
 
         Args:
           size: bytes asked for, rounded up to `ALIGNMENT`.
@@ -160,7 +160,7 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
 
     Where a request falls depends on everything the process allocated before, and one large
     request that meets a chunk just below twice its size moves the peak by tens of percent. What
-    came before is not known, so the step is replayed behind blocks of several sizes.
+    came before is not known, so the step is replayed after blocks of several sizes.
 
     Args:
       graph: joint graph.
@@ -186,7 +186,7 @@ def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[i
       graph: joint graph.
       moments: in the order of execution.
       size: bytes of each instance.
-      storage: of each instance that is one of a storage; instances behind them are of none.
+      storage: of each instance that is one of a storage; later instances are of none.
       smallest: requests below this size, in bytes, are not counted.
       before: bytes of a block that was allocated before the step, for each of the heaps.
       settled: where variables move, so that each step meets another heap, whether the middle one
@@ -198,7 +198,7 @@ def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[i
 
 
 def _peak(requests: _Requests, block: int, settled: bool) -> int:
-    """Return the peak behind a block of so many bytes; see `replayed_peaks`."""
+    """Return the peak after a block of so many bytes was allocated; see `replayed_peaks`."""
     replay = _Replay(requests, block)
     replay.step()  # the first step meets an empty heap
     peak = replay.step()
@@ -213,7 +213,7 @@ _ALLOCATE, _RELEASE, _WORK, _UPDATE, _DONATE = range(5)
 
 @dataclasses.dataclass(frozen=True)
 class _Requests:
-    """What one step asks an allocator for: the same of every heap.
+    """The requests of one step to an allocator, which are the same for every heap.
 
     Attributes:
       variables: bytes of those that are counted.
@@ -233,11 +233,11 @@ class _Requests:
 def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
               storage: Sequence[int], smallest: int) -> _Requests:
     """Return the requests of the moments of an execution (see `replayed_peaks`)."""
-    variables, held = graph.variable_bytes, collections.Counter(
-        v for vertex, *_ in moments for v in vertex.holds)
+    variables, in_use = graph.variable_bytes, collections.Counter(
+        v for vertex, *_ in moments for v in vertex.reads_variables)
     sizes = frozenset(v for v in variables if v >= smallest)
     slot: dict[int, int] = {}  # of each instance that has a chunk
-    old: set[int] = set()  # variables whose old value is held
+    old: set[int] = set()  # variables whose old value is still to be read
     found: list[tuple[int, int, int]] = []
     for vertex, made, taken, freed in moments:
         for i in made:
@@ -248,7 +248,7 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
             elif taken[i] in slot:
                 slot[i] = slot.pop(taken[i])
         updated = vertex.updates
-        if updated in held and variables[updated] >= smallest:
+        if updated in in_use and variables[updated] >= smallest:
             old.add(updated)
             found.append((_UPDATE, len(size) + updated, variables[updated]))
         if vertex.workspace >= smallest:
@@ -258,21 +258,21 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
                 donated = i < len(storage) and storage[i] in vertex.donates
                 kind = _DONATE if donated and size[i] in sizes else _RELEASE
                 found.append((kind, slot.pop(i), size[i]))
-        if vertex.holds:
+        if vertex.reads_variables:
             found.extend((_RELEASE, len(size) + variable, 0)
-                         for variable in _let_go(vertex.holds, held) if variable in old)
+                         for variable in _let_go(vertex.reads_variables, in_use) if variable in old)
     found.extend((_RELEASE, s, 0) for s in slot.values())
     return _Requests(tuple(v for v in variables if v >= smallest), len(size) + len(variables),
                      tuple(found), any(kind in (_UPDATE, _DONATE) for kind, *_ in found))
 
 
-def _let_go(holds: Sequence[int], held: collections.Counter[int]) -> list[int]:
-    """Count off the variables that a vertex holds; return those that nothing holds any more."""
+def _let_go(reads: Sequence[int], in_use: collections.Counter[int]) -> list[int]:
+    """Count off the variables that a vertex reads; return those that nothing reads any more."""
     gone = []
-    for variable in holds:
-        held[variable] -= 1
-        if not held[variable]:
-            del held[variable]
+    for variable in reads:
+        in_use[variable] -= 1
+        if not in_use[variable]:
+            del in_use[variable]
             gone.append(variable)
     return gone
 
@@ -285,8 +285,8 @@ class _Replay:
         if block:
             self.heap.allocate(block)
         self.variables: dict[int, collections.deque[Chunk]] = {}
-        for held in requests.variables:
-            self.variables.setdefault(held, collections.deque()).append(self.heap.allocate(held))
+        for size in requests.variables:
+            self.variables.setdefault(size, collections.deque()).append(self.heap.allocate(size))
 
     def step(self) -> int:
         """Serve one step; return its peak above what was in use when it started."""

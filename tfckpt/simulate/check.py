@@ -30,7 +30,7 @@ def check_plan(graph: CostGraph, plan: Plan) -> None:
       plan: with its fences, waits and order.
 
     Raises:
-      PlanError: one of these does not hold; the message says which, and where.
+      PlanError: one of these is violated; the message says which, and where.
     """
     check_schedule(graph, plan.schedule, plan.moves.released)
     _check_fences(plan)

@@ -20,7 +20,7 @@ from tfckpt.ir.schedule import Fence, Resolved, Wait
 BREADTH_FIRST, POOL, POOL_LATE = "breadth_first", "pool", "pool_late"
 ORDERS = (BREADTH_FIRST, POOL, POOL_LATE)
 EXPENSIVE_SECONDS = 3.0e-6
-"""What an op takes that is given to the pool; TensorFlow draws the line at 8,000 cycles."""
+"""Time from which an op is given to the pool; TensorFlow draws the line at 8,000 cycles."""
 
 
 def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int],
@@ -42,7 +42,7 @@ def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int]
 
 
 class Edges:
-    """What the nodes of a schedule wait for: its steps, and after them its fences.
+    """Dependencies between the nodes of a schedule: its steps, and after them its fences.
 
     Made once for a schedule that is run with different waits, or in different orders.
 

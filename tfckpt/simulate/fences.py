@@ -1,8 +1,8 @@
-"""Where a schedule needs fences, so that an executor cannot recompute too early.
+"""Placement of fences in a schedule, so that an executor cannot recompute too early.
 
-Before each run of copies (a *region*) stands one fence. It awaits the leaves of everything
+Before each run of copies (a *segment*) stands one fence. It awaits the leaves of everything
 scheduled earlier in the backward, that is the steps whose results nothing scheduled earlier
-reads, and gates the region's entry steps, those that read no copy of their own region. Each
+reads, and gates the segment's entry steps, those that read no copy of their own segment. Each
 fence also awaits the one before it, so a window of leaves is enough. All edges follow the
 schedule, hence no fence can close a cycle.
 """
@@ -50,7 +50,7 @@ def fences(graph: CostGraph, resolved: Resolved, *, await_updates: bool = True
     window_start = 0
     original = {vertex: p for p, (vertex, copy) in enumerate(resolved.schedule) if not copy}
     awaited_regions = (FORWARD, BACKWARD, UPDATE) if await_updates else (FORWARD, BACKWARD)
-    for start, stop in _regions(resolved):
+    for start, stop in _segments(resolved):
         awaits = _leaves(graph, resolved, original, window_start, start, awaited_regions)
         gates = _entries(resolved, start, stop)
         result.append(Fence(start, tuple(awaits), tuple(gates)))
@@ -58,8 +58,8 @@ def fences(graph: CostGraph, resolved: Resolved, *, await_updates: bool = True
     return tuple(result)
 
 
-def _regions(resolved: Resolved) -> list[tuple[int, int]]:
-    """Maximal runs of consecutive copies as (start, stop)."""
+def _segments(resolved: Resolved) -> list[tuple[int, int]]:
+    """Return the maximal runs of consecutive copies as (start, stop)."""
     found = []
     for copies, run in itertools.groupby(range(len(resolved.schedule)),
                                          key=lambda p: resolved.schedule[p][1] > 0):
@@ -71,7 +71,7 @@ def _regions(resolved: Resolved) -> list[tuple[int, int]]:
 
 def _leaves(graph: CostGraph, resolved: Resolved, original: Mapping[int, int], start: int,
             stop: int, regions: Collection[str]) -> list[int]:
-    """Steps in the window that no later step of the window reads or waits for.
+    """Return steps in the window that no later step of the window reads or waits for.
 
     What only updates read is a leaf where these are not awaited.
     """
@@ -123,6 +123,6 @@ def awaitable(graph: CostGraph, resolved: Resolved, position: int) -> list[int]:
 
 
 def _entries(resolved: Resolved, start: int, stop: int) -> list[int]:
-    """Steps of a region that read nothing made inside it."""
+    """Return the steps of a segment that read nothing made inside it."""
     return [p for p in range(start, stop)
             if not any(start <= resolved.maker[i] < p for i in resolved.reads[p])]

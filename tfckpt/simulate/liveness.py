@@ -1,4 +1,4 @@
-"""What each executed step allocates, takes over and frees: the one account of memory.
+"""The allocations, reuses and releases of each executed step: the one account of memory.
 
 A step allocates what it writes, unless the kernel can take over the buffer of an input that dies
 in this very step (`Vertex.reuses`); its inputs stay until it ends; a storage is freed after its

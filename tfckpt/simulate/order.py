@@ -1,4 +1,4 @@
-"""The order in which a step is planned to run, and which vertices are worth holding back.
+"""The order in which a step is planned to run, and which vertices are worth delaying.
 
 The plain order is the graph's own. What may change it, at no cost in time:
 
@@ -6,8 +6,8 @@ The plain order is the graph's own. What may change it, at no cost in time:
   dropout masks, the square in GELU's derivative) is placed just before its first reader;
 * *release*: a pass-through join is bypassed, so that each update runs as soon as its own
   gradient is there;
-* *branchwise* backward: tapes interleave parallel branches; taking whichever ready vertex adds the
-  least memory finishes one branch before the next is begun.
+* *branchwise* backward: tapes interleave parallel branches; taking the ready vertex that adds the
+  fewest bytes finishes one branch before the next is begun.
 
 Under XLA, which ignores control edges, nothing can be moved; the first two it does by itself.
 """
@@ -28,9 +28,9 @@ SPREAD_FRACTION = 0.05
 
 
 def releasable(graph: CostGraph) -> tuple[int, ...]:
-    """Return joins worth bypassing: what they hold together becomes ready at different times.
+    """Return joins worth bypassing: what they join becomes ready at different times.
 
-    Behind a global norm all gradients are scaled at once; there bypassing would save nothing.
+    After a global norm all gradients are scaled at once; there bypassing would save nothing.
 
     Args:
       graph: joint graph.
@@ -39,11 +39,11 @@ def releasable(graph: CostGraph) -> tuple[int, ...]:
     if not joins:
         return ()
     start, finish = _earliest(graph, frozenset())
-    least = SPREAD_FRACTION * max(finish)
+    spread = SPREAD_FRACTION * max(finish)
     found = []
     for j in joins:
         ready = [start[graph.storages[s].producer] for s in graph.vertices[j].reads]
-        if ready and max(ready) - min(ready) > least:
+        if ready and max(ready) - min(ready) > spread:
             found.append(j)
     return tuple(found)
 
@@ -52,7 +52,7 @@ def deferrable(graph: CostGraph, released: tuple[int, ...] = ()) -> tuple[int, .
     """Return the vertices worth deferring, ascending.
 
     A vertex may wait if whatever it reads is read by another vertex later on, or made by a vertex
-    that waits as well, and if it holds no more by waiting than its result would take.
+    that waits as well, and if waiting keeps no more bytes alive than its result would take.
 
     Args:
       graph: joint graph.
@@ -136,12 +136,12 @@ def _readers(graph: CostGraph) -> list[list[int]]:
 
 def _pays(graph: CostGraph, v: int, late: float, start: list[float],
           begin: list[float]) -> bool:
-    """Return whether waiting until `late` holds no more than it saves.
+    """Return whether waiting until `late` keeps no more bytes alive than it saves.
 
     An input whose other readers have all run by then is there for this vertex alone: a slice of
-    a gradient that waits holds the whole gradient.
+    a gradient that waits keeps the whole gradient alive.
     """
-    held = 0
+    kept_alive = 0
     for s in graph.vertices[v].reads:
         producer = graph.storages[s].producer
         if begin[producer] > start[producer]:
@@ -150,8 +150,8 @@ def _pays(graph: CostGraph, v: int, late: float, start: list[float],
         if not any(other >= begin[v] for other in others):
             return False
         if max(others) < late:
-            held += graph.storages[s].bytes
-    return held <= sum(graph.storages[s].bytes for s in graph.vertices[v].writes)
+            kept_alive += graph.storages[s].bytes
+    return kept_alive <= sum(graph.storages[s].bytes for s in graph.vertices[v].writes)
 
 
 def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = None,
@@ -204,7 +204,7 @@ class BranchwiseOrder:
         self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def order(self, dropped: Sequence[bool]) -> tuple[int, ...]:
-        """Return vertices in order; of the backward ones that are ready the one that adds least.
+        """Return vertices in order; of ready backward ones the one that adds the fewest bytes.
 
         Args:
           dropped: as for `base_order`; what the forward reads counts as made there in any case.

@@ -28,7 +28,7 @@ class Live:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """What is live in one execution.
+    """Live bytes in one execution.
 
     Attributes:
       live_bytes: dynamic bytes live while each step runs.

@@ -1,4 +1,4 @@
-"""Which step stands at each position of a simulated timeline, for people to look at."""
+"""The step at each position of a simulated timeline, for people to look at."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Ran:
       name: its op.
       region: forward, backward, update or other; of a recomputation, where it runs: backward.
       copy: 0, or the number of the recomputation.
-      segment: number of recomputed stretches begun so far; of a forward step, the stretch that
+      segment: number of recomputation segments begun so far; of a forward step, the segment that
         runs it again first, or 0.
       reads: positions of the steps that made what it reads.
     """
@@ -37,7 +37,7 @@ def ran(graph: CostGraph, plan: Plan) -> tuple[Ran, ...]:
     """
     resolved = resolve(graph, plan.schedule)
     when = {position: i for i, position in enumerate(plan.order)}
-    segment, number, inside = [], 0, False  # by schedule, where stretches are contiguous
+    segment, number, inside = [], 0, False  # by schedule, where segments are contiguous
     again: dict[int, int] = {}
     for vertex, copy in resolved.schedule:
         number += bool(copy) and not inside

@@ -1,11 +1,11 @@
 """Waits: control edges that make an executor follow the plan where it matters.
 
 Ordering every op by control edges would cost parallelism (and Grappler turns such chains into
-cycles), so waits are placed only where a simulated executor holds more than the plan: the steps
-that made something at its peak before their turn are held back until the step planned before
-them has run, and a step that allocates at that peak waits for readers that lag behind the plan.
-Every wait follows the schedule, hence none can close a cycle. An op that TensorFlow merges into
-its readers counts as scheduled just before the first of them (see `_turns`).
+cycles), so waits are placed only where a simulated executor needs more than the plan: the steps
+that made something at its peak before their turn are delayed until the step planned before
+them has run, and a step that allocates at that peak waits for readers that are late, compared with
+the plan. Every wait follows the schedule, hence none can close a cycle. An op that TensorFlow
+merges into its readers counts as scheduled just before the first of them (see `_turns`).
 """
 
 from __future__ import annotations
@@ -108,16 +108,16 @@ class _Placer:
         at = order[timeline.peak_step]
         turn = next((p for p, done in enumerate(ran) if not done), len(ran))
         count = len(self.waits)
-        least = min(timeline.peak_bytes * CULPRIT_FRACTION, timeline.live_at_peak[0].bytes / 4)
+        smallest = min(timeline.peak_bytes * CULPRIT_FRACTION, timeline.live_at_peak[0].bytes / 4)
         for live in timeline.live_at_peak:
-            if live.bytes < least:
+            if live.bytes < smallest:
                 break
             i = self.instance[live.storage, live.copy]
             made = self.resolved.maker[i]
             if made > turn:  # ran ahead of a step planned before it
                 self._delay(made, turn)
             elif 0 <= self.last_read[i] < at and not ran[self.last_read[i]]:
-                self._put(at, self.last_read[i])  # a reader lags behind
+                self._put(at, self.last_read[i])  # a reader is late
         return len(self.waits) > count
 
     def _delay(self, position: int, turn: int) -> None:

@@ -1,6 +1,6 @@
 """Several threads of TensorFlow's executor at once, in simulated time.
 
-While one op runs for long, other threads go on, and hold what they make. Each thread has a queue of
+While one op runs for long, other threads go on, and their results stay live. Each has a queue of
 its own for ops that count as inexpensive, which nobody else takes from, and one of the pool: what
 it adds there it takes back newest first, and where it has nothing left it takes the oldest of
 another thread's. What starts a step is shared out. Ops take the time that they are priced with.
@@ -33,7 +33,7 @@ _NOTHING: Mapping[int, int] = {}
 
 
 class _Threads:
-    """What waits for each thread."""
+    """The queues of the threads."""
 
     def __init__(self, count: int, roots: Sequence[int]) -> None:
         self.own: list[deque[int]] = [deque() for _ in range(count)]
@@ -157,7 +157,7 @@ def _reads_left(graph: CostGraph, resolved: Resolved) -> list[int]:
 
 
 def sizes(graph: CostGraph, resolved: Resolved) -> list[int]:
-    """Return the bytes of each instance, and behind them those of each step's workspace.
+    """Return the bytes of each instance, followed by those of each step's workspace.
 
     Args:
       graph: joint graph.
@@ -211,7 +211,7 @@ def concurrent(edges: Edges, policy: str, count: int, waits: Sequence[Wait] = ()
     return list(walk_events(graph, resolved, [e for e in happened if e[0] < steps]))
 
 
-def concurrent_peak(edges: Edges, target: Target, waits: Sequence[Wait], least: int = 0) -> int:
+def concurrent_peak(edges: Edges, target: Target, waits: Sequence[Wait], lowest: int = 0) -> int:
     """Return the peak of a schedule on a target's threads in the worst of the orders.
 
     As the allocator counts it, where the target has one: in the middle one of several heaps.
@@ -220,18 +220,18 @@ def concurrent_peak(edges: Edges, target: Target, waits: Sequence[Wait], least: 
       edges: of the schedule with its fences.
       target: has the threads, and says which requests its allocator counts.
       waits: each delays one step until another has run.
-      least: bytes that are returned where the peak is less: heaps that cannot change that are
+      lowest: bytes that are returned where the peak is less: heaps that cannot change that are
         left out.
     """
     size = sizes(edges.graph, edges.resolved)
     for policy in ORDERS:
         moments = concurrent(edges, policy, target.threads, waits)
         heaps = _heaps(edges, moments, size, target, BEFORE[:_MIDDLE])
-        if len(heaps) == _MIDDLE and heaps[-1] > least:  # the middle one of all may be more, too
+        if len(heaps) == _MIDDLE and heaps[-1] > lowest:  # the middle one of all may be more
             heaps = tuple(sorted(heaps + _heaps(edges, moments, size, target, BEFORE[_MIDDLE:])))
         if len(heaps) != _MIDDLE:
-            least = max(least, heaps[len(heaps) // 2])
-    return least
+            lowest = max(lowest, heaps[len(heaps) // 2])
+    return lowest
 
 
 def several_peaks(edges: Edges, target: Target, settled: bool, waits: Sequence[Wait] = ()

@@ -30,7 +30,7 @@ from tfckpt.store.surroundings import surroundings
 
 
 class Entry:
-    """Where the plan of a step is kept, or would be.
+    """The place in the store where the plan of a step is kept, or would be.
 
     Args:
       name: of the step, for people.

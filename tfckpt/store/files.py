@@ -1,9 +1,9 @@
 """The files of the plan store: two lines of JSON for each plan, in the user's cache directory.
 
 The first line says what the plan is of, the second is the plan. A file is written beside its place
-and moved there, so that it is whole or not at all, whoever else writes it. All files together are
-bounded in size; those that have not been used for longest go first. What cannot be read or written
-is no error: a step whose plan is not here is planned.
+and moved there, so that it is there whole or not at all, even if other processes write it too. All
+files together are bounded in size; those that have not been used for longest go first. What cannot
+be read or written is no error: a step whose plan is not here is planned.
 
 `TFCKPT_CACHE` names another folder, or is `off`.
 """

@@ -1,8 +1,8 @@
-"""What a plan depends on, as one hash.
+"""One hash of all that a plan depends on.
 
-Of the step all that planning reads, and no names: Keras numbers layers anew in each process, and
-ops are named after layers. Where a name decides something, what it decided is part of the graph
-(the region of an op), or the op's index stands for it (seconds that somebody gave by name).
+It has all of the step that planning reads, and no names: Keras numbers layers anew in each process,
+and ops are named after layers. Where a name decides something, what it decided is part of the graph
+(the region of an op), or the op's index stands for it (seconds that were given by name).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Grappler made of a plain step, kept: it may take as long as to trace the step.
+"""Grappler's result for a plain step, kept: to ask again may take as long as to trace the step.
 
 It is asked where operands may come to be added or multiplied in another order than in the plain
 step, which follows from names among others (`tfckpt.rewrite.summation_order`). So names are part of

@@ -1,4 +1,4 @@
-"""What a search has found, kept: another batch, or another budget, of the same step starts from it.
+"""Results of searches, kept: another batch or budget of the same step starts from them.
 
 The key is the structure of the cost graph, without bytes, seconds and names: what may be kept or
 computed again are numbers of storages and vertices there, and mean the same whatever the sizes.
@@ -98,8 +98,8 @@ def pools_of(name: str) -> Pools | None:
 
 def _key(graph: CostGraph, searched: object) -> str:
     vertices = [[v.region, v.reads, v.writes, v.after, v.reuses, v.recomputable, v.workspace > 0,
-                 v.cheap, v.donates, v.fusible, v.join, v.conditional, v.device, v.holds, v.updates,
-                 v.again]
+                 v.cheap, v.donates, v.fusible, v.join, v.conditional, v.device,
+                 v.reads_variables, v.updates, v.again]
                 for v in graph.vertices]
     storages = [[s.producer, s.fetched] for s in graph.storages]
     what = ["search", vertices, storages, len(graph.variable_bytes), plain(searched),

@@ -1,4 +1,4 @@
-"""What was decided for a step, as JSON with indices for names, and back.
+"""Conversion of what was decided for a step to JSON, with indices for names, and back.
 
 What can be computed again is not kept: costs, edits, timelines. What comes back has passed the
 checker of plans, and its timeline has the peak that it had.
@@ -28,12 +28,12 @@ from tfckpt.store.texts import Texts
 
 @dataclasses.dataclass(frozen=True)
 class Decided:
-    """What was decided for a step.
+    """The decision for a step, as it is kept in the store.
 
     Attributes:
       proposals: one for the part of each device, in the order of the parts.
       rejected: why earlier ones were given up, a line each.
-      compiled: what the report says of who was asked; None where nobody was.
+      compiled: answers of XLA or Grappler in the report; None where neither was asked.
       answers: all that they answered, in its order.
       made: the day on which it was, where it was kept; "" where it was made just now.
     """

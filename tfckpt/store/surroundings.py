@@ -1,4 +1,4 @@
-"""What of a process a plan depends on: versions, our own source, devices, threads and flags."""
+"""Properties of a process that a plan depends on: versions, our source, devices, threads, flags."""
 
 from __future__ import annotations
 

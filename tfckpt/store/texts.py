@@ -11,11 +11,11 @@ Pieces = str | list[str | int]
 """A text, or its pieces with the index of an op for each name."""
 _WORD = re.compile(r"([A-Za-z0-9_./\\>-]+)")
 _COPY = "-tfckpt"
-"""What follows the name of the original in that of a copy (`tfckpt.rewrite.names`)."""
+"""The suffix that a copy's name adds to the original's (`tfckpt.rewrite.names`)."""
 
 
 class Texts:
-    """What is said of the ops of a step, by their indices."""
+    """Texts about the ops of a step, with indices in place of names."""
 
     def __init__(self, graph: Graph) -> None:
         self._names = tuple(op.name for op in graph.ops)

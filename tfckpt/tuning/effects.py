@@ -1,4 +1,4 @@
-"""What a run of a step does that cannot be undone, found in the graph before anything runs."""
+"""Effects of a step that cannot be undone, found in the graph before anything runs."""
 
 from __future__ import annotations
 

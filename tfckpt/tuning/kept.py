@@ -1,4 +1,4 @@
-"""What tuning has chosen for a step, kept in the plan store for the next process.
+"""The plan that tuning has chosen for a step, kept in the plan store for the next process.
 
 The key is that of plans, with the step as it is traced for one call, and everything that tuning
 depends on; measured times of ops are kept with it, since the plan depends on them.
@@ -32,7 +32,7 @@ from tfckpt.tuning.result import Measured, Tuned
 
 @dataclasses.dataclass(frozen=True)
 class Before:
-    """What was chosen before.
+    """The choice that an earlier process made.
 
     Attributes:
       plain, plans, chosen, allowed_bytes: as in `Tuned`.

@@ -1,4 +1,4 @@
-"""What tuning measured, as values: plans that ran, and which of them is taken."""
+"""The measurements of tuning, as values: plans that ran, and which of them is taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfckpt.report.values import Front
 from tfckpt.request.budget import format_bytes
 
 PLAIN = "plain"
-NEAR_LEAST = 1.02
+NEAR_MINIMUM = 1.02
 """With budget="min": how far above the smallest measured peak counts as the same, since peaks of
 one and the same step scatter by so much."""
 
@@ -79,14 +79,14 @@ def choice(rows: Sequence[Measured], allowed: int | None) -> Measured | None:
 
     Args:
       rows: what was measured of the plain step and of plans.
-      allowed: bytes; None for the smallest peak: what is within `NEAR_LEAST` of it fits.
+      allowed: bytes; None for the smallest peak: what is within `NEAR_MINIMUM` of it fits.
 
     Returns:
       One of the rows.
     """
     ran = [row for row in rows if row.fits(None)]
     if allowed is None and ran:
-        allowed = int(NEAR_LEAST * min(row.counted_bytes or 0 for row in ran))
+        allowed = int(NEAR_MINIMUM * min(row.counted_bytes or 0 for row in ran))
     fitting = [row for row in ran if row.fits(allowed)] or [
         row for row in ran if allowed is not None and (row.peak_bytes or 0) <= allowed]
     return min(fitting, key=lambda row: (row.seconds or 0.0, row.peak_bytes or 0), default=None)
@@ -94,7 +94,7 @@ def choice(rows: Sequence[Measured], allowed: int | None) -> Measured | None:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What tuning found.
+    """The result of tuning.
 
     Attributes:
       name: of the step.

@@ -164,7 +164,7 @@ class _Tuning:
                     yield found
 
     def _sized(self, options: Options, plain: Ran, other: bool, first: int) -> Iterator[Ran]:
-        """Yield plans for what is allowed, corrected by what they took; then that of the least.
+        """Yield plans for the allowed bytes, corrected by what they took; then the smallest peak's.
 
         Args:
           options: of the step, with the measured times of its ops.
@@ -204,7 +204,7 @@ class _Tuning:
             options, budgets=for_share(self._asked, report, allowed, share))
 
     def _allowed(self, plain: Ran) -> int | None:
-        """Return what a measured peak may be; None for the least."""
+        """Return the bytes that a measured peak may have; None for the minimum."""
         report, asked = self._report, self._asked
         if asked.fraction is not None:
             base = plain.row.peak_bytes

@@ -1,4 +1,4 @@
-"""Which plan to try next, for what those before have taken."""
+"""The choice of the next plan to try, given what earlier ones took."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def next_share(share: float, last: Measured, allowed: int, adds: bool = False) -
       share: that the last plan was made for.
       last: what it took.
       allowed: bytes.
-      adds: whether what runs the step may hold as much more than is expected of it at any budget,
-        as XLA does with variables that it makes anew: the difference is taken off then.
+      adds: whether the runtime may exceed what is expected of it by the same bytes at any budget,
+        as XLA does with variables that it makes anew: the difference is subtracted then.
     """
     peak = last.counted_bytes
     if peak is None:

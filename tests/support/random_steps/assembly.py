@@ -33,7 +33,7 @@ class Spec:
 
     Attributes:
       seed: of every number.
-      source: what the batches hold.
+      source: of the batches.
       open: "static", "batch" (its size is open in the signature) or "all" (all sizes but the last).
       slots: number and name of each piece; None while they are to be drawn.
       style: how gradients are taken.

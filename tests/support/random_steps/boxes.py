@@ -1,4 +1,4 @@
-"""Pieces that hold others: branches, loops, nested functions, gradients of one's own."""
+"""Pieces that contain others: branches, loops, nested functions, gradients of one's own."""
 
 from __future__ import annotations
 

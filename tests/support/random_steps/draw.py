@@ -1,4 +1,4 @@
-"""What a random step is drawn with: numbers, variables, and the table of pieces.
+"""Draws of random steps: numbers, variables, and the table of pieces.
 
 A piece is a function `(draw, shape) -> (apply, shape)`: it draws its choices and makes its
 variables at once, and returns what is traced, `apply(h) -> h`, and the shape of the result. Shapes
@@ -71,7 +71,7 @@ def piece(*ranks: int, **flags: bool) -> Callable:
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What every piece of a step must be able to do (see `Piece`)."""
+    """The interface of every piece of a step (see `Piece`)."""
 
     xla: bool = False
     twice: bool = False
@@ -109,9 +109,9 @@ class Draw:
         """Return one of some options."""
         return self._noted(self.random.choice(list(options)))
 
-    def integer(self, least: int, most: int) -> int:
+    def integer(self, lowest: int, most: int) -> int:
         """Return an integer, both ends included."""
-        return self._noted(self.random.randint(least, most))
+        return self._noted(self.random.randint(lowest, most))
 
     def _noted(self, drawn: Any) -> Any:
         self.trail += [str(drawn)] if isinstance(drawn, int | float | str) else []

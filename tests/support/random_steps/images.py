@@ -23,7 +23,7 @@ def convolution(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
 
 @piece(4, twice=False)
 def depthwise(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
-    """Return a depthwise convolution, and one of single pixels behind it."""
+    """Return a depthwise convolution, and one of single pixels after it."""
     width = shape[-1]
     weight, mixed = draw.weight(3, 3, width, 1, scale=0.3), draw.weight(1, 1, width, width)
     separable, activation = draw.chance(0.4), draw.activation()

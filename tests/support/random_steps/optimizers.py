@@ -1,4 +1,4 @@
-"""What becomes of the gradients: optimizers by hand, by TensorFlow's kernels, by Keras."""
+"""Uses of the gradients: optimizers by hand, by TensorFlow's kernels, by Keras."""
 
 from __future__ import annotations
 

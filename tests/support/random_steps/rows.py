@@ -16,8 +16,8 @@ def ordered(draw: Draw, shape: Shape) -> tuple[Apply, Shape]:
         if kind == 0:
             return tf.sort(h, axis=-1)
         if kind == 1:
-            least = tf.math.top_k(h, count).values[..., -1:]
-            return tf.where(h >= least, h, 0.1 * h)
+            smallest = tf.math.top_k(h, count).values[..., -1:]
+            return tf.where(h >= smallest, h, 0.1 * h)
         if kind == 2:
             return tf.cumsum(h, axis=-1, reverse=True) / 8.0
         if kind == 3:

@@ -1,4 +1,4 @@
-"""Where a step begins and ends: batches of all kinds, and losses."""
+"""Beginnings and ends of steps: batches of all kinds, and losses."""
 
 from __future__ import annotations
 

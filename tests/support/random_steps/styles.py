@@ -13,7 +13,7 @@ from tests.support.random_steps.optimizers import Update
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What is trained: `loss(features(x), y)` of variables."""
+    """A model to be trained: `loss(features(x), y)` of variables."""
 
     features: Callable
     loss: Callable

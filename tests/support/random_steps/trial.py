@@ -29,7 +29,7 @@ SAID = "differs, as its report says"
 NOT_SMALLER = ("compiled by XLA, none of the plans tried", "as Grappler leaves it, it takes")
 GOOD = (APPLIED, SAID, NO_GAIN, NO_GRADIENT, INSIDE, UNKNOWN, FITS,
         UNREPEATABLE, SLOW)
-"""What may become of a step. `UNKNOWN`: sizes depend on data, and report or error says so."""
+"""Possible outcomes of a step. `UNKNOWN`: sizes depend on data, and report or error says so."""
 INTERNAL, DIFFERS, EXCEPTION, HANG, CRASH = "internal", "differs", "exception", "hang", "crash"
 REFUSED, BAD = "refused", "bad step"
 """TensorFlow itself cannot trace or run it (no gradient for this in a loop, say); so it was with
@@ -49,7 +49,7 @@ _REASONS = {NOTHING_TO_GAIN: NO_GAIN, PLAIN_FITS: FITS, **dict.fromkeys(NOT_SMAL
 
 @dataclasses.dataclass
 class Result:
-    """What became of a step.
+    """The outcome of a step.
 
     Attributes:
       kind: one of the words above.
@@ -188,11 +188,11 @@ def _judged(reports: list, said: list[str]) -> Result:
 
 
 def _identical(reports: list) -> tuple[str, str]:
-    """Return what the reports of rewritten steps say of the arithmetic; the least of it."""
+    """Return the weakest statement of the reports of rewritten steps about the arithmetic."""
     if not reports:
         return "", ""
-    least = min(reports, key=lambda report: (False, None, True).index(report.identical))
-    return str(least.identical), least.certificate
+    weakest = min(reports, key=lambda report: (False, None, True).index(report.identical))
+    return str(weakest.identical), weakest.certificate
 
 
 def _rewritten(spec: Spec) -> tuple[zoo.Trained, str]:

@@ -16,7 +16,7 @@ from tfckpt.ops.names import IDENTITY
 
 @dataclasses.dataclass(frozen=True)
 class Body:
-    """What a call stands for.
+    """The body that a call stands for.
 
     Attributes:
       definition: the nodes, in the order of the function, without its arguments.

@@ -1,8 +1,8 @@
 """Calls of functions that XLA compiles by themselves, inside of a step that the executor runs.
 
 Such a call is one op to the executor (Keras makes one of every depthwise convolution on a CPU).
-What XLA holds between its arguments and its results is one request, whose size the compiler alone
-knows: it is asked, once for each body with its shapes. Nothing runs.
+What XLA allocates besides its arguments and its results is one request, whose size the compiler
+alone knows: it is asked, once for each body with its shapes. Nothing runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_compiled_call(op: tf.Operation) -> bool:
     """Return whether an op calls a function that XLA compiles by itself.
 
     Args:
-      op: of a live graph that holds the function which it calls.
+      op: of a live graph that has the function which it calls.
     """
     if record(op.type).calls is not Calls.FUNCTION:
         return False
@@ -43,8 +43,8 @@ def _is_true(attrs: Any) -> bool:
     return _COMPILED in attrs and attrs[_COMPILED].b
 
 
-def held_by_call(call: tf.Operation, known: tf.Operation) -> tuple[int, str]:
-    """Return the bytes that such a call holds besides its results while it runs.
+def call_workspace(call: tf.Operation, known: tf.Operation) -> tuple[int, str]:
+    """Return the bytes that such a call allocates besides its results while it runs.
 
     Args:
       call: the op that calls the function.
@@ -73,13 +73,13 @@ def held_by_call(call: tf.Operation, known: tf.Operation) -> tuple[int, str]:
 
 
 def _given(here: tf.Tensor, there: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:
-    """Return shape and dtype of an argument, or of the variable behind it.
+    """Return shape and dtype of an argument, or of the variable whose handle it is.
 
     None where the shape is open.
     """
     if here.dtype == tf.resource:
-        behind = tf_adapter.handle_shape(here) or tf_adapter.handle_shape(there)
-        return behind if behind is not None and behind[0].is_fully_defined() else None
+        stored = tf_adapter.handle_shape(here) or tf_adapter.handle_shape(there)
+        return stored if stored is not None and stored[0].is_fully_defined() else None
     shape = here.shape if here.shape.is_fully_defined() else there.shape
     return (shape, here.dtype) if shape.is_fully_defined() else None
 

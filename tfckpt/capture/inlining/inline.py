@@ -93,7 +93,7 @@ def _lines(counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 class Inlining:
-    """What was inlined in a graph.
+    """The calls that were inlined in a graph.
 
     Attributes:
       graph: the graph.

@@ -23,7 +23,7 @@ TRIES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What a graph can be taken back to.
+    """A state that a graph can be taken back to.
 
     Attributes:
       changes: how many had been logged.
@@ -100,7 +100,7 @@ class LiveChanges:
 
         Args:
           attribute: which of the two, "outputs" or "control_outputs".
-          values: the tensors or ops that it holds from now on; copied.
+          values: the tensors or ops that it has from now on; copied.
         """
         self._log.append((attribute, functools.partial(
             setattr, self.graph, attribute, getattr(self.graph, attribute))))

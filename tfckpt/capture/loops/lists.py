@@ -1,4 +1,4 @@
-"""What while loops keep: lists with an entry for each iteration, which the backward reads.
+"""Lists that while loops keep, with an entry for each iteration, which the backward reads.
 
 A loop's gradient needs what the loop computed, so TensorFlow has the body push that onto lists.
 A list is one tensor without a size; here it gets one: iterations times the bytes of an entry.
@@ -28,7 +28,7 @@ from tfckpt.ops import Access, record
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What a loop's lists hold when it ends.
+    """The size of a loop's lists when it ends.
 
     Attributes:
       bytes: of each output that is a list, by slot; 0 where the loop only reads the list.
@@ -62,7 +62,7 @@ def result_shapes(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operati
                   ) -> dict[int, tf.TensorShape]:
     """Return the shapes of a loop's results that no iteration changes, by slot; as `kept_lists`.
 
-    The gradient of what a loop computes has one shape before and behind the gradient's loop.
+    The gradient of what a loop computes has the same shape before and after the gradient's loop.
 
     Args:
       loop: a While or StatelessWhile.
@@ -152,8 +152,8 @@ class _Loop:
             kept = _Loop(op, self._in_body, self.target).kept()
             if kept.loop is None:
                 continue
-            handed = {_behind(made).value_index: slot for slot, made in enumerate(self.body.outputs)
-                      if made.dtype == tf.variant and _behind(made).op is op}
+            handed = {_origin(made).value_index: slot for slot, made in enumerate(self.body.outputs)
+                      if made.dtype == tf.variant and _origin(made).op is op}
             sizes = {n: size for n, size in kept.bytes.items() if n not in kept.loop.shares}
             passed.update({slot: trips * sizes.get(n, 0) for n, slot in handed.items()})
             filled = max(filled, sum(size for n, size in sizes.items() if n not in handed))
@@ -170,10 +170,10 @@ class _Loop:
 
     def _emptied(self) -> tuple[int, ...]:
         """Return the lists from which each iteration takes an entry, by input."""
-        popped = [_behind(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
+        popped = [_origin(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
         return tuple(k for k, op in enumerate(popped)
                      if op is not None and record(op.type).lists.removes
-                     and self._slots.get(_behind(op.inputs[0]).name) == k)
+                     and self._slots.get(_origin(op.inputs[0]).name) == k)
 
     def _is_fixed(self, memory: tf.Tensor) -> bool:
         """Return whether every iteration finds the same tensor."""
@@ -181,7 +181,7 @@ class _Loop:
 
     def _overwrites(self, slot: int) -> bool:
         """Return whether every iteration writes the same entry of a list."""
-        op = _behind(self.body.outputs[slot]).op
+        op = _origin(self.body.outputs[slot]).op
         index = record(op.type).lists.index
         return index is not None and self._is_fixed(self._memory(op.inputs[index]))
 
@@ -257,7 +257,7 @@ class _Loop:
         return min((b for b in bounds if b is not None), default=None)
 
     def _bound(self, counter: tf.Tensor, limit: tf.Tensor, *, inclusive: bool) -> int | None:
-        slot = argument(self.cond, _behind(counter))
+        slot = argument(self.cond, _origin(counter))
         step = None if slot is None else self._step(slot)
         if slot is None or not step or step <= 0:
             return None
@@ -268,25 +268,25 @@ class _Loop:
 
     def _limit(self, tensor: tf.Tensor) -> int | None:
         """Return the value of a tensor of the condition that no iteration changes."""
-        slot = argument(self.cond, _behind(tensor))
+        slot = argument(self.cond, _origin(tensor))
         if slot is None:
             return _value(tensor)
-        passed = argument(self.body, _behind(self.body.outputs[slot]))
+        passed = argument(self.body, _origin(self.body.outputs[slot]))
         return self._outside(slot) if passed == slot else None
 
     def _step(self, slot: int) -> int | None:
         """By how much each iteration raises a counter."""
-        op = _behind(self.body.outputs[slot]).op
+        op = _origin(self.body.outputs[slot]).op
         if not record(op.type).adds or len(op.inputs) != 2:
             return None
         for counter, step in (tuple(op.inputs), tuple(op.inputs)[::-1]):
-            if argument(self.body, _behind(counter)) == slot:
+            if argument(self.body, _origin(counter)) == slot:
                 return _value(step)
         return None
 
     def _outside(self, slot: int) -> int | None:
         """Return the value of an argument when the loop begins."""
-        tensor = _behind(self.known(self.op).inputs[slot])
+        tensor = _origin(self.known(self.op).inputs[slot])
         value = _value(tensor)
         if value is None and record(tensor.op.type).is_loop:
             # the backward counts the forward's trips
@@ -312,7 +312,7 @@ class _Loop:
         """Return the shapes of the entries of lists that the loop is given, where known."""
         found = {}
         for k, tensor in enumerate(self.op.inputs):
-            made = _behind(tensor) if tensor.dtype == tf.variant else tensor
+            made = _origin(tensor) if tensor.dtype == tf.variant else tensor
             if record(made.op.type).is_loop and made.dtype == tf.variant:
                 shape = entry_shape(made.op, made.value_index, self.known)
             elif record(made.op.type).lists.rows:
@@ -326,7 +326,7 @@ class _Loop:
     def _bytes(self, entry: tf.Tensor) -> int | None:
         """Return the bytes of an entry; of a list in a list, those that its own loop gives it."""
         if entry.dtype == tf.variant:
-            inner = _behind(entry)
+            inner = _origin(entry)
             if not record(inner.op.type).is_loop:
                 return 0
             kept = _Loop(inner.op, self._in_body, self.target).kept()
@@ -343,8 +343,8 @@ class _Loop:
 
         An entry that the loop sets replaces one of them.
         """
-        op = _behind(self.body.outputs[slot]).op
-        argument = self._slots.get(_behind(op.inputs[0]).name)
+        op = _origin(self.body.outputs[slot]).op
+        argument = self._slots.get(_origin(op.inputs[0]).name)
         shape = self._given_entries.get(-1 if argument is None else argument)
         return None if shape is None else shape.num_elements() * dtype.size
 
@@ -368,8 +368,8 @@ class _Loop:
             return op
 
 
-def _behind(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor behind ops that pass it on."""
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor that comes before ops which only pass it on."""
     while record(tensor.op.type).keeps_number:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
@@ -377,12 +377,12 @@ def _behind(tensor: tf.Tensor) -> tf.Tensor:
 
 def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
     """Return what an iteration puts into a list; None where it puts nothing there."""
-    op = _behind(tensor).op
+    op = _origin(tensor).op
     entry = record(op.type).lists.entry
     return None if entry is None else op.inputs[entry]
 
 
 def _value(tensor: tf.Tensor) -> int | None:
     """Return the value of an integer, where the graph tells."""
-    value = tf.get_static_value(_behind(tensor))
+    value = tf.get_static_value(_origin(tensor))
     return int(value) if value is not None and value.size == 1 else None

@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.purity import is_pure
-from tfckpt.capture.variables import ANY, argument, behind, only_reads, variable
+from tfckpt.capture.variables import ANY, argument, only_reads, origin, variable
 from tfckpt.ops import record
 
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Whether an op may run twice.
+    """The answer to whether an op may run twice.
 
     Attributes:
       refused: why it may not; "" where it may.
@@ -31,7 +31,7 @@ class Again:
 
 
 def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> Again:
-    """Return whether a While or StatelessWhile may run twice, from what it and its functions hold.
+    """Return whether a While or StatelessWhile may run twice, by the ops in its functions.
 
     Args:
       loop: the op.
@@ -41,11 +41,11 @@ def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> 
         arguments = _read_by_all(loop)
         body = tf_adapter.called_graph(loop, "body")
         for slot, tensor in enumerate(body.outputs):
-            if tensor.dtype == tf.resource and argument(body, behind(tensor)) != slot:
+            if tensor.dtype == tf.resource and argument(body, origin(tensor)) != slot:
                 raise _Refusal("its body exchanges variables")
         for tensor in loop.inputs:
             if tensor.dtype == tf.variant and not _is_counted(tensor):
-                raise _Refusal(f"it reads {tensor.op.name}, and what that holds is not known")
+                raise _Refusal(f"it reads {tensor.op.name}, and the content of that is not known")
         reads = tuple(dict.fromkeys(variable(loop.inputs[i], unsure) for i in sorted(arguments)))
         if ANY in reads:
             raise _Refusal("it is not known which variables its body reads")
@@ -68,10 +68,10 @@ def _is_counted(made: tf.Tensor) -> bool:
 
     Those of a first entry, as `tf.scan` puts there, need not be.
     """
-    op = behind(made).op
+    op = origin(made).op
     known = record(op.type)
     if known.lists.index is not None:
-        return record(behind(op.inputs[0]).op.type).lists.begins
+        return record(origin(op.inputs[0]).op.type).lists.begins
     return known.is_loop or known.lists.begins or known.lists.rows
 
 
@@ -106,8 +106,8 @@ def _read(graph: tf.Graph) -> set[int]:
         elif only_reads(op):
             handles += [t for t in op.inputs if t.dtype == tf.resource]
         elif not (known.does_nothing or known.passes_on or _is_pure(op)):
-            raise _Refusal(f"its body holds {op.name} ({op.type}), which must not run twice")
-    arguments = {argument(graph, behind(handle)) for handle in handles}
+            raise _Refusal(f"its body has {op.name} ({op.type}) in it, which must not run twice")
+    arguments = {argument(graph, origin(handle)) for handle in handles}
     if None in arguments:
         raise _Refusal("its body reads a variable that is no argument")
     return {a for a in arguments if a is not None}

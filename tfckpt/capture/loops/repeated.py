@@ -1,4 +1,4 @@
-"""Which loops of a step may be recomputed: those that may run twice, while nothing has changed.
+"""Search for loops that may be recomputed: they may run twice, and no input has changed.
 
 A loop may read variables (see `tfckpt.capture.loops.purity`). A copy of it in the backward finds
 them as the loop did if each op that may write one of them ran before the loop, or can wait for
@@ -22,7 +22,7 @@ from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op, TensorId, ancestors
 from tfckpt.ir.target import Target
 from tfckpt.ops import record
 
-_UNDER_XLA = ("XLA holds copies back at their inputs, and those of a loop may be lists, "
+_UNDER_XLA = ("under XLA copies are delayed at their inputs, and those of a loop may be lists, "
               "variables and numbers only")
 
 

@@ -1,4 +1,4 @@
-"""Which loops can be recomputed segment by segment, while the loop of their gradient runs.
+"""Search for loops that can be recomputed segment by segment, while their gradient's loop runs.
 
 TensorFlow makes of a loop and its gradient two loops: the forward's pushes what the gradient needs
 onto lists, which the gradient's loop empties, last entry first. Both count their iterations in
@@ -8,7 +8,7 @@ their first variable and have a bound for them in the second. Read from their bo
      that with slot 0 or ignores it: so a segment may be bounded there.
   2. Every other slot is handed on as it is; or is a list that the body only pushes onto, and that
      the gradient's loop alone reads; or one in which it only sets entries, which it may do again in
-     any list of that length; or a tensor, which is a state. Other lists are refused: what they hold
+     any list of that length; or a tensor, which is a state. Other lists are refused: their entries
      would have to be kept with each state.
   3. The gradient's loop counts in slot 0, from 0, as far as the number of iterations of the
      forward's in some slot says; its body uses neither otherwise. Of each list it takes one entry.
@@ -28,7 +28,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.variables import argument, behind
+from tfckpt.capture.variables import argument, origin
 from tfckpt.ir.graph import BACKWARD, Op, Segments
 from tfckpt.ops import record
 
@@ -49,7 +49,7 @@ def with_segments(operations: Sequence[tf.Operation], ops: Sequence[Op],
       ops: what was captured of them.
       loops: those of such loops.
       fetched: results that leave the step.
-      calls_once: whether rule 5 holds.
+      calls_once: whether rule 5 is satisfied.
 
     Returns:
       The ops with their `Loop.segments`, and a line for each loop that is refused.
@@ -101,21 +101,21 @@ def _segments(operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,
 
 
 def _check_for_xla(forward: tf.Operation, gradient: tf.Operation) -> None:
-    """Raise `_Refusal` unless rule 5 holds."""
+    """Raise `_Refusal` unless rule 5 is satisfied."""
     body: Any = tf_adapter.called_graph(forward, "body")
     calls = next((op.name for op in body.get_operations() if tf_adapter.called_functions(op)), "")
     if calls:
         raise _Refusal(f"its body calls a function ({calls}), which XLA reads once")
     for tensor in (*forward.inputs, *gradient.inputs):
-        made = behind(tensor)
+        made = origin(tensor)
         while record(made.op.type).fills == 0.0 and made.op.inputs:  # zeros, like those of a list
-            made = behind(made.op.inputs[0])
+            made = origin(made.op.inputs[0])
         use = record(made.op.type).lists
         if tensor.dtype != tf.variant or made.op is forward or use.rows:
             continue
-        shape = tf.get_static_value(behind(made.op.inputs[0])) if use.begins else None
+        shape = tf.get_static_value(origin(made.op.inputs[0])) if use.begins else None
         if shape is None or (shape < 0).any():
-            raise _Refusal(f"XLA would have to find the shape of what {made.op.name} holds")
+            raise _Refusal(f"XLA would have to infer the shape of the entries of {made.op.name}")
 
 
 def _is_gradient(op: Op) -> bool:
@@ -149,7 +149,7 @@ def _slots(body: _Function) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int
         if made.dtype != tf.variant:
             states.append(slot)
             continue
-        op = behind(made).op
+        op = origin(made).op
         use = record(op.type).lists
         if use.entry is None:
             raise _Refusal(f"it hands on a list that its body makes with {op.type}")
@@ -186,7 +186,7 @@ def _check_gradient(operations: Sequence[tf.Operation], ops: Sequence[Op], i: in
     if any(cond.uses(n) for n in range(len(cond.inputs)) if n not in (_COUNTER, _BOUND, trips)):
         raise _Refusal("its gradient's loop ends by what it computes")
     for slot in residuals:
-        op = behind(body.outputs[slot]).op
+        op = origin(body.outputs[slot]).op
         if not record(op.type).lists.removes or not body.is_only(slot, [op]):
             raise _Refusal(f"its gradient's loop reads list {slot} otherwise than by taking its "
                            "last entry")
@@ -197,7 +197,7 @@ def _check_gradient(operations: Sequence[tf.Operation], ops: Sequence[Op], i: in
 
 
 def _static(tensor: tf.Tensor) -> int | None:
-    value = tf.get_static_value(behind(tensor))
+    value = tf.get_static_value(origin(tensor))
     return int(value) if value is not None and value.size == 1 else None
 
 
@@ -209,7 +209,7 @@ class _Function:
         self.graph, self.inputs, self.outputs = graph, list(graph.inputs), list(graph.outputs)
         self._slot = {tensor.name: n for n, tensor in enumerate(self.inputs)}
         self.passed = {slot: found for slot, made in enumerate(self.outputs)
-                       if (found := argument(graph, behind(made))) is not None}
+                       if (found := argument(graph, origin(made))) is not None}
         self._uses: dict[int, list[tf.Operation]] = {}
         for op in graph.get_operations():
             if record(op.type).passes_on:
@@ -220,7 +220,7 @@ class _Function:
 
     def arguments(self, op: tf.Operation) -> list[int | None]:
         """Return which argument each input of an op is; None for those that are none."""
-        return [self._slot.get(behind(tensor).name) for tensor in op.inputs]
+        return [self._slot.get(origin(tensor).name) for tensor in op.inputs]
 
     def uses(self, slot: int) -> list[tf.Operation]:
         """Return the ops that read an argument, those that pass it on left out."""
@@ -233,26 +233,26 @@ class _Function:
 
     def adds_one(self, slot: int) -> bool:
         """Return whether an argument is handed on with one added to it."""
-        op = behind(self.outputs[slot]).op
+        op = origin(self.outputs[slot]).op
         return (record(op.type).adds and len(op.inputs) == 2
-                and any(self._slot.get(behind(one).name) == slot and _static(other) == 1
+                and any(self._slot.get(origin(one).name) == slot and _static(other) == 1
                         for one, other in (tuple(op.inputs), tuple(op.inputs)[::-1])))
 
     def check_only_set(self, slot: int) -> None:
         """Raise `_Refusal` unless entries of a list are set, and nothing else reads it."""
         chain: list[tf.Operation] = []
-        tensor = behind(self.outputs[slot])
+        tensor = origin(self.outputs[slot])
         while self._slot.get(tensor.name) != slot:
             use = record(tensor.op.type).lists
             if use.entry is None or use.index is None:
                 raise _Refusal(f"its body reads the list that it hands on in slot {slot}")
             chain.append(tensor.op)
-            tensor = behind(tensor.op.inputs[0])
+            tensor = origin(tensor.op.inputs[0])
         readers = [op for op in self.graph.get_operations()
                    if not record(op.type).passes_on
-                   for read in op.inputs if any(behind(read).op is made for made in chain)]
+                   for read in op.inputs if any(origin(read).op is made for made in chain)]
         handed = [n for n, made in enumerate(self.outputs)
-                  if any(behind(made).op is one for one in chain)]
+                  if any(origin(made).op is one for one in chain)]
         if (not self.is_only(slot, chain[-1:]) or handed != [slot]
                 or [op.name for op in readers] != [op.name for op in reversed(chain[:-1])]):
             raise _Refusal(f"its body reads the list that it hands on in slot {slot}")

@@ -1,9 +1,9 @@
-"""Shapes behind loops, which TensorFlow forgets.
+"""Shape inference for loops.
 
 A loop says what shapes its results have when it is traced, so an unknown batch stays unknown
-behind it, also where all that it is given is known. Here a definition is imported piece by piece,
-and behind each loop it is told the shapes that the body gives: of a result, where an iteration
-keeps the shape; of a stacked list, that of an entry.
+after it, even if the shapes of all its inputs are known. Here a definition is imported piece by
+piece, and after each loop the shapes that its body gives are filled in: of a result, where an
+iteration keeps the shape; of a stacked list, that of an entry.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.lists import entry_shape, result_shapes
-from tfckpt.capture.variables import behind
+from tfckpt.capture.variables import origin
 from tfckpt.ir.graph import depth_first_order
 from tfckpt.ops import record
 
 
-def tell_shapes_behind_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph) -> None:
-    """Have a definition say as much as can be found out of the shapes behind its loops.
+def infer_loop_shapes(definition: tf.compat.v1.GraphDef, live: tf.Graph) -> None:
+    """Write the shapes of loops' results, as far as they can be inferred, into a definition.
 
     Args:
       definition: changed in place; its nodes have the names of the ops of `live`.
@@ -56,7 +56,7 @@ class _Known:
 
 
 def _pieces(definition: tf.compat.v1.GraphDef) -> list[list[Any]]:
-    """Return the nodes in a topological order, cut behind each whose shapes are to be told."""
+    """Return the nodes in a topological order, cut after each whose shapes are to be inferred."""
     nodes = {node.name: node for node in definition.node}
     order = depth_first_order(nodes, lambda name: map(_op_of, nodes[name].input))
     pieces: list[list[Any]] = [[]]
@@ -100,7 +100,7 @@ def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _
                 known(op).outputs[slot].set_shape(shape)
                 node.attr["output_shapes"].list.shape[slot].CopyFrom(shape.as_proto())
         elif record(node.op).lists.stacks:
-            made = behind(op.inputs[0])
+            made = origin(op.inputs[0])
             shape = (entry_shape(made.op, made.value_index, known)
                      if record(made.op.type).is_loop else tf.TensorShape(None))
             if shape.is_fully_defined():

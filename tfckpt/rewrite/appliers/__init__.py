@@ -1,1 +1,1 @@
-"""What puts edits into a graph: one that is being traced, one in a file, one that is imported."""
+"""Appliers of edits to a graph: one that is being traced, one in a file, one that is imported."""

@@ -73,7 +73,7 @@ def _replace(graph: Any, replaced: Mapping[str, tf.Operation], ops: Mapping[str,
 
 
 def _only_for(graph: Any, gone: Collection[str]) -> list[str]:
-    """Return ops that give way, and those that read them and nobody reads."""
+    """Return the ops that are replaced, and those that read them, which nothing needs."""
     found = set(gone)
     for op in graph.get_operations():
         if not found.isdisjoint(t.op.name for t in op.inputs):
@@ -82,7 +82,7 @@ def _only_for(graph: Any, gone: Collection[str]) -> list[str]:
 
 
 def _without_unread(graph: Any) -> tuple[Sequence[str], list[str]]:
-    """Return how ops are shown, and those that compute what nobody reads: they would run."""
+    """Return the ops that are shown, and those whose results nothing reads: they would run."""
     shown = graph.get_operations()
     needed: set[str] = set()
     left = [*(t.op for t in graph.outputs), *graph.control_outputs,

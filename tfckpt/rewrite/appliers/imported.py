@@ -67,7 +67,7 @@ def _imported(concrete: Any, definition: tf.compat.v1.GraphDef, graph: Any,
 def _scope(definition: tf.compat.v1.GraphDef, graph: Any) -> str:
     """Return the name scope to import into: "" unless a name is taken.
 
-    Numbers behind single names would change their order, and with it that of operands.
+    Numbers appended to single names would change their order, and with it that of operands.
     """
     taken = {op.name for op in tf_adapter.every_operation(graph)}
     return graph.unique_name("step") if any(

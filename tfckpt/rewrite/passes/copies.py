@@ -1,4 +1,4 @@
-"""What plans recompute: copies, and the fences, waits or guards that delay them.
+"""Copies of what a plan recomputes, and the fences, waits or guards that delay them.
 
 A plan was made for the step with derivatives taken, so they are written before.
 """

@@ -1,4 +1,4 @@
-"""What forward AD writes: kept derivatives, and the products that the backward makes of them."""
+"""Edits of forward AD: kept derivatives, and the products that the backward makes of them."""
 
 from __future__ import annotations
 

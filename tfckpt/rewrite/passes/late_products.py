@@ -1,7 +1,7 @@
 """Has what of the forward goes into gradients wait for them, where Grappler would not.
 
 Grappler makes g * (c * a) of c * (g * a), where c is a constant: it pushes constants towards what
-can be folded. Where `a` is of the forward, c * a is computed there and then, and held until the
+can be folded. Where `a` is of the forward, c * a is computed there and then, and kept until the
 gradient comes, beside `a` where a copy reads that as well: one more tensor for each GELU, for
 example, that no plan knows of. What a gradient needs of the forward alone, such as exp(-x * x) for
 that of erfc, waits for a gradient by a control edge, which is lost where Grappler moves or folds

@@ -21,7 +21,7 @@ from tfckpt.plan.forward_ad import Decision
 
 
 class Property(enum.StrEnum):
-    """What a pass can ensure of the edited graph."""
+    """Properties of the edited graph that a pass can ensure."""
 
     DERIVATIVES = "kept derivatives are computed"
     COPIES = "copies and what delays them exist"
@@ -40,7 +40,7 @@ class Node:
 
 
 class PlainStep(Protocol):
-    """What TensorFlow can be asked about the step as it was captured."""
+    """Questions that TensorFlow can answer about the step as it was captured."""
 
     def attributes(self, op: str) -> Hashable:
         """Return the attributes of an op, such that equal ops have equal ones.
@@ -62,7 +62,7 @@ class PlainStep(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedPart:
-    """What was decided for the part of a step that one device runs.
+    """The decision for the part of a step that one device runs.
 
     Attributes:
       decision: graph, cost, plan and the edits of forward AD.
@@ -79,7 +79,7 @@ class PlannedPart:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What passes read.
+    """The input of passes.
 
     Attributes:
       graph: the whole step as captured, whose edits are made.
@@ -103,7 +103,7 @@ class Pass:
       name: for messages and tables.
       run: returns new edits; it raises `RewriteError` or `PlanError`.
       requires: what passes before it must have ensured.
-      ensures: what holds after it, whatever runs later.
+      ensures: what is true after it, whatever runs later.
       refusal: why it does not apply in a context; "" where it does. What it ensures then counts
         as settled.
     """
@@ -117,7 +117,7 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a pass: whether it changed the edits, or why it was not run."""
+    """The result of a pass: whether it changed the edits, or why it was not run."""
 
     name: str
     modified: bool

@@ -1,4 +1,4 @@
-"""What Grappler orders by name is ordered in a rewritten step as in the plain one."""
+"""The plain step's operand order, in a rewritten step, for what Grappler orders by name."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ of its weight, so the plain step reads no weight too late. A new op has no such 
 of a variable must await the copies (and derivatives) that read it.
 
 Fences of such a step must not await updates (`await_updates=False`): an update that awaits a copy
-behind a fence that awaits the update would be a cycle.
+after a fence that awaits the update would be a cycle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfckpt.rewrite.passes.manager import Pass, Property
 
 
 def has_references(graph: Graph) -> bool:
-    """Return whether the graph holds reference variables.
+    """Return whether the graph has reference variables.
 
     Args:
       graph: the captured step.
@@ -37,22 +37,22 @@ def await_readers(graph: Graph, edits: Edits) -> Edits:
       graph: the captured step.
       edits: what is done to the step so far.
     """
-    behind: dict[str, frozenset[str]] = {}  # op -> reference variables whose buffer it passes on
+    passed: dict[str, frozenset[str]] = {}  # op -> reference variables whose buffer it passes on
     nothing: frozenset[str] = frozenset()
     for op in graph.ops:
         known = record(op.type)
         if known.source is Source.REFERENCE:
-            behind[op.name] = frozenset((op.name,))
+            passed[op.name] = frozenset((op.name,))
         elif known.aliases:
-            behind[op.name] = nothing.union(*(behind.get(graph.ops[s].name, nothing)
+            passed[op.name] = nothing.union(*(passed.get(graph.ops[s].name, nothing)
                                               for s, _ in op.inputs))
     types = {op.name: op.type for op in graph.ops}
     readers: dict[str, list[str]] = {}
     for new in edits.added:
-        read = nothing.union(*(behind.get(op_of(t), nothing) for t in new.inputs))
+        read = nothing.union(*(passed.get(op_of(t), nothing) for t in new.inputs))
         kind = types.get(new.source, "") if isinstance(new, Clone) else new.type
         if record(kind).aliases:
-            behind[new.name] = read
+            passed[new.name] = read
         else:
             for variable in sorted(read):
                 readers.setdefault(variable, []).append(new.name)

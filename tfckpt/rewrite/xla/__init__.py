@@ -1,1 +1,1 @@
-"""What XLA needs besides copies: guards, barriers, an order, late updates."""
+"""Edits that XLA needs besides copies: guards, barriers, an order, late updates."""

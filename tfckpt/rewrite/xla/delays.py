@@ -1,4 +1,4 @@
-"""What holds copies back under XLA, which ignores control edges: guards on their inputs."""
+"""Delays of copies under XLA, which ignores control edges: guards on their inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfckpt.rewrite.names import SCOPE, guard_name
 from tfckpt.rewrite.xla.early import EarlyOps
 from tfckpt.rewrite.xla.guards import XLA_GUARDS, BarrierGuard, Guard
 from tfckpt.rewrite.xla.order import BackwardOrder
-from tfckpt.rewrite.xla.updates import hold_updates
+from tfckpt.rewrite.xla.updates import delay_updates
 
 _NO_WEIGHTS = (Source.CONSTANT, Source.ELSEWHERE)
 _INTEGERS = ("int32", "int64")
@@ -26,7 +26,7 @@ _INTEGERS = ("int32", "int64")
 def _known_when_compiled(graph: Graph) -> list[bool]:
     """Return for each op whether XLA may know its results when it compiles.
 
-    Shapes, axes and sizes must be known then, and nothing behind a guard is. They are computed from
+    Shapes, axes and sizes must be known then, and nothing read through a guard is. They come from
     constants, from shapes, and from small ints that are passed in.
     """
     found: list[bool] = []
@@ -38,8 +38,8 @@ def _known_when_compiled(graph: Graph) -> list[bool]:
     return found
 
 
-class XlaHolds:
-    """One guard for each region, and one for each gradient before which nothing may be read.
+class XlaDelays:
+    """One guard for each segment, and one for each gradient before which nothing may be read.
 
     Attributes:
       weights: whether weights are guarded too: it pays where their layout is changed early, and
@@ -58,39 +58,39 @@ class XlaHolds:
         self.when_compiled = _known_when_compiled(builder.graph)
         self.order = BackwardOrder(builder) if target.hold == ORDER else None
         self.early = EarlyOps(builder, self.when_compiled) if target.hold == ORDER else None
-        self.regions = 0
+        self.segments = 0
         self.guard: Guard | None = None
         self.guarded: dict[tuple[str, type[Guard]], str] = {}
-        self.delayed: set[int] = set()  # ops whose copies of this region are behind its guard
-        self.trigger: tuple[str, str] | None = None  # the latest region's
+        self.delayed: set[int] = set()  # ops whose copies in this segment depend on its guard
+        self.trigger: tuple[str, str] | None = None  # the latest segment's
         self.gradient: TensorId | None = None  # the latest
         self.openers: dict[tuple[TensorId, type[Guard]], Guard] = {}
         self.late: dict[tuple[TensorId, TensorId, type[Guard]], str] = {}
 
-    def open_region(self, fence: Fence) -> None:
+    def open_segment(self, fence: Fence) -> None:
         """Make the guard of a run of copies, which depends on the gradient that comes in.
 
         Args:
           fence: the control barrier that the plan has before the run; only its position counts.
 
         Raises:
-          RewriteError: the step has made no gradient before the region.
+          RewriteError: the step has made no gradient before the segment.
         """
         trigger = self._incoming_gradient(fence.position)
         if self.order is not None:
             trigger = self.order.trigger(fence.position, *trigger), trigger[1]
-        self.regions += 1
+        self.segments += 1
         self.guarded, self.delayed = {}, set()
-        self.guard = self.kind(f"{SCOPE}/guard_{self.regions}", *trigger)
+        self.guard = self.kind(f"{SCOPE}/guard_{self.segments}", *trigger)
         self.builder.added.extend(self.guard.trigger_ops())
 
     def _incoming_gradient(self, position: int) -> tuple[str, str]:
-        """Return the latest float tensor that the step made before a region, and its dtype.
+        """Return the latest float tensor that the step made before a segment, and its dtype.
 
-        One that more than the update reads: a gradient of weights would hold copies back as well,
-        but XLA's depth-first scheduler then computes it on the way to the region, and leaves its
-        update, which no region waits for, to the end of the step. Where that would be the trigger
-        of the region before, whose copies could be merged with these, it is the latest of all.
+        One that more than the update reads: a gradient of weights would delay copies as well, but
+        XLA's depth-first scheduler then computes it on the way to the segment, and leaves its
+        update, which no segment waits for, to the end of the step. Where that would be the trigger
+        of the segment before, whose copies could be merged with these, it is the latest of all.
         Not one that begins with padding, if there is another: to XLA that guard is open.
         """
         builder = self.builder
@@ -109,8 +109,8 @@ class XlaHolds:
                     self.trigger = latest if found == self.trigger else found
                     return self.trigger
         if latest is None:
-            raise RewriteError("rewrite: a region has no incoming gradient to guard it with under "
-                               "XLA")
+            raise RewriteError("rewrite: a recomputation segment has no incoming gradient to guard "
+                               "it with under XLA")
         return latest
 
     def _goes_on(self, tensor: TensorId) -> bool:
@@ -138,12 +138,13 @@ class XlaHolds:
         """
         return ()
 
-    def hold_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
+    def delay_copy(self, op: Op, inputs: list[str], outside: Sequence[int], entry: bool,
                   triggers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-        """Pass all storages and weights from outside the region through its guard.
+        """Pass all storages and weights from outside the segment through its guard.
 
-        At least one input of an op that reads nothing else behind it. Small integers that XLA may
-        know when it compiles pass none, even if they are computed, and copied.
+        An op that reads nothing else through the guard has at least one input pass it. Small
+        integers that XLA may know when it compiles pass none, even if they are computed, and
+        copied.
 
         Args:
           op: the original.
@@ -155,18 +156,18 @@ class XlaHolds:
         Returns:
           What the copy reads, and no op that it waits for.
         """
-        held, chosen = list(inputs), self._large_inputs(op, outside)
+        read, chosen = list(inputs), self._large_inputs(op, outside)
         delayed = self._reads_delayed(op, inputs, outside)
         if not (chosen or delayed):
             chosen = self._usable_inputs(op, outside)[:1]  # the largest
         for i in chosen:
-            held[i] = self._guard(inputs[i], op, i)
+            read[i] = self._guard(inputs[i], op, i)
         if chosen or delayed:
             self.delayed.add(self.builder.index[op.name])
-        return held, ()
+        return read, ()
 
     def _reads_delayed(self, op: Op, inputs: list[str], outside: Sequence[int]) -> bool:
-        """Return whether an op reads what is behind the region's guard already."""
+        """Return whether an op reads what depends on the segment's guard already."""
         return any(self.builder.root[made][slot][0] in self.delayed
                    or inputs[i] in self.guarded.values()
                    for i, (made, slot) in enumerate(op.inputs) if i not in outside)
@@ -181,12 +182,12 @@ class XlaHolds:
                 or self._is_weight(op.inputs[i])]
 
     def _guard(self, read: str, op: Op, index: int) -> str:
-        """Return what an op reads behind the region's guard, made once for each tensor and kind."""
+        """Return a tensor read through the segment's guard, made once for each tensor and kind."""
         guard = self.guard
         assert guard is not None
         kind = self._kind(op)
         if (read, kind) not in self.guarded:
-            name = guard_name(read, self.regions, "" if kind is self.kind else "_whole")
+            name = guard_name(read, self.segments, "" if kind is self.kind else "_whole")
             self.builder.added.extend(kind(guard.name, guard.trigger, guard.dtype).pass_through(
                 name, read, self.builder.tensor(op.inputs[index]).dtype))
             self.guarded[read, kind] = f"{name}:0"
@@ -211,15 +212,16 @@ class XlaHolds:
     def before_original(self, op: Op, position: int) -> None:
         """Have a backward op see what the forward kept for it only when its gradient is there.
 
-        Otherwise XLA goes behind what was kept. It merges what the backward computes from it with
-        equal ops of the forward (x - mean of a normalization), and computes what was kept again
-        within the op that reads it (`max(z, 0) > 0` is `z > 0` to it), for which what that was
-        made of stays in memory, too. Only of ops that it fuses, where a guard takes no memory.
+        Otherwise XLA keeps other tensors instead. It merges what the backward computes from a kept
+        tensor with equal ops of the forward (x - mean of a normalization), and computes a kept
+        tensor again within the op that reads it (`max(z, 0) > 0` is `z > 0` to it), so that the
+        tensor's own inputs stay in memory, too. Only ops that XLA fuses are treated so: a guard
+        takes no memory there.
 
-        Weights are held back from all ops: on a CPU, XLA transposes them for the backward as soon
-        as it can, that is at the start of the step, and holds the transposed ones until then. So
-        it does with activations that a convolution's filter gradient reads, for which every read
-        can be guarded (`every_read`).
+        All ops read weights late: on a CPU, XLA transposes them for the backward as soon as it
+        can, that is at the start of the step, and keeps the transposed ones until then. It does the
+        same with activations that a convolution's filter gradient reads, for which every read can
+        be guarded (`every_read`).
 
         Args:
           op: the original.
@@ -260,7 +262,7 @@ class XlaHolds:
                 tensor)[1])
 
     def _late(self, tensor: TensorId, gradient: TensorId, kind: type[Guard]) -> str:
-        """Return a tensor behind a guard that a gradient opens, made once for both."""
+        """Return a tensor read through a guard that a gradient opens, made once for both."""
         builder = self.builder
         if (gradient, kind) not in self.openers:
             opener = kind(f"{SCOPE}/late_{len(self.openers) + 1}", builder.tensor_name(gradient),
@@ -275,7 +277,7 @@ class XlaHolds:
             self.late[tensor, gradient, kind] = f"{name}:0"
         return self.late[tensor, gradient, kind]
 
-    def hold_original(self, step: Step, triggers: tuple[str, ...]) -> None:
+    def delay_original(self, step: Step, triggers: tuple[str, ...]) -> None:
         """Do nothing: see `signals`.
 
         Args:
@@ -286,4 +288,4 @@ class XlaHolds:
     def close(self) -> None:
         """Have updates come after the last reads of what they change."""
         if self.order is not None:
-            hold_updates(self.builder)
+            delay_updates(self.builder)

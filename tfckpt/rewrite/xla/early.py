@@ -1,4 +1,4 @@
-"""Holds back what XLA may compute at any time, and on GPUs computes too early.
+"""Delays of what XLA may compute at any time, and on GPUs computes too early.
 
 Nothing of the step leads to random numbers but a seed, and nothing at all to the zeros that a
 scatter adds to: XLA's scheduler may put them at the start of the step, where all of them wait for
@@ -45,7 +45,7 @@ class EarlyOps:
         return found
 
     def before_original(self, op: Op, position: int) -> None:
-        """Hold an op of the plan back, if it could run before those that the plan has before it.
+        """Delay an op of the plan, if it could run before those that the plan has before it.
 
         Args:
           op: the original.

@@ -1,8 +1,8 @@
-"""Guards: what holds a copy region back under XLA, which ignores control edges.
+"""Guards: they delay a recomputation segment under XLA, which ignores control edges.
 
-Every input of a region passes a guard, which depends on a trigger, the incoming gradient. So the
+Every input of a segment passes a guard, which depends on a trigger, the incoming gradient. So the
 copies come after it, and are not merged with the originals. Element-wise ops of the backward
-read what the forward kept through one that their own gradient triggers (`XlaHolds`).
+read what the forward kept through one that their own gradient triggers (`XlaDelays`).
 
 The *data guard* is `select(armed, 0, x)`, where `armed` asks whether the bits of one element of the
 trigger equal a NaN payload that no kernel produces. No compiler can see through it, and no value
@@ -36,7 +36,7 @@ CSE_FLAG = "--xla_disable_hlo_passes=cse_barrier_expander"
 
 @dataclasses.dataclass(frozen=True)
 class Guard(abc.ABC):
-    """Holds what reads through it back until a trigger exists.
+    """Delays what reads through it until a trigger exists.
 
     Attributes:
       name: name scope.

@@ -3,7 +3,7 @@
 XLA chooses an order by itself: it may compute a large gradient before what is to be recomputed
 beside it, and leave gradients of weights, with all that they read, to a later time. A barrier over
 what shall come first and a gradient that is read next, through which that is read, leaves it no
-choice: XLA for GPUs keeps barriers until everything is scheduled. They hold nothing for longer:
+choice: XLA for GPUs keeps barriers until everything is scheduled. They keep nothing alive longer:
 of what comes first only that is among their operands which is read later anyway.
 """
 
@@ -23,7 +23,7 @@ from tfckpt.rewrite.names import SCOPE, copy_name
 class BackwardOrder:
     """Barriers between gradients that are read next and what comes before that in the plan.
 
-    That is the copies of the latest region, before all that reads an earlier gradient; and
+    That is the copies of the latest segment, before all that reads an earlier gradient; and
     gradients of weights, before the next op that does.
     """
 
@@ -34,13 +34,13 @@ class BackwardOrder:
         self.copies: list[tuple[str, str]] = []  # of that: names and dtypes
         self.weights: list[tuple[str, str]] = []  # gradients that nothing waits for yet
         self.since = 0  # where the latest of them was made
-        self.behind: dict[TensorId, str] = {}  # gradients by their latest barriers
-        self.after_copies: dict[TensorId, None] = {}  # those behind the copies of that region
+        self.after: dict[TensorId, str] = {}  # gradients by their latest barriers
+        self.after_copies: dict[TensorId, None] = {}  # those after the copies of that segment
         self.views: dict[tuple[TensorId, str], str] = {}
         self.barriers = 0
 
     def trigger(self, position: int, tensor: str, dtype: str) -> str:
-        """Return a gradient behind the gradients of weights before a region at a position.
+        """Return a gradient, ordered after those of weights before a segment at a position.
 
         Args:
           position: of the recomputation segment's first step in the schedule.
@@ -54,7 +54,7 @@ class BackwardOrder:
         return self._barrier(tensor, dtype, []) if self.weights else tensor
 
     def before_original(self, op: Op, position: int) -> None:
-        """Have an op of the backward read earlier gradients behind what shall come before.
+        """Have an op of the backward read earlier gradients after what shall come before.
 
         Args:
           op: the original.
@@ -67,23 +67,23 @@ class BackwardOrder:
                 continue
             origin = self.builder.made_by(tensor)
             if self.copies and made < self.region and origin not in self.after_copies:
-                self._put_behind(origin, self.copies)
+                self._put_after(origin, self.copies)
                 self.after_copies[origin] = None
             elif self.weights and made < self.since:
-                self._put_behind(origin, [])
-            if origin in self.behind:
+                self._put_after(origin, [])
+            if origin in self.after:
                 self.builder.rewires.append(Rewire(op.name, i, self._seen(tensor, origin)))
 
-    def _put_behind(self, origin: TensorId, copies: Sequence[tuple[str, str]]) -> None:
-        """Have what reads a gradient from now on read it behind copies and gradients of weights."""
-        name = self.behind.get(origin, self.builder.tensor_name(origin))
-        self.behind[origin] = self._barrier(name, self.builder.tensor(origin).dtype, copies)
+    def _put_after(self, origin: TensorId, copies: Sequence[tuple[str, str]]) -> None:
+        """Have what reads a gradient from now on wait for copies and gradients of weights."""
+        name = self.after.get(origin, self.builder.tensor_name(origin))
+        self.after[origin] = self._barrier(name, self.builder.tensor(origin).dtype, copies)
 
     def _seen(self, tensor: TensorId, origin: TensorId) -> str:
-        """Return a tensor as seen behind the latest barrier of the one whose memory it lies in."""
+        """Return a tensor read through the latest barrier of the one whose memory it lies in."""
         if tensor == origin:
-            return self.behind[origin]
-        key = (tensor, self.behind[origin])
+            return self.after[origin]
+        key = (tensor, self.after[origin])
         if key not in self.views:
             op = self.builder.graph.ops[tensor[0]]
             inputs = [self.builder.tensor_name(t) for t in op.inputs]
@@ -151,7 +151,7 @@ class BackwardOrder:
         return None if instance is None else builder.resolved.maker[instance]
 
     def _barrier(self, tensor: str, dtype: str, copies: Sequence[tuple[str, str]]) -> str:
-        """Return a tensor behind copies and gradients of weights, which are done with then."""
+        """Return a tensor ordered after copies and the gradients of weights not yet waited for."""
         self.barriers += 1
         first = [*copies, *self.weights]
         self.weights = []

@@ -1,9 +1,9 @@
 """Has variables be updated after the last op that reads their old values.
 
 XLA writes what becomes of a variable in its place. Where a read may come after that, it copies the
-variable before the step and holds the copy until then. A gradient of weights that the plan makes
+variable before the step and keeps the copy until then. A gradient of weights that the plan makes
 before the gradient of what went in, which reads the weights, would have it do so: its update waits
-for the latter, behind a barrier.
+for the latter, through a barrier.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tfckpt.rewrite.edit_builder import FLOATS, LARGE, EditBuilder
 from tfckpt.rewrite.names import SCOPE, copy_name
 
 
-def hold_updates(builder: EditBuilder) -> None:
-    """Have updates read gradients behind barriers with the last results made of the old values.
+def delay_updates(builder: EditBuilder) -> None:
+    """Have updates read gradients through barriers with the last results made of the old values.
 
     Args:
       builder: the edits in the making, which the barriers are added to.
@@ -33,7 +33,7 @@ def hold_updates(builder: EditBuilder) -> None:
             continue
         position, (index, copy) = last[handle]
         if position > made_at[vertex]:
-            _hold(builder, gradient, index, copy, count)
+            _delay(builder, gradient, index, copy, count)
 
 
 def _last_readers(builder: EditBuilder) -> dict[TensorId, tuple[int, tuple[int, int]]]:
@@ -87,8 +87,8 @@ def _gradients(builder: EditBuilder, updates: list[Op], writers: dict[TensorId, 
                 pending += [t for op in writers.get(made.inputs[0], ()) for t in op.inputs]
 
 
-def _hold(builder: EditBuilder, gradient: TensorId, index: int, copy: int, count: int) -> None:
-    """Have the update read a gradient behind a barrier with what an op or a copy of it makes."""
+def _delay(builder: EditBuilder, gradient: TensorId, index: int, copy: int, count: int) -> None:
+    """Have the update read a gradient through a barrier with a result of an op or a copy of it."""
     op = builder.graph.ops[index]
     read = f"{copy_name(op.name, copy)}:0" if copy else builder.tensor_name((index, 0))
     dtypes = builder.tensor(gradient).dtype, op.outputs[0].dtype
