@@ -18,14 +18,14 @@ VERSIONS := 2.18 2.19 2.20 2.21
 MATRIX   := tests/tf/test_adapter.py tests/e2e/test_bit_identity.py tests/e2e/test_front_end.py \
             tests/e2e/test_keras_fit.py tests/e2e/test_xla.py tests/e2e/test_xla_trials.py
 
-.PHONY: help demo test test-matrix lint types docs bench nightly snapshot third-party mutants \
-        sanitize clean
+.PHONY: help demo test test-matrix lint types docs bench nightly snapshot third-party \
+        keras-tests mutants sanitize clean
 
 help:
 	@echo "make demo     train two networks with and without tfckpt, print a table, draw a plot"
 	@echo "make test     run the tests"
 	@echo
-	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | snapshot | third-party | mutants | sanitize | clean"
+	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | snapshot | third-party | keras-tests | mutants | sanitize | clean"
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
@@ -70,6 +70,10 @@ snapshot: $(STAMP)
 # Training steps of packages that we did not write; they have an environment of their own.
 third-party: .venv-third-party/.tfckpt-installed
 	.venv-third-party/bin/python -m tests.third_party $(STEPS)
+
+# Keras' own tests, plain and with a plan forced on every step; KERAS="--only layers/rnn" takes some.
+keras-tests: $(STAMP)
+	$(BIN)/python -m tests.keras_layer_tests $(KERAS)
 
 # MUTANTS="--all --module plan/allocator" tries every one of a module; see tests/mutation.py.
 mutants: $(STAMP)

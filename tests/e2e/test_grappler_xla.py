@@ -100,6 +100,27 @@ def test_prediction_and_evaluation_of_a_compiled_model_are_left_alone(traces):
     assert not any(is_rewritten(op.name) for graph in seen for op in graph.get_operations())
 
 
+def test_what_the_gradient_of_a_loop_or_branch_consists_of_is_no_step():
+    made = np.random.default_rng(0).standard_normal((4, 6, 8)).astype("f")
+    weight = tf.Variable(made[0, 0, :, None] * made[1, 0])
+
+    @tf.function(jit_compile=True)
+    def recurrent(x):
+        with tf.GradientTape() as tape:
+            h = tf.zeros_like(x[:, 0])
+            for t in tf.range(6):
+                h = tf.tanh(x[:, t] + h @ weight)
+            h = tf.cond(tf.reduce_sum(h) > 0, lambda: tf.sin(h) * h, lambda: tf.exp(h))
+            loss = tf.reduce_sum(h * h)
+        return tape.gradient(loss, weight)
+
+    wanted = recurrent(made)
+    grappler_ext.enable()
+    step = tf.function(recurrent.python_function, jit_compile=True)
+    np.testing.assert_allclose(step(made), wanted, rtol=1e-5, atol=1e-6)
+    assert list(grappler_ext.reports()) == ["recurrent"]
+
+
 def test_a_decorated_function_is_not_rewritten_twice():
     made, plain = build("dense_relu")
     step = tfckpt.checkpoint(plain)

@@ -136,6 +136,28 @@ def test_in_xla_only_while_tracing_for_xla():
     assert seen == [False, True, True]
 
 
+def test_what_the_gradient_of_a_loop_or_branch_consists_of(hook):
+    seen = []
+    hook(lambda graph: seen.append((graph.name, tf_adapter.made_by_a_gradient(graph))))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda y: tf.reduce_sum(y) < 9.0, lambda y: (tf.sin(y) * y + 1.0,),
+                              (x,))[0]
+            y = tf.cond(tf.reduce_sum(y) > 0.0, lambda: tf.sin(y), lambda: tf.exp(y))
+            y = tf.switch_case(tf.size(y), [lambda: tf.sin(y), lambda: tf.cos(y)])
+        return tape.gradient(y, x)
+
+    step.get_concrete_function(VECTOR)
+    told = dict(seen)
+    derived = {name for name in told if "_grad_" in name or name.endswith("_rewritten")}
+    conditions = {name for name in told if name.startswith("while_cond")}
+    assert len(told) == len(seen) and len(derived) >= 8
+    assert {name for name, made in told.items() if made} == derived | conditions
+
+
 def test_is_stateful():
     table = tf.Variable(1.0)
 

@@ -35,7 +35,13 @@ from tensorflow.python.framework import (
     op_def_registry,
 )
 from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.ops import control_flow_util, handle_data_util
+from tensorflow.python.ops import (
+    cond_v2,
+    control_flow_util,
+    control_flow_v2_func_graphs,
+    handle_data_util,
+    while_v2,
+)
 from tensorflow.python.util import _pywrap_util_port
 
 from tfckpt.ops import Access, registry
@@ -339,6 +345,21 @@ def in_xla(graph: tf.Graph) -> bool:
       graph: of a function's body or not; a graph around it that is traced so counts as well.
     """
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def made_by_a_gradient(graph: tf.Graph) -> bool:
+    """Return whether a graph is what the gradient of a loop or branch consists of.
+
+    That is its bodies, and what it makes of the plain ones so that these keep what it reads. All
+    have ops of gradients, and none is a step. Nor is a loop's condition, which counts as well.
+
+    Args:
+      graph: of a function's body or not.
+    """
+    derived = (control_flow_v2_func_graphs.WhileCondFuncGraph,
+               while_v2._WhileBodyGradFuncGraph, cond_v2._CondGradFuncGraph)
+    return isinstance(graph, derived) or graph.name.endswith("_rewritten") and isinstance(
+        graph, control_flow_v2_func_graphs.ControlFlowFuncGraph)
 
 
 def autograph_converts() -> bool:

@@ -447,7 +447,7 @@ def _on_trace(func_graph: Any) -> None:
 
 def _trains_compiled(func_graph: Any) -> bool:
     """Return whether an unmarked graph is compiled by XLA, has a gradient, and is as traced."""
-    if not tf_adapter.in_xla(func_graph):
+    if not tf_adapter.in_xla(func_graph) or tf_adapter.made_by_a_gradient(func_graph):
         return False
     names = [op.name for op in func_graph.get_operations()]
     return any(map(is_gradient_scope, names)) and not any(map(is_rewritten, names))
