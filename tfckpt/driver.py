@@ -406,7 +406,7 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
 def _decided(step: Captured, candidate: Candidate, found: Sequence[Search], trials: Trials
              ) -> Decided:
     proposals = candidate.proposals
-    return Decided(proposals, tuple(line for search in found for line in search.rejected),
+    return Decided(proposals, tuple(line for search in found for line in search.given_up()),
                    _compiled(step, _fullest_first(proposals)[0], trials), tuple(trials.answers))
 
 

@@ -94,3 +94,26 @@ def test_what_is_free_on_the_device_is_a_budget():
     free, plain, planned, *reason = _on_the_device(1_000_000_000).split()
     assert int(planned) <= int(free) <= 1_000_000_000 < int(plain) and not reason
     assert "budget=\"device\" cannot be met: " in _on_the_device(250_000_000)
+
+
+def test_a_plan_that_is_applied_is_not_given_up():
+    """It fits, a faster one was looked for, and there is none: a report names other plans only."""
+    made = [tf.Variable(tf.random.stateless_normal((512, 512), (1, i)) * .04) for i in range(8)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for variable in made:
+                h = tf.nn.gelu(h @ variable)
+            loss = tf.reduce_mean(h * h)
+        for variable, gradient in zip(made, tape.gradient(loss, made), strict=True):
+            variable.assign_sub(.1 * gradient)
+        return loss
+
+    for budget in (0.6, 0.5, 0.4):
+        planned = tfckpt.checkpoint(tf.function(step), budget=budget)
+        planned.get_concrete_function(tf.TensorSpec((2048, 512)))
+        report = planned.report
+        assert report.applied
+        assert not [line for line in report.rejected
+                    if f", {report.planned_peak_bytes:,} bytes: " in line]

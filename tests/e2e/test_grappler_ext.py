@@ -111,8 +111,9 @@ def test_a_batch_that_the_trace_leaves_open(options):
     assert found[0] == found[1]
     reports = [r for r in grappler_ext.reports().values() if r.applied]
     assert bool(reports) == ("budget" not in options)
-    assert [r.planned_for for r in reports] == [
-        "a batch of 1024" if options else "a batch of 32: nothing says what it is"] * len(reports)
+    said = "a batch of 1024" if options else (
+        "a batch of 32: nothing says what it is; pass batch_size=")
+    assert [r.planned_for for r in reports] == [said] * len(reports)
 
 
 def test_graphs_without_gradients_are_skipped_at_once():

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -120,6 +121,14 @@ def test_every_solver_of_the_front_and_the_choice_are_drawn():
     assert labels == ["store_all", "chen", "approx_dp", "chosen"]
     drawn = {tuple(map(float, xy)) for found in axes.collections for xy in found.get_offsets()}
     assert drawn == {(p.live_peak_bytes / MB, 100 * p.overhead) for p in points}
+
+
+def test_a_front_without_plans_says_so():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns of a legend without entries
+        axes, = pictures.front_figure(Front.of([], None, "step", 9 * MB)).axes
+    assert axes.get_legend() is None
+    assert [text.get_text() for text in axes.texts] == ["no plan was looked for"]
 
 
 def test_between_two_plans_the_line_shows_what_a_budget_there_gets():

@@ -217,7 +217,7 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
             words.append(f"a batch of {batch}")
         elif may_assume:
             batch = STAND_IN
-            words.append(f"a batch of {STAND_IN}: nothing says what it is")
+            words.append(f"a batch of {STAND_IN}: nothing says what it is; pass batch_size=")
     return (concrete_shapes(graph, batch, inputs, library, sizes, parts, open_part(graph)),
             ", ".join(words))
 

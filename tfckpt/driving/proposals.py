@@ -35,6 +35,8 @@ MOST = 8
 WHOLE_EFFORT, LEAST_EFFORT = 16 << 20, 0.1
 """Bytes of a plain peak from which on the search takes its default effort, and the minimum share of
 it: below, a step is planned in less time than a person notices, and there is little to save."""
+FASTER = "a faster one is looked for"
+"""Ends the reason of a plan that fits: it is taken after all where there is no faster one."""
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
 PLAIN_FITS = "the plain step fits the budget"
 EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
@@ -150,8 +152,7 @@ class Search:
           segments: whether loops are not to be recomputed in segments from now on.
         """
         self._segments = self._segments and not segments
-        planned = self.proposal.decision.planned
-        self.rejected.append(f"{planned.plan.solver}, {planned.peak_bytes:,} bytes: {reason}")
+        self.rejected.append(f"{_called(self.proposal)}: {reason}")
         self._reason = reason
         if instead is not None:
             self.proposal = instead
@@ -162,6 +163,15 @@ class Search:
             self._known = {}
             self._proposals = itertools.islice(self._all(), MOST)
         self._step()
+
+    def given_up(self) -> tuple[str, ...]:
+        """Return the lines of `rejected`, without that of the present plan.
+
+        It has one where a faster plan was looked for, and none was found.
+        """
+        taken = f"{_called(self.proposal)}: "
+        return tuple(line for line in self.rejected
+                     if not (line.startswith(taken) and line.endswith(FASTER)))
 
     def _step(self) -> None:
         for found in self._proposals:
@@ -283,6 +293,11 @@ def worth_of(plain_bytes: int) -> float:
       A factor from `LEAST_EFFORT` to 1.
     """
     return min(1.0, max(LEAST_EFFORT, plain_bytes / WHOLE_EFFORT))
+
+
+def _called(proposal: Proposal) -> str:
+    planned = proposal.decision.planned
+    return f"{planned.plan.solver}, {planned.peak_bytes:,} bytes"
 
 
 def _plain_fits(part: Part, share: float = 1.0) -> bool:

@@ -19,7 +19,7 @@ from tfckpt.common.clock import check_time
 from tfckpt.common.messages import waiting_for
 from tfckpt.driving.judges import Candidate, Rejected
 from tfckpt.driving.parts import Part, Proposal, unchanged
-from tfckpt.driving.proposals import NOTHING_TO_GAIN
+from tfckpt.driving.proposals import FASTER, NOTHING_TO_GAIN
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import ORDER
@@ -280,7 +280,7 @@ class Trials:
         if best is not None and best is not trial.proposal:
             raise Rejected(f"{said}; one before is faster", instead=best)
         if aim is not None and taken < NEAR * limit and _recomputes(trial):
-            raise Rejected(f"{said}; a faster one is looked for", room=aim)
+            raise Rejected(f"{said}; {FASTER}", room=aim)
 
     def _try_another(self, trial: Trial, said: str) -> None:
         """Reject the minimum plan for a second one: that of the fewest bytes, whatever its time.

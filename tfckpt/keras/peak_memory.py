@@ -214,7 +214,8 @@ def _comparison(found: Report | None, measured: int, devices: tuple[str, ...]) -
     """Planned against measured, as text of three to five lines."""
     lines = ["", "tfckpt: bytes above what is allocated when a step begins"]
     if found is None:
-        lines.append("  planned peak     nothing: tfckpt.keras.checkpoint(model) rewrote no step")
+        lines.append("  planned peak     none: no step was planned; tfckpt.keras.checkpoint(model) "
+                     "has them planned")
     else:
         taken = found.compiled if found.compiled and found.compiled.after else None
         _, expected = found.expected_bytes

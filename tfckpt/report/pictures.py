@@ -252,6 +252,10 @@ def front_figure(front: Front, colours: Mapping[str, str] = LIGHT) -> Any:
     axes.set_title(f"{front.name}: plans that no other beats in both{hollow}", loc="left",
                    color=colours["ink"], fontsize=11)
     axes.set_xlim(left=0)
+    if not axes.collections:
+        axes.text(0.5, 0.5, "no plan was looked for", transform=axes.transAxes, ha="center",
+                  color=colours["ink"])
+        return figure
     legend = axes.legend(frameon=False, fontsize=9)
     for text in legend.get_texts():
         text.set_color(colours["ink"])
