@@ -211,7 +211,6 @@ def test_a_process_ends_in_good_order_whatever_is_pending(delay):
     found = subprocess.run([sys.executable, "-c", textwrap.dedent(f"""
         import tests.conftest
         from tfckpt.verify.arithmetic import background
-from tfckpt.verify.arithmetic.certified import doubt
         import tfckpt
         from tests.e2e.test_exact import trained
         background.DELAY = {delay}
