@@ -126,7 +126,7 @@ def _numbers(model: Any) -> list:
     import numpy as np
 
     variables = [*model.variables, *getattr(model.optimizer, "variables", ())]
-    arrays = [np.asarray(v.value) for v in variables if str(v.dtype) != "string"]
+    arrays = [v.value.numpy() for v in variables if str(v.dtype) != "string"]
     digest = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     return [digest, [float(np.linalg.norm(a.astype(np.float64).ravel())) for a in arrays]]
 
