@@ -22,7 +22,7 @@ from tfckpt.plan.planner import plan_step
 from tfckpt.ir.target import Target
 from tests.support import exhaustive
 from tfckpt.solvers import acg, approx_dp, chen, exact_dp, lcg
-from tfckpt.solvers.forward.main_path import trunk
+from tfckpt.solvers.forward.main_path import main_path
 
 graphs = [random_paper_graph(seed, 9) for seed in range(6)] + [residual_network(30)]
 for number, graph in enumerate(graphs):
@@ -44,7 +44,7 @@ for number, graph in enumerate(graphs):
         if len(view) < 7:
             print(exhaustive.lower_sets(view, least))
         print(chen.lower_sets(view), chen.lower_sets(view, least // 4), chen.manual(view))
-        print(trunk(view), division_tree(view), repr(division_tree(view)))
+        print(main_path(view), division_tree(view), repr(division_tree(view)))
         print(acg.solve(view), segments(view, acg.solve(view).vertices))
         print(acg.solve(view, needs_inputs=range(0, len(view), 3)))
 for seed in range(20):

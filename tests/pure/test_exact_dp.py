@@ -133,7 +133,7 @@ def test_the_lattice_is_all_lower_sets_and_their_steps(graph):
     assert set(paper_model.as_sets(sets.masks)) == set(paper_model.all_lower_sets(graph))
     assert len(set(sets.masks)) == len(sets.masks)
     for index, mask in enumerate(sets.masks):
-        assert sets.held[index] == weight(forward.bytes, mask)
+        assert sets.bytes[index] == weight(forward.bytes, mask)
         assert sets.edge_bytes[index].sum() == weight(forward.bytes, boundary(forward, mask))
         _, steps = sets.down.out_of(np.array([index]))
         smaller = {sets.masks[sets.down.to[s]]: 1 << int(sets.down.node[s]) for s in steps}

@@ -25,7 +25,7 @@ from tfckpt.solvers.forward.division_tree import division_tree
 from tfckpt.solvers.forward.forward import forward_view
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
 from tfckpt.solvers.forward.lower_sets import kept_storages
-from tfckpt.solvers.forward.main_path import trunk
+from tfckpt.solvers.forward.main_path import main_path
 from tfckpt.solvers.forward.reforwarding import Checkpoints
 from tfckpt.solvers.forward.stage_costs import stages_of
 from tfckpt.solvers.recursion import Recursion, turning_point
@@ -138,7 +138,7 @@ def chen(evaluator: Evaluator, objective: str) -> Proposals:
     if len(forward):
         found = kept_storages(forward, chen_solver.lower_sets(forward))
         yield from _with_boundary(evaluator.graph, forward, found)
-        stem = trunk(forward)
+        stem = main_path(forward)
         found = _storages(stem, chen_solver.manual(stem))
         yield from _with_boundary(evaluator.graph, stem, found)
 
@@ -156,7 +156,7 @@ def lcg(evaluator: Evaluator, objective: str) -> Proposals:
     Raises:
       PlanError: the main path of the forward is no chain, or too long.
     """
-    forward = trunk(forward_view(evaluator.graph))
+    forward = main_path(forward_view(evaluator.graph))
     yield _storages(forward, lcg_solver.solve(forward))
 
 
@@ -176,7 +176,7 @@ def acg(evaluator: Evaluator, objective: str) -> Proposals:
     Raises:
       PlanError: the forward graph is too large, or too entangled for a division tree.
     """
-    forward = trunk(forward_view(evaluator.graph))
+    forward = main_path(forward_view(evaluator.graph))
     tree = division_tree(forward)
     best = acg_solver.solve(forward, tree=tree).max_term
     for quarters in MAX_TERM_SHARES:

@@ -1,14 +1,15 @@
 """`acg`: optimal checkpoints of an arbitrary computation graph, on its division tree.
 
 For a bound C on the largest segment, a segment of the tree that fits C is left alone: it is
-recomputed as a whole and costs nothing more. One that does not is opened:
+recomputed as a whole and needs no checkpoint inside. One that does not fit is opened:
 
   - branched: each part is solved on its own;
   - complicated: its connecting vertices become checkpoints and its parts are solved;
   - linear: parts that do not fit are opened, and what lies between them is a chain of splitting
     vertices, of which the shortest path in the accessibility graph keeps the cheapest (`lcg`).
 
-Parts come before what they are part of, so one pass solves the tree. `max_terms` chooses C.
+Parts come before the segment that they belong to, so one pass solves the tree. `max_terms`
+chooses C.
 
 Source: Feng and Huang 2018, section 4, algorithm 5; Feng and Huang 2021, supplement, section 3.
 Two details that the text leaves open follow from its cost (the brute force of the tests agrees):
@@ -47,7 +48,7 @@ WORK = 10_000_000
 
 def solve(graph: ForwardGraph, *, needs_inputs: Iterable[int] = (),
           tree: DivisionTree | None = None) -> Checkpoints:
-    """Return the checkpoints that cost least under equation (1).
+    """Return the checkpoints of minimum cost under equation (1).
 
     Args:
       graph: any graph; without vertices the answer is empty.
@@ -97,14 +98,14 @@ def _prepare(graph: ForwardGraph, needs_inputs: Iterable[int], tree: DivisionTre
 class _OnTree:
     """Solves a division tree under one bound after the other.
 
-    Per segment of the tree, with one entry more (0) that stands for plain edges, since
-    `NO_SEGMENT` is the last index:
+    Lists have one entry a segment of the tree, and a last one (0) for plain edges, which
+    `NO_SEGMENT` (-1) indexes.
 
     Attributes:
       whole: bytes of all its vertices; more than the graph has if one of them must be stored.
       largest: bytes of the largest segment if none of its vertices is a checkpoint. Less than
         `whole` for branches.
-      recomputable: bytes of all that may be recomputed.
+      recomputable: bytes of all vertices of the graph.
     """
 
     def __init__(self, graph: ForwardGraph, tree: DivisionTree, must_store: frozenset[int]) -> None:
@@ -127,7 +128,7 @@ class _OnTree:
                 self.spans.append(([], [], []))
 
     def under(self, limit: int) -> tuple[int, int]:
-        """(bytes of checkpoints, bytes of the largest segment); the graph's ends not counted."""
+        """Return the bytes of checkpoints, without the graph's ends, and of the largest segment."""
         stored, largest, _ = self._solve(limit)
         return (stored[-2], largest[-2]) if self.tree.segments else (0, 0)
 
@@ -152,7 +153,11 @@ class _OnTree:
         return sorted(found)
 
     def _solve(self, limit: int) -> tuple[list[int], list[int], dict[int, list[int]]]:
-        """For each segment, its ends stored: bytes of checkpoints, of the largest, path taken."""
+        """Return for each segment, its ends stored, what is best under a bound.
+
+        Returns:
+          (bytes of checkpoints, bytes of the largest segment left, path taken if it is linear).
+        """
         stored = [0] * len(self.whole)
         largest = list(self.largest)
         paths: dict[int, list[int]] = {}

@@ -8,7 +8,7 @@ Domination. Time-centric, a state is dropped if another of the same L has t' <= 
 Memory-centric looks for the largest t, so a state is kept unless another has t' >= t and
 m' <= m; the rule that the paper gives (section 4.2, last paragraph) would lose the optimum.
 
-What a step costs is computed for all pairs of sets at once, as products of 0/1 matrices, and the
+The cost of a step is computed for all pairs of sets at once, as products of 0/1 matrices, and the
 states of all sets before L' are advanced together.
 
 Source: Kusumoto et al. 2019, algorithm 1, section 4.3 (the family), section 4.4 (memory-centric).
@@ -44,7 +44,7 @@ LARGEST_BUDGET = 1 << 62
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What every step between two sets of a family costs.
+    """The costs of every step between two sets of a family.
 
     Row 0 stands for the empty set, row `i + 1` and column `i` for `family[i]`.
 
@@ -125,12 +125,12 @@ def steps_between(forward: ForwardGraph, masks: tuple[int, ...]) -> Steps:
       What each step from one of these sets, or the empty set, to a larger one costs.
 
     Raises:
-      PlanError: the graph holds more than `LARGEST_TOTAL` bytes.
+      PlanError: the graph has more than `LARGEST_TOTAL` bytes.
 
     Complexity: O(k^2 n) for k sets and n nodes.
     """
     if sum(forward.bytes) > LARGEST_TOTAL:
-        raise PlanError(f"plan: the forward graph holds more than {LARGEST_TOTAL} bytes")
+        raise PlanError(f"plan: the forward graph has more than {LARGEST_TOTAL} bytes")
     family = tuple(sorted({*masks, forward.everything} - {0},
                           key=lambda mask: (mask.bit_count(), mask)))
     count = len(forward)
@@ -146,16 +146,16 @@ def steps_between(forward: ForwardGraph, masks: tuple[int, ...]) -> Steps:
     beside = outside & (following.astype(np.float32) @ feeds.T > 0)
     dropped = inside & ~edge
 
-    held = inside @ size
+    total = inside @ size
     rows = np.vstack([np.zeros((1, count), dtype=bool), inside])
     weights = rows.astype(np.int64)
-    after_step = 2 * held + following @ size + beside @ size
+    after_step = 2 * total + following @ size + beside @ size
     extra = rows.astype(np.float32) @ outside.T.astype(np.float32)
     smaller = rows.sum(axis=1)[:, None] < inside.sum(axis=1)[None, :]
     return Steps(
         family=family,
         allowed=(extra == 0) & smaller,
-        need=after_step[None, :] - 2 * np.concatenate([[0], held])[:, None],
+        need=after_step[None, :] - 2 * np.concatenate([[0], total])[:, None],
         time=(dropped @ duration)[None, :] - (weights * duration) @ dropped.T.astype(np.int64),
         kept=(edge @ size)[None, :] - (weights * size) @ edge.T.astype(np.int64),
     )
@@ -221,15 +221,15 @@ def search(steps: Steps, budget: int, *, objective: str = "time") -> tuple[int, 
     budget = min(budget, LARGEST_BUDGET)
     states = _forward_pass(steps, budget, objective)
     if len(states[-1][0]) == 0:
-        least = smallest(steps)
+        minimum = smallest(steps)
         raise InfeasibleBudgetError(
             f"plan: no sequence of lower sets fits in {budget} bytes; the minimum budget for this "
-            f"solver is {least} bytes", least)
+            f"solver is {minimum} bytes", minimum)
     return _trace_back(steps, budget, states)
 
 
 def _forward_pass(steps: Steps, budget: int, objective: str) -> list[States]:
-    """For each set (the empty one first) its undominated states: times and bytes kept.
+    """Return for each set (the empty one first) its undominated states: times and bytes kept.
 
     The best state comes first.
     """
@@ -259,7 +259,7 @@ def _forward_pass(steps: Steps, budget: int, objective: str) -> list[States]:
 
 
 def _front(best: NDArray[np.int64], objective: str) -> NDArray[np.int64]:
-    """Times whose state no other dominates, the best time first."""
+    """Return the times whose state no other dominates, the best time first."""
     values = best if objective == "time" else best[::-1]
     lowest = np.minimum.accumulate(values)
     keep = np.flatnonzero(np.concatenate([values[:1] < UNREACHED, lowest[1:] < lowest[:-1]]))

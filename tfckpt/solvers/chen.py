@@ -8,7 +8,7 @@ Source: Chen et al. 2016, "Training deep nets with sublinear memory cost", secti
 segments) and algorithm 3 (planning with a budget); Kusumoto et al. 2019, appendix B (articulation
 points as the candidate splitting points).
 Limits: a skip connection around everything leaves no point to cut at, and the whole graph is one
-segment; times are not looked at.
+segment; times are ignored.
 
 `manual` is the variant that Feng and Huang 2018 compare with (table 1, "Chen et al. manual"): the
 splitting vertices alone, as a linear graph.
@@ -32,7 +32,7 @@ def lower_sets(forward: ForwardGraph, budget: int | None = None) -> tuple[int, .
 
     Args:
       forward: the graph of n nodes.
-      budget: bytes that a *segment* may hold before the next cut node ends it (algorithm 3's b:
+      budget: bytes that a *segment* may have before the next cut node ends it (algorithm 3's b:
         not a peak). None ends a segment once it has sqrt(n) nodes.
 
     Returns:
@@ -54,19 +54,19 @@ def lower_sets(forward: ForwardGraph, budget: int | None = None) -> tuple[int, .
 
 
 def _segment_ends(sizes: Sequence[int], points: Iterable[int], budget: int) -> list[int]:
-    """Return the points at which what came since the last one exceeds a budget.
+    """Return the points at which the nodes since the last one exceed a budget.
 
     Raises:
       PlanError: negative budget.
     """
     if budget < 0:
         raise PlanError(f"plan: chen takes bytes a segment, not {budget}")
-    found, held, may_end = [], 0, frozenset(points)
+    found, total, may_end = [], 0, frozenset(points)
     for node, size in enumerate(sizes):
-        held += size
-        if held > budget and node in may_end:
+        total += size
+        if total > budget and node in may_end:
             found.append(node)
-            held = 0
+            total = 0
     return found
 
 
@@ -84,7 +84,7 @@ def splitting_points(forward: ForwardGraph) -> tuple[int, ...]:
         if not forward.predecessors[node]:
             undirected.add_edge(source, node)
         if not forward.successors[node] and forward.storages[node]:
-            undirected.add_edge(node, target)  # what hands nothing on is no output
+            undirected.add_edge(node, target)  # a node that hands nothing on is no output
         undirected.add_edges_from((node, other) for other in forward.successors[node])
     return tuple(sorted(set(nx.articulation_points(undirected))))
 
@@ -94,7 +94,7 @@ def manual(forward: ForwardGraph, budget: int | None = None) -> Checkpoints:
 
     Args:
       forward: the forward part of a step; without splitting vertices it stays one segment.
-      budget: bytes that a segment may hold before the next splitting vertex ends it, as in
+      budget: bytes that a segment may have before the next splitting vertex ends it, as in
         `lower_sets`. None stores every sqrt(k)-th of k splitting vertices.
 
     Raises:
@@ -103,7 +103,7 @@ def manual(forward: ForwardGraph, budget: int | None = None) -> Checkpoints:
     Complexity: O(V + E).
 
     Source: Chen et al. 2016, section 4.1 and algorithm 3; Feng and Huang 2018, section 5 (how
-    graphs that are not linear were put into that algorithm).
+    that algorithm was applied to graphs that are not linear).
     """
     points = splitting_vertices(forward)
     chosen = {end for end in ends(forward) if 0 <= end < len(forward)}

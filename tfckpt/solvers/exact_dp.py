@@ -11,27 +11,28 @@ At the empty set n is the peak of equation (2), and the time recomputed, equatio
 T(V) - g. Since n and g do not depend on the budget, the minimum n is the smallest budget.
 
 One step from every L' to every smaller L would be a step for each pair of nested sets. Instead
-*walkers* leave L' and drop one node at a time. At X, a walker carries what its n and g will
-depend on:
+*walkers* (partial segments) leave L' and drop one node at a time. At a set X, a walker stores what
+its n and g will depend on:
 
   1. the nodes of boundary(L') that are still in X: those dropped have been added to n' and g';
   2. 2 M(L') + (iii) + (iv), n' and g' so far.
 
-Walkers that agree in X and (1) differ only in (2), and one that is no better in any of it is
-dropped. Far from L' nothing is left of (1), and the states in which a segment may end become a
-few walkers; this is what makes tens of thousands of lower sets feasible. One level of the lattice
-(all lower sets of one size) is advanced at a time, vectorised.
+Walkers that agree in X and (1) differ only in (2), and a walker is dropped if another is no worse
+in all of (2). Far from L' nothing is left of (1), and many states L' lead to few walkers;
+this is what makes tens of thousands of lower sets feasible. One level of the lattice (all lower
+sets of one size) is advanced at a time, vectorised.
 
 Domination. A state is dropped if another of the same L has no larger n and, time-centric, no
 smaller g; memory-centric wants the most recomputation, so there it is no *larger* g (the rule of
 section 4.2 would lose the memory-centric optimum).
 
-Bounds. A state is dropped, too, if no arrival at L fits beside its n, or if even the best arrival
-would not lead to a result as good as one already known (`exact_bounds`).
+Bounds. A state is also dropped if no sequence that ends in L fits into the budget together with
+its n, or if even the best such sequence would give a worse result than one already known
+(`exact_bounds`).
 
 Source: Kusumoto et al. 2019, section 4.2 (the states, domination), section 4.4 (memory-centric).
-Direction, walk and bounds are ours; the paper goes through all pairs of sets, in O(T(V) k^2) for
-k sets.
+Direction, walkers and bounds are ours; the paper goes through all pairs of sets, in O(T(V) k^2)
+for k sets.
 Limits: optimal under that paper's equations (1) and (2), which know nothing of liveness. The
 number of lower sets doubles with every independent branch; a graph with too many is refused.
 """
@@ -59,7 +60,7 @@ NEIGHBOURS = 16
 """Earlier walkers, in sorted order, that a walker is compared with."""
 
 BEAM = 10_000
-"""Walkers a level in the search for a first sequence, which sharpens the bounds."""
+"""Walkers a level in the search for a first sequence, which makes the bounds tighter."""
 
 
 def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -> tuple[int, ...]:
@@ -79,9 +80,9 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
         message names `approx_dp`.
       InfeasibleBudgetError: no sequence fits.
 
-    Complexity: for k lower sets with boundaries of w nodes at most 2^w k places for a walker,
-    and as many walkers in a place as choices of time and bytes that the bounds cannot tell from
-    optimal ones. `benchmarks.paper_tables.kusumoto` prints the seconds it takes.
+    Complexity: for k lower sets with boundaries of w nodes at most 2^w k pairs of X and (1) (see
+    the module's docstring), and for each pair as many walkers as combinations of time and bytes
+    that the bounds cannot exclude. `benchmarks.paper_tables.kusumoto` prints the seconds it takes.
     """
     if objective not in OBJECTIVES:
         raise PlanError(f"plan: unknown objective {objective!r}; choose one of {OBJECTIVES}")
@@ -92,10 +93,10 @@ def lower_sets(forward: ForwardGraph, budget: int, *, objective: str = "time") -
     problem, incumbent = _problem(forward, sets, budget, objective)
     history = _search(problem, incumbent)
     if not len(history[-1]):
-        least = smallest_budget(forward)
+        minimum = smallest_budget(forward)
         raise InfeasibleBudgetError(
             f"plan: no sequence of lower sets fits in {budget} bytes; the minimum budget for this "
-            f"solver is {least} bytes", least)
+            f"solver is {minimum} bytes", minimum)
     return _trace_back(sets, history)
 
 
@@ -121,7 +122,7 @@ def smallest_budget(forward: ForwardGraph) -> int:
 @functools.lru_cache(maxsize=4)
 def _lattice(forward: ForwardGraph) -> Lattice:
     if sum(forward.bytes) > LARGEST_TOTAL:
-        raise PlanError(f"plan: the forward graph holds more than {LARGEST_TOTAL} bytes")
+        raise PlanError(f"plan: the forward graph has more than {LARGEST_TOTAL} bytes")
     return lattice(forward)
 
 
@@ -134,7 +135,7 @@ class _States(Rows):
         (rows, words).
       end: 2 M(L') + (iii) + (iv) of the set L' at which the segment ends.
       need: bytes needed beyond those kept before.
-      gain: what is to be large: time kept, or its negative if recomputation is wanted.
+      gain: the value to maximize: time kept, or its negative if recomputation is wanted.
       origin: number of the state that the walker has left.
     """
 
@@ -147,7 +148,7 @@ class _States(Rows):
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """What one search is about; `sign` is 1 to keep much time, -1 to keep little, 0 for any."""
+    """The inputs of one search; `sign` is 1 to maximize the time kept, -1 to minimize it, or 0."""
 
     forward: ForwardGraph
     sets: Lattice
@@ -158,7 +159,7 @@ class _Problem:
 
 def _problem(forward: ForwardGraph, sets: Lattice, budget: int, objective: str
              ) -> tuple[_Problem, float]:
-    """Return the problem with its bounds, and a gain that some sequence has.
+    """Return the problem with its bounds, and the gain of a sequence found by a beam search.
 
     The gain is -inf if no sequence was found.
     """
@@ -178,7 +179,7 @@ def _problem(forward: ForwardGraph, sets: Lattice, budget: int, objective: str
 
 
 def _price(forward: ForwardGraph, room: int) -> float:
-    """Time that the last byte keeps if nodes are kept in the order of time per byte."""
+    """Return the time that the last byte saves if nodes are kept in order of time per byte."""
     nodes = sorted((v for v in range(len(forward)) if forward.bytes[v]),
                    key=lambda v: (-forward.time[v] / forward.bytes[v], v))
     for node in nodes:
@@ -188,12 +189,13 @@ def _price(forward: ForwardGraph, room: int) -> float:
     return 0.0
 
 
-def _search(problem: _Problem, least: float = -np.inf, beam: int | None = None) -> list[_States]:
+def _search(problem: _Problem, known_gain: float = -np.inf, beam: int | None = None
+            ) -> list[_States]:
     """Advance all walkers level by level.
 
     Args:
       problem: the lattice, the budget, the objective and its bounds.
-      least: states that cannot lead to this gain are dropped.
+      known_gain: states that cannot lead to this gain are dropped.
       beam: walkers to keep on a level, the most promising; None for all.
 
     Returns:
@@ -209,25 +211,26 @@ def _search(problem: _Problem, least: float = -np.inf, beam: int | None = None) 
     known = 1
     for _ in range(len(forward)):
         walkers = walkers.join(_launch(sets, begun, known - len(begun)))
-        walkers = _step(problem, walkers, size, time, least)
+        walkers = _step(problem, walkers, size, time, known_gain)
         walkers = _undominated_walkers(sets, walkers)
         if beam is not None and len(walkers) > beam:
             promise = walkers.gain - problem.arrival.price * walkers.need
             walkers = walkers.take(np.sort(np.argsort(-promise, kind="stable")[:beam]))
-        begun = _begin(problem, walkers, least)
+        begun = _begin(problem, walkers, known_gain)
         history.append(begun)
         known += len(begun)
     return history
 
 
 def _launch(sets: Lattice, begun: _States, number: int) -> _States:
-    """Walkers that leave the states; these are numbered from `number`."""
+    """Return walkers that leave the states; these are numbered from `number`."""
     at = begun.at
-    return dataclasses.replace(begun, edge=sets.edge[at], end=2 * sets.held[at] + sets.beyond[at],
+    return dataclasses.replace(begun, edge=sets.edge[at], end=2 * sets.bytes[at] + sets.beyond[at],
                                origin=number + np.arange(len(at)))
 
 
-def _step(problem: _Problem, walkers: _States, size: Ints, time: Ints, least: float) -> _States:
+def _step(problem: _Problem, walkers: _States, size: Ints, time: Ints, known_gain: float
+          ) -> _States:
     """Return every walker to every set with one node less.
 
     Those that can no longer begin a segment within the budget are left out.
@@ -235,7 +238,7 @@ def _step(problem: _Problem, walkers: _States, size: Ints, time: Ints, least: fl
     sets, budget = problem.sets, problem.budget
     row, step = sets.down.out_of(walkers.at)
     if len(row) > LARGEST_FRONT:
-        raise PlanError(f"plan: exact_dp would hold {len(row)} states at once, more than "
+        raise PlanError(f"plan: exact_dp would keep {len(row)} states at once, more than "
                         f"{LARGEST_FRONT}; use approx_dp, or a smaller budget")
     at = sets.down.to[step]
     fits = np.flatnonzero(walkers.end[row] + problem.arrival.room[at] <= budget)
@@ -246,21 +249,22 @@ def _step(problem: _Problem, walkers: _States, size: Ints, time: Ints, least: fl
     leaves = (edge[every, word] & bit) != 0
     edge[every, word] &= ~bit
     # 2 M(V') grows by more than n' does with every node dropped, so the smaller n' is no worse.
-    need = np.maximum(walkers.need[row] + leaves * size[node], end - 2 * sets.held[at])
+    need = np.maximum(walkers.need[row] + leaves * size[node], end - 2 * sets.bytes[at])
     gain = walkers.gain[row] + leaves * time[node]
-    rows = np.flatnonzero((need <= budget) & _promising(problem, at, edge, need, gain, least))
+    rows = np.flatnonzero((need <= budget)
+                          & _promising(problem, at, edge, need, gain, known_gain))
     return _States(at[rows], edge[rows], end[rows], need[rows], gain[rows],
                    walkers.origin[row[rows]])
 
 
-def _promising(problem: _Problem, at: Ints, edge: Ints, need: Ints, gain: Ints, least: float
+def _promising(problem: _Problem, at: Ints, edge: Ints, need: Ints, gain: Ints, known_gain: float
                ) -> NDArray[np.bool_]:
-    """Return whether a walker may still lead to the gain `least`, a whole number or -inf."""
-    if least == -np.inf:
+    """Return whether each walker may still lead to `known_gain`, a whole number or -inf."""
+    if known_gain == -np.inf:
         return np.ones(len(at), dtype=bool)
     arrived = problem.arrival
     bound = gain - arrived.price * need + arrived.below[at]
-    spare = least - 0.5 - arrived.price * problem.budget
+    spare = known_gain - 0.5 - arrived.price * problem.budget
     promising: NDArray[np.bool_] = bound + arrived.hope_sum[at] >= spare
     rows = np.flatnonzero(promising)
     at, edge, bound = at[rows], edge[rows], bound[rows]
@@ -271,10 +275,11 @@ def _promising(problem: _Problem, at: Ints, edge: Ints, need: Ints, gain: Ints, 
 
 
 def _undominated_walkers(sets: Lattice, walkers: _States) -> _States:
-    """Drop walkers that another in the same place with the same nodes kept is no worse than.
+    """Drop walkers that another one at the same set, with the same nodes kept, dominates.
 
-    Sorted by bytes, a walker can only be dominated by an earlier one. Only the nearest few are
-    asked: some survive that need not, which costs time but is never wrong.
+    Sorted by bytes, a walker can only be dominated by an earlier one. It is compared with the
+    nearest `NEIGHBOURS` alone, so that some dominated walkers survive: this takes time, but the
+    result stays optimal.
     """
     group = sets.group(walkers.at, walkers.edge)
     order = row_order(group, walkers.need // sets.unit, -walkers.gain)
@@ -286,14 +291,14 @@ def _undominated_walkers(sets: Lattice, walkers: _States) -> _States:
     return walkers.take(order[keep])
 
 
-def _begin(problem: _Problem, walkers: _States, least: float) -> _States:
-    """Undominated states of the walkers whose segment may begin where they are."""
+def _begin(problem: _Problem, walkers: _States, known_gain: float) -> _States:
+    """Return the undominated states of the walkers whose segment may begin where they are."""
     arrived, budget = problem.arrival, problem.budget
     rows = np.flatnonzero(walkers.need <= budget - arrived.bytes[walkers.at])
-    if least > -np.inf:
+    if known_gain > -np.inf:
         bound = (walkers.gain + arrived.score[walkers.at]
                  + arrived.price * (budget - walkers.need))[rows]
-        rows = rows[bound >= least - 0.5]  # gains are whole numbers
+        rows = rows[bound >= known_gain - 0.5]  # gains are whole numbers
     walkers = walkers.take(rows)
     order = np.lexsort((-walkers.gain, walkers.need, walkers.at))
     at, gain = walkers.at[order], walkers.gain[order]

@@ -1,8 +1,9 @@
 """All lower sets of a forward graph, level by level, and the single-node steps between them.
 
-Level s holds the lower sets of s nodes; a step adds one node whose predecessors are all there. A
-walk over such steps leads from any lower set to any larger one, so a search need not look at
-pairs of nested sets: there are as many steps as sets times the nodes that may come next.
+Level s consists of the lower sets of s nodes; a step adds one node whose predecessors are all in
+the set. Paths of such steps lead from any lower set to any larger one that contains it, so a search
+need not consider pairs of nested sets: there are as many steps as sets times the nodes that may
+come next.
 
 Source: Kusumoto et al. 2019, section 2 (lower sets, boundary) and equation (2).
 """
@@ -24,7 +25,7 @@ from tfckpt.solvers.forward.lower_sets import nodes_of, weight
 LARGEST_FAMILY = 100_000
 """Lower sets that `lattice` enumerates before it refuses the graph; about two seconds."""
 
-WORD = 62  # bits of a boundary that one integer holds
+WORD = 62  # bits of a boundary in one integer
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -66,7 +67,7 @@ class Lattice:
     Attributes:
       masks: the sets as bitmasks of nodes.
       level: index of the first set of each size, and the number of sets; n + 2 entries.
-      held: M(L), int64.
+      bytes: M(L), int64.
       beyond: M(d+(L) \ L) + M(d-(d+(L)) \ L), int64: terms (iii) and (iv) of equation (2).
       edge: slots of the boundary, int64 of shape (sets, words).
       edge_bytes, edge_time: costs of the node in each slot, int64 of shape (sets, slots).
@@ -78,7 +79,7 @@ class Lattice:
 
     masks: tuple[int, ...]
     level: np.ndarray
-    held: np.ndarray
+    bytes: np.ndarray
     beyond: np.ndarray
     edge: np.ndarray
     edge_bytes: np.ndarray
@@ -90,7 +91,7 @@ class Lattice:
     up: Steps
 
     def group(self, at: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return keys that are equal exactly where the set and the slots are.
+        """Return keys, equal for two rows exactly if both the set and the slots are.
 
         The sets must be of one level.
 
@@ -113,7 +114,7 @@ class Lattice:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A table of walkers over the lattice; its fields are columns of one length.
+    """A table of walkers over the lattice; its fields are columns of equal length.
 
     Attributes:
       at: index of the lower set at which each walker is.
@@ -177,7 +178,7 @@ def lattice(forward: ForwardGraph, largest: int = LARGEST_FAMILY) -> Lattice:
     return Lattice(
         masks=tuple(lower.mask for lower in family),
         level=np.array(level, dtype=np.int64),
-        held=_held(forward, len(family), smaller, larger, node),
+        bytes=_bytes(forward, len(family), smaller, larger, node),
         beyond=_beyond(forward, family),
         edge=edge,
         edge_bytes=edge_bytes,
@@ -254,7 +255,7 @@ def _add(forward: ForwardGraph, needs: Sequence[int], feeds: Sequence[int], lowe
 def _slots(count: int, edges: Sequence[int]) -> list[int]:
     """Return a slot for each node, -1 where it is on no boundary.
 
-    It is the lowest that no node beside it on any boundary has.
+    Slots are assigned greedily: the lowest that no earlier node on a common boundary has.
     """
     beside = [0] * count
     for edge in dict.fromkeys(edges):
@@ -268,17 +269,17 @@ def _slots(count: int, edges: Sequence[int]) -> list[int]:
     return slot
 
 
-def _held(forward: ForwardGraph, count: int, smaller: Sequence[int], larger: Sequence[int],
-          node: Sequence[int]) -> Ints:
-    """M(L) for each set, from a smaller one."""
-    held = [0] * count
+def _bytes(forward: ForwardGraph, count: int, smaller: Sequence[int], larger: Sequence[int],
+           node: Sequence[int]) -> Ints:
+    """Return M(L) of each set, computed from a smaller one."""
+    total = [0] * count
     for one, other, added in zip(smaller, larger, node, strict=True):
-        held[other] = held[one] + forward.bytes[added]
-    return np.array(held, dtype=np.int64)
+        total[other] = total[one] + forward.bytes[added]
+    return np.array(total, dtype=np.int64)
 
 
 def _beyond(forward: ForwardGraph, family: Sequence[_LowerSet]) -> Ints:
-    """Terms (iii) and (iv) of equation (2) for each set; few distinct ones, so remembered."""
+    """Return terms (iii) and (iv) of equation (2) of each set; few are distinct, so cached."""
     known: dict[tuple[int, int], int] = {}
     result = []
     for lower in family:
@@ -296,7 +297,10 @@ def _beyond(forward: ForwardGraph, family: Sequence[_LowerSet]) -> Ints:
 
 
 def row_order(*columns: np.ndarray) -> np.ndarray:
-    """Stable order of rows by columns, the first one foremost; packed into one where they fit."""
+    """Return the stable order of rows by columns, the first column being the primary key.
+
+    Columns are packed into one integer key where they fit.
+    """
     key = np.zeros(len(columns[0]), dtype=np.int64)
     bits = 0
     for column in columns:

@@ -1,12 +1,12 @@
 """`lcg`: optimal checkpoints of a linear computation graph with arbitrary costs.
 
-For a bound C on what lies between two checkpoints, the accessibility graph has an edge (a, b)
-wherever that much or less lies between a and b, and the cheapest checkpoints are the shortest
-path through it. On a chain the vertices that reach b are a window that only moves forward, so
-the shortest path takes O(n) with a queue of minima. `max_terms` chooses C.
+For a bound C on the bytes between two checkpoints, the accessibility graph has an edge (a, b)
+wherever at most C bytes lie between a and b, and the cheapest checkpoints are the shortest path
+through it. On a chain the vertices with an edge to b are a window that only moves forward, so the
+shortest path takes O(n) with a queue of minima. `max_terms` chooses C.
 
-With n vertices of equal cost the optimum is known: sqrt(n) checkpoints, 2 / sqrt(n) of the
-regular cost.
+With n vertices of equal cost the optimum is known: sqrt(n) checkpoints, at 2 / sqrt(n) of the cost
+without checkpoints.
 
 Source: Feng and Huang 2018, section 3, equation (1), algorithm 1; Feng and Huang 2021,
 supplement, section 1.1.
@@ -31,7 +31,7 @@ WORK = 20_000_000
 
 
 def solve(graph: ForwardGraph) -> Checkpoints:
-    """Return the checkpoints of a chain that cost least under equation (1).
+    """Return the checkpoints of a chain of minimum cost under equation (1).
 
     Args:
       graph: a chain of n vertices; without vertices the answer is empty.
@@ -75,9 +75,9 @@ def spans(inside: Sequence[int], gaps: Sequence[int]) -> tuple[list[int], list[i
 
 def shortest_path(cost: Sequence[int], start: Sequence[int], end: Sequence[int],
                   opened: Sequence[int], limit: int) -> tuple[int, list[int]]:
-    """Return the cheapest way from the first to the last position of a chain.
+    """Return the cheapest path from the first to the last position of a chain.
 
-    No step passes over more bytes than the limit, unless it is one to the next position.
+    No step skips more bytes than the limit, unless it leads to the next position.
 
     Args:
       cost: bytes of each position if it is a checkpoint. The first and the last always are, and
@@ -86,7 +86,7 @@ def shortest_path(cost: Sequence[int], start: Sequence[int], end: Sequence[int],
       end: bytes before each position, as `spans` makes them.
       opened: bytes to pay for stepping from a position to the next where the gap alone exceeds
         the limit.
-      limit: bytes that a step may pass over.
+      limit: bytes that a step may skip.
 
     Returns:
       (bytes, positions on the path, both ends included). Among equals the shortest last step, so
@@ -97,10 +97,10 @@ def shortest_path(cost: Sequence[int], start: Sequence[int], end: Sequence[int],
     last = len(cost) - 1
     best = [0] * (last + 1)
     came_from = [0] * (last + 1)
-    window = deque([0])  # may still reach what follows; their costs increase
+    window = deque([0])  # positions from which a step may still lead on, by increasing cost
     for position in range(1, last + 1):
-        least = end[position] - limit
-        while window and start[window[0]] < least:
+        lowest = end[position] - limit
+        while window and start[window[0]] < lowest:
             window.popleft()
         if window:
             origin = window[0]
@@ -122,7 +122,7 @@ def shortest_path(cost: Sequence[int], start: Sequence[int], end: Sequence[int],
 
 
 def _check_chain(graph: ForwardGraph) -> None:
-    """Raise `PlanError` for the first vertex that does not feed just the next one."""
+    """Raise `PlanError` for the first vertex that does not feed the next one alone."""
     last = len(graph) - 1
     for vertex, after in enumerate(graph.successors):
         if after != ((vertex + 1,) if vertex < last else ()):

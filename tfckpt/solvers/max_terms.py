@@ -1,12 +1,13 @@
 """The outer loop of re-forwarding's solvers: which max term to allow.
 
 For a bound C on the largest segment, an inner solver finds the minimum bytes g(C) of checkpoints
-that respect it, and the largest segment B(C) <= C of its solution. g falls as C grows. The least
-g(C) + B(C) is wanted, over all C.
+that respect it, and the largest segment B(C) <= C of its solution. g falls as C grows. The minimum
+of g(C) + B(C) over all C is wanted.
 
-Instead of every segment's cost in turn, intervals of C are taken, the most promising first. Each
-is shortened from above by one step of the paper, then halved: where g has few values the steps
-find them, and where an interval can be left out halving finds that. What makes one superfluous:
+Instead of trying every segment's cost as C, intervals of C are searched, the most promising first.
+Each is shortened from above by one step of the paper, then halved: where g has few values the
+steps find them, and where a whole interval can be skipped halving finds that. An interval, or a
+part of it, is skipped because:
   - C in [B(C'), C'] has the solution found for C' (the paper's rule);
   - in an interval at whose ends g is the same, the lower end is better than anything inside;
   - a largest segment m in (low, high) costs at least g(high) + low + 1.
@@ -23,11 +24,11 @@ from tfckpt.errors import PlanError
 
 
 def best_max_term(under: Callable[[int], tuple[int, int]], largest: int, most: int) -> int:
-    """Return the bound C for which g(C) + B(C) is least; among equals the minimum C.
+    """Return the bound C that minimizes g(C) + B(C); among equals the smallest C.
 
     Args:
       under: C in bytes -> (g(C), B(C)); must have an answer for every C >= 0.
-      largest: C at which nothing is left to gain: the bytes of all that may be recomputed.
+      largest: the largest C worth trying: the bytes of all that may be recomputed.
       most: calls of `under` that may be made.
 
     Raises:
@@ -50,7 +51,7 @@ def best_max_term(under: Callable[[int], tuple[int, int]], largest: int, most: i
 
     stored, term = attempt(largest)
     at_zero, _ = attempt(0)
-    # (least that may be inside, low, high, g(low), g(high)), the ends not included.
+    # (lower bound on the cost inside, low, high, g(low), g(high)), the ends not included.
     intervals: list[tuple[int, int, int, int, int]] = []
 
     def offer(low: int, high: int, at_low: int, at_high: int) -> None:
@@ -59,8 +60,8 @@ def best_max_term(under: Callable[[int], tuple[int, int]], largest: int, most: i
 
     offer(0, term, at_zero, stored)
     while intervals:
-        least, low, high, at_low, at_high = heapq.heappop(intervals)
-        if least >= best[0]:
+        bound, low, high, at_low, at_high = heapq.heappop(intervals)
+        if bound >= best[0]:
             break
         at_high, high = attempt(high - 1)
         if high - low < 2 or at_low == at_high:

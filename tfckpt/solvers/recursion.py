@@ -1,9 +1,9 @@
 """Schedules of recursive checkpoints: what each run of the forward keeps for the backward.
 
-`tfckpt.plan.keep_sets` keeps storages of the original run alone. Here each run that the backward
-asks for may keep some of what it makes as well, so that what lies behind can be run from there once
-more. When the backward asks for a stage, the forward is run from what is there up to that stage's
-cut; what the stage made is then recomputed as it is asked for.
+`tfckpt.plan.keep_sets` keeps storages of the original run alone. Here each later run of the forward
+may keep some of its storages as well, from which the stages after them can be run again. When the
+backward needs a stage, the forward is run from the storages that are in memory up to that stage's
+cut; what the stage made is then recomputed as the backward reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfckpt.ir.schedule import Schedule, Step
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recursion:
-    """What runs of the forward keep.
+    """The storages that each run of the forward keeps.
 
     Attributes:
       made, through: for each storage the stage that makes it and the last that reads it in the
@@ -34,7 +34,7 @@ class Recursion:
     def original(self) -> frozenset[int]:
         """Return the storages that the original run keeps.
 
-        They are its own, all of the last stage, and those that have no stage.
+        They are those chosen for it, all of the last stage, and those that have no stage.
         """
         return self.kept[-1] | {s for s, stage in enumerate(self.made)
                                 if stage in (-1, len(self.kept) - 1)}
@@ -43,8 +43,9 @@ class Recursion:
 def turning_point(graph: CostGraph, order: Sequence[int]) -> int:
     """Return the position at which an order turns from the forward to the backward.
 
-    Some of the backward may run before (what follows from labels alone), and some of the forward
-    after it (a mask that was put off); it is where the fewest stand on the wrong side.
+    Some of the backward may run before (what depends on labels alone), and some of the forward
+    after it (a mask that was deferred), so it is the position with the fewest vertices on the
+    wrong side.
 
     Args:
       graph: joint graph.
@@ -62,7 +63,7 @@ def turning_point(graph: CostGraph, order: Sequence[int]) -> int:
 
 def recursive_schedule(graph: CostGraph, recursion: Recursion, keep: frozenset[int],
                        order: Sequence[int]) -> Schedule:
-    """Return the schedule in which runs of the forward keep what a recursion says.
+    """Return the schedule in which each run of the forward keeps what `recursion` states.
 
     Args:
       graph: joint graph.
@@ -76,7 +77,7 @@ def recursive_schedule(graph: CostGraph, recursion: Recursion, keep: frozenset[i
 
 
 class _Builder:
-    """Walks the base order and inserts what each backward vertex misses."""
+    """Walks the base order and inserts the copies that each backward vertex needs."""
 
     def __init__(self, graph: CostGraph, recursion: Recursion, keep: frozenset[int]) -> None:
         self.graph, self.recursion = graph, recursion
@@ -102,7 +103,7 @@ class _Builder:
         return tuple(self.steps)
 
     def _restore(self, reads: Sequence[int]) -> None:
-        """Recompute what of some storages is missing, stage by stage."""
+        """Recompute those of some storages that are not in memory, stage by stage."""
         through = self.recursion.through
         while missing := [s for s in reads if not self.there[s]]:
             wanted = max(through[s] for s in missing)
@@ -113,10 +114,10 @@ class _Builder:
                     self.there[s] = True
 
     def _descend(self, stage: int) -> None:
-        """Run the forward up to a stage, and keep of it what is to stay.
+        """Run the forward up to a stage, and keep the storages chosen for that run.
 
-        Where stages are passed by, which the backward asks nothing of, what their runs were to
-        keep of earlier ones stays.
+        If stages are skipped because the backward reads nothing of them, the storages of earlier
+        stages that their runs would have kept are kept as well.
         """
         recursion = self.recursion
         wanted: set[int] = set()
@@ -130,7 +131,7 @@ class _Builder:
             self.there[s] = True
 
     def _run(self, storages: Sequence[int]) -> list[int]:
-        """Append copies of what makes storages, and of what that needs; what they make."""
+        """Append copies of what makes some storages, and return all storages that copies make."""
         graph = self.graph
         needed: set[int] = set()
         pending = [graph.storages[s].producer for s in storages]

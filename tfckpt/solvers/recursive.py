@@ -1,13 +1,13 @@
-"""`recursive`: checkpoints within what lies between checkpoints, to any depth.
+"""`recursive`: checkpoints inside recomputation segments, to any depth.
 
 With one recomputation of everything the minimum memory of a chain of n stages grows as sqrt(n).
 Where a stage may run r times, room for s checkpoints is enough if C(s + r, r) >= n: a few cuts are
 kept in the forward pass; in the backward pass the stages after the last one are run again, and some
 of their cuts are kept as well, and so on. Let M_r(i, j) be the minimum peak of the backward of the
-stages i .. j-1, where the cut before stage i is held (and not counted) and none of them runs more
+stages i .. j-1, where the cut before stage i is kept (and not counted) and none of them runs more
 than r times. It is the minimum of
 
-* the tape: run stage i, keep its residuals, go on after it:
+* a tape: run stage i, keep its residuals, go on after it:
   max(running it, tape_i + M_r(i+1, j), backward of i);
 * a checkpoint at k: run the stages up to k, keep the cut there, do the backward of what comes after
   it, then of what comes before it:
@@ -17,9 +17,9 @@ Bytes and seconds may differ from stage to stage. A cut that was kept stays unti
 read it, so a stage is not run again for what it handed on.
 
 Complexity: O(R n^3) for n stages and R runs, in numpy; the forward is divided into `FINE` stages
-at most (`tfckpt.plan.candidates`), so the whole is linear in the length of a long trunk.
-Under this model, which prices a stage by its own peaks, no schedule that keeps each checkpoint
-until the backward has read it needs less; the simulator says what it is worth.
+at most (`tfckpt.plan.candidates`), so the total is linear in the length of a long main path.
+Optimal under this model, which prices a stage by its own peaks, among schedules that keep each
+checkpoint until the backward has read it. The true peak is what the simulator finds.
 
 Source: Griewank 1992, "Achieving logarithmic growth of temporal and spatial complexity in reverse
 automatic differentiation" (treeverse); Griewank and Walther 2000, algorithm 799: "Revolve" (the
@@ -45,7 +45,7 @@ NEVER = np.iinfo(np.int64).max // 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kept:
-    """What the run that leads to the backward of a stage keeps.
+    """The cuts and residuals that the run before the backward of a stage keeps.
 
     Attributes:
       cuts: numbers of cuts.
@@ -57,7 +57,7 @@ class Kept:
 
 
 Interval = tuple[int, int, int, int, bool]
-"""First stage, end, times that a stage may run, bytes left, and whether the cut before is held."""
+"""First stage, end, times that a stage may run, bytes left, and whether the cut before is kept."""
 
 
 class Tables:
@@ -80,7 +80,7 @@ class Tables:
         self.advance = _advance(stages.inside, stages.beside)
         self.advance_first = _advance(stages.inside + stages.forward,
                                       stages.beside + stages.forward)
-        self.cost = np.zeros((count + 1, count + 1), dtype=np.int64)  # of a cut, where one is held
+        self.cost = np.zeros((count + 1, count + 1), dtype=np.int64)  # of a cut, if one is kept
         for i in range(count):
             self.cost[i, :count + 1 - i] = stages.cut[i:] - stages.shared[i, i:]
         for length in range(1, count + 1):
@@ -98,7 +98,7 @@ class Tables:
     def _solve(self, limit: int, length: int) -> None:
         count = len(self.stages)
         rows = count - length + 1
-        tape = self._tape(limit, length, held=False)
+        tape = self._tape(limit, length, cut_kept=False)
         self.tape_peak[limit, :rows, length], self.tape_time[limit, :rows, length] = tape
         peak, time = self._tape(limit, length)
         if length > 1 and limit > 1:
@@ -122,38 +122,39 @@ class Tables:
         run[-1] = running[rows - 1] + stages.forward[rows - 1]
         return run
 
-    def _tape(self, limit: int, length: int, held: bool = True) -> tuple[Numbers, Numbers]:
-        """Peak and time of each interval of a length if its first stage is taped.
+    def _tape(self, limit: int, length: int, cut_kept: bool = True) -> tuple[Numbers, Numbers]:
+        """Return peak and time of each interval of a length if its first stage is taped.
 
         Args:
           limit: times that a stage may run at most.
           length: stages of each interval.
-          held: whether the cut before the interval is, or goes once it has been read.
+          cut_kept: whether the cut before the interval is kept; else it is freed once read.
         """
         stages = self.stages
         rows = len(stages) - length + 1
-        peak = np.maximum(self._run(stages.running_tape(held), length),
-                          stages.behind_cut(held)[:rows])
+        peak = np.maximum(self._run(stages.running_tape(cut_kept), length),
+                          stages.running_backward(cut_kept)[:rows])
         time = stages.seconds[:rows].copy()
-        if length < stages.again.shape[1]:  # behind the last stage no cut is held
+        if length < stages.again.shape[1]:  # after the last stage no cut is kept
             time[:-1] = stages.again[:rows - 1, length]
         if length > 1:
             more = stages.tape[:rows] + self.tape_peak[limit, 1:rows + 1, length - 1]
-            less = stages.behind_tape(held)[:rows] + self.peak_from[limit, 1:rows + 1, length - 1]
+            less = (stages.after_tape(cut_kept)[:rows]
+                    + self.peak_from[limit, 1:rows + 1, length - 1])
             time += np.where(more <= less, self.tape_time[limit, 1:rows + 1, length - 1],
                              self.time_from[limit, 1:rows + 1, length - 1])
             peak = np.maximum(peak, np.minimum(more, less))
         return peak, time
 
     def _splits(self, limit: int, length: int) -> tuple[Numbers, Numbers]:
-        """Peaks and times of each interval of a length (rows) for each split (columns)."""
+        """Return peaks and times of each interval of a length (rows) for each split (columns)."""
         stages = self.stages
         rows = len(stages) - length + 1
         run = self.advance[:rows, 1:length] + stages.before[length:, None]
         run[-1] = self.advance_first[rows - 1, 1:length]
-        behind = self.cost[:rows, 1:length] + self.peak_to[limit, length:, length - 1:0:-1]
-        ahead = self.peak_from[limit - 1, :rows, 1:length]
-        peaks = np.maximum(np.maximum(run, behind), ahead)
+        after = self.cost[:rows, 1:length] + self.peak_to[limit, length:, length - 1:0:-1]
+        before = self.peak_from[limit - 1, :rows, 1:length]
+        peaks = np.maximum(np.maximum(run, after), before)
         first = np.arange(rows)[:, None]
         times = (self.elapsed[first + np.arange(1, length)] - self.elapsed[first]
                  + self.time_to[limit, length:, length - 1:0:-1]
@@ -165,7 +166,7 @@ class Tables:
     def kept(self, room: int, runs: int) -> list[Kept] | None:
         """Return what each run keeps, by the stage that it leads to; None if nothing fits.
 
-        Each interval takes the fewest runs with which it fits, and of its splits that fit the one
+        Each interval uses the fewest runs with which it fits, and of its splits that fit the one
         of the minimum time. The run that leads to the last stage is the original one.
 
         Args:
@@ -190,10 +191,10 @@ class Tables:
         tapes: list[list[int]] = [[] for _ in range(count)]
         waiting = list(intervals)
         while waiting:
-            i, j, limit, left, held = waiting.pop()
-            peaks = self.peak_from if held else self.tape_peak
+            i, j, limit, left, cut_kept = waiting.pop()
+            peaks = self.peak_from if cut_kept else self.tape_peak
             limit = next(r for r in range(1, limit + 1) if peaks[r, i, j - i] <= left)
-            at = self._choice(i, j, limit, left) if held else i
+            at = self._choice(i, j, limit, left) if cut_kept else i
             if at > i:
                 cuts[j - 1].append(at)
                 waiting.append((i, at, limit - 1, left, True))
@@ -201,26 +202,25 @@ class Tables:
                 continue
             tapes[j - 1].append(i)
             if j > i + 1:
-                waiting.append(self._behind_tape(i, j, limit, left, held))
+                waiting.append(self._after_tape(i, j, limit, left, cut_kept))
                 if waiting[-1][-1]:
                     cuts[j - 1].append(i + 1)
         return [Kept(tuple(a), tuple(b)) for a, b in zip(cuts, tapes, strict=True)]
 
-    def _behind_tape(self, i: int, j: int, limit: int, left: int, held: bool
-                     ) -> Interval:
-        """Return the interval after a taped stage, and whether the cut before it is held."""
+    def _after_tape(self, i: int, j: int, limit: int, left: int, cut_kept: bool) -> Interval:
+        """Return the interval after a taped stage, and whether the cut before it is kept."""
         stages, length = self.stages, j - i - 1
         found = []
-        for holds, taken, peaks, times in (
+        for next_kept, taken, peaks, times in (
                 (False, stages.tape[i], self.tape_peak, self.tape_time),
-                (True, stages.behind_tape(held)[i], self.peak_from, self.time_from)):
+                (True, stages.after_tape(cut_kept)[i], self.peak_from, self.time_from)):
             room = left - int(taken)
             for r in range(1, limit + 1):
                 if peaks[r, i + 1, length] <= room:
-                    found.append((times[r, i + 1, length], holds, room))
+                    found.append((times[r, i + 1, length], next_kept, room))
                     break
-        _, holds, room = min(found)
-        return i + 1, j, limit, room, holds
+        _, next_kept, room = min(found)
+        return i + 1, j, limit, room, next_kept
 
     def _choice(self, i: int, j: int, limit: int, room: int) -> int:
         """Return the split of an interval, or its first stage if that is taped."""
@@ -237,12 +237,12 @@ class Tables:
         return at
 
     def _one_split(self, limit: int, i: int, j: int) -> tuple[Numbers, Numbers]:
-        """`_splits` of one interval."""
+        """Return what `_splits` does, for one interval."""
         stages, length = self.stages, j - i
         run = (self.advance_first[i, 1:length] if j == len(stages) else
                self.advance[i, 1:length] + stages.before[j])
-        behind = self.cost[i, 1:length] + self.peak_to[limit, j, length - 1:0:-1]
-        peaks = np.maximum(np.maximum(run, behind), self.peak_from[limit - 1, i, 1:length])
+        after = self.cost[i, 1:length] + self.peak_to[limit, j, length - 1:0:-1]
+        peaks = np.maximum(np.maximum(run, after), self.peak_from[limit - 1, i, 1:length])
         times = (self.elapsed[i + 1:j] - self.elapsed[i]
                  + self.time_to[limit, j, length - 1:0:-1]
                  + self.time_from[limit - 1, i, 1:length])
@@ -250,7 +250,7 @@ class Tables:
 
 
 def _advance(inside: Numbers, beside: Numbers) -> Numbers:
-    """Return bytes of running the stages i .. i+o-1, at (i, o), where the cut before i is held."""
+    """Return bytes of running the stages i .. i+o-1, at (i, o), where the cut before i is kept."""
     count = len(inside)
     found = np.zeros((count + 1, count + 1), dtype=np.int64)
     for i in range(count):

@@ -1,11 +1,11 @@
 """The fastest recursive schedules for every budget at once: what the original run keeps.
 
-`recursive.Tables` knows the minimum peak of each interval of stages; here the bytes of a budget are
-spent on time. Let T(i, m) be the minimum time spent on running stages again, of the stages i ..
-n-1, where the cut before stage i is held (and not counted) and m bytes are left. It is the minimum
-of
+`recursive.Tables` has the minimum peak of each interval of stages; here bytes that a budget has
+left over are used to save time. Let T(i, m) be the minimum time of running stages again, of the
+stages i .. n-1, where the cut before stage i is kept (and not counted) and m bytes are left. It is
+the minimum of
 
-* tape i: T(i+1, m - tape_i);
+* a tape of stage i: T(i+1, m - tape_i);
 * a checkpoint at k: T(k, m - cut_k) + the time of the stages i .. k-1, run again with as few runs
   as m bytes allow (their minimum peak at one, two ... more runs is in the tables).
 
@@ -49,27 +49,28 @@ class Times:
         count = len(tables.stages)
         self.unit = max(most / SLOTS, 1e-9)
         self.rooms = np.arange(SLOTS + 1) * self.unit
-        # of the stages from each on, where its cut is gone once it has been read, or is held
+        # of the stages from each on; index 0: its cut is freed once it has been read, 1: it is kept
         self.time = np.full((2, count + 1, SLOTS + 1), np.inf)
-        self.holds = np.zeros((2, count + 1, SLOTS + 1), dtype=bool)  # the next cut, behind a tape
+        # whether the next cut is kept after a tape
+        self.next_kept = np.zeros((2, count + 1, SLOTS + 1), dtype=bool)
         self.split = np.zeros((count + 1, SLOTS + 1), dtype=np.int32)
         self.time[:, count] = 0.0
         for i in range(count - 1, -1, -1):
-            for held in (False, True):
-                self._tape(i, held)
+            for cut_kept in (False, True):
+                self._tape(i, cut_kept)
             self._splits(i)
 
-    def _tape(self, i: int, held: bool) -> None:
+    def _tape(self, i: int, cut_kept: bool) -> None:
         stages = self.tables.stages
         time = np.zeros(SLOTS + 1)
         if i + 1 < len(stages):
-            gone = self._less(self.time[0, i + 1], int(stages.tape[i]))
-            kept = self._less(self.time[1, i + 1], int(stages.behind_tape(held)[i]))
-            time = np.minimum(gone, kept)
-            self.holds[int(held), i] = kept < gone
-        needed = max(stages.running_tape(held)[i] + stages.forward[i],
-                     stages.behind_cut(held)[i])
-        self.time[int(held), i] = np.where(self.rooms >= needed, time, np.inf)
+            freed = self._less(self.time[0, i + 1], int(stages.tape[i]))
+            kept = self._less(self.time[1, i + 1], int(stages.after_tape(cut_kept)[i]))
+            time = np.minimum(freed, kept)
+            self.next_kept[int(cut_kept), i] = kept < freed
+        needed = max(stages.running_tape(cut_kept)[i] + stages.forward[i],
+                     stages.running_backward(cut_kept)[i])
+        self.time[int(cut_kept), i] = np.where(self.rooms >= needed, time, np.inf)
         self.split[i] = i
 
     def _splits(self, i: int) -> None:
@@ -91,7 +92,7 @@ class Times:
         return min(round(size / self.unit), SLOTS + 1)
 
     def _less(self, time: Numbers, size: int) -> Numbers:
-        """Times, with so many bytes less."""
+        """Return `time` for budgets that are smaller by `size` bytes."""
         taken = self._slots(size)
         return np.concatenate((np.full(taken, np.inf), time[:SLOTS + 1 - taken]))
 
@@ -138,9 +139,9 @@ class Times:
         cuts: list[int] = []
         tapes: list[int] = []
         inner = []
-        i, held = 0, True
+        i, cut_kept = 0, True
         while i < count:
-            k = int(self.split[i, left]) if held else i
+            k = int(self.split[i, left]) if cut_kept else i
             if k > i:
                 cuts.append(k)
                 inner.append((i, k, self.runs - 1, int(left * self.unit), True))
@@ -148,10 +149,11 @@ class Times:
                 i = k
                 continue
             tapes.append(i)
-            holds = bool(self.holds[int(held), i, left])
-            left -= self._slots(int((stages.behind_tape(held) if holds else stages.tape)[i]))
-            i, held = i + 1, holds
-            if held and i < count:
+            next_kept = bool(self.next_kept[int(cut_kept), i, left])
+            taken = (stages.after_tape(cut_kept) if next_kept else stages.tape)[i]
+            left -= self._slots(int(taken))
+            i, cut_kept = i + 1, next_kept
+            if cut_kept and i < count:
                 cuts.append(i)
         found = tables.kept_in(inner)
         return [*found[:-1], Kept(tuple(cuts), tuple(tapes))]

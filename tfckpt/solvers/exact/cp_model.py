@@ -1,10 +1,10 @@
 """The rematerialization problem as a CP-SAT model: what `tfckpt.solvers.exact.optimal` solves.
 
-Stage `t` holds the copies that run just before the `t`-th original, in the order of their
+Stage `t` consists of the copies that run just before the `t`-th original, in the order of their
 originals, and then that original. For every stage and recomputable vertex there is one Boolean
-(a copy runs), for every stage and storage another (its latest instance is held when the stage
+(a copy runs), for every stage and storage another (its latest instance is in memory when the stage
 begins). What is live at a step follows from these as in `tfckpt.simulate.simulate`: within a stage
-an instance is held while a later step of the stage, or a later stage, needs it.
+an instance stays in memory while a later step of the stage, or a later stage, needs it.
 
 Source: the stages are those of Jain et al. 2020, "Checkmate", section 4. Freeing after the last
 reader, buffers that are taken over, donated and fetched storages are modelled here, as the
@@ -25,7 +25,7 @@ Literal = Any
 """A Boolean variable of the model or its negation, or a bool that is known beforehand."""
 
 Term = tuple[int, Literal]
-"""Units of memory, and whether they are held."""
+"""Units of memory, and whether they are allocated."""
 
 
 class StageModel:
@@ -70,10 +70,10 @@ class StageModel:
         self.runs: list[dict[int, Literal]] = [
             {v: self.model.new_bool_var(f"run {v} in {t}") for v in self.again
              if self.place[v] < t} for t in range(stages)]
-        self.held = [[False] * len(graph.storages) for _ in range(stages + 1)]
+        self.saved = [[False] * len(graph.storages) for _ in range(stages + 1)]
         self.given = [[False] * len(graph.storages) for _ in range(stages + 1)]
         for s in range(len(graph.storages)):
-            self._hold(s)
+            self._lifetime(s)
         self.need = [[self._needed(t, s) for s in range(len(graph.storages))]
                      for t in range(stages)]
         for t in range(stages):
@@ -101,7 +101,7 @@ class StageModel:
         return result
 
     def _implies(self, causes: Sequence[Literal], effects: Sequence[Literal]) -> None:
-        """If all causes hold, one of the effects does."""
+        """Require one of the effects if all causes are true."""
         if any(cause is False for cause in causes) or any(e is True for e in effects):
             return
         clause = [*(~cause for cause in causes if cause is not True),
@@ -118,10 +118,10 @@ class StageModel:
 
     # Lifetimes.
 
-    def _hold(self, s: int) -> None:
-        """Fill in `held` and `given` for one storage.
+    def _lifetime(self, s: int) -> None:
+        """Fill in `saved` and `given` for one storage.
 
-        `held[t][s]`: its latest instance is held, and counted, when stage t begins. A fetched
+        `saved[t][s]`: its latest instance is in memory, and counted, when stage t begins. A fetched
         storage needs no such variable. `given[t][s]`: a donor has handed the latest instance
         over; it may still be read and costs nothing.
         """
@@ -133,54 +133,54 @@ class StageModel:
         if self.fixed[s]:
             last = min(readers[-1:] + donors[:1], default=-1)
             for t in range(self.made[s] + 1, last + 1):
-                self.held[t][s] = True
+                self.saved[t][s] = True
         else:
             last = donors[0] if donors and not self.copied[s] else stages - 1
             for t in range(self.made[s] + 1, last + 1):
                 if t - 1 not in donors:
-                    self.held[t][s] = self.model.new_bool_var(f"hold {s} in {t}")
+                    self.saved[t][s] = self.model.new_bool_var(f"saved {s} in {t}")
         for t in range(donors[0] + 1 if donors else stages, stages):
             self.given[t][s] = (t <= readers[-1] if self.fixed[s]
                                 else self.model.new_bool_var(f"given {s} in {t}"))
 
     def _may_vary(self, t: int, s: int) -> bool:
-        """Return whether what stage t finds of the storage is a decision."""
+        """Return whether it is a decision in which state stage t finds the storage."""
         return not (self.fixed[s] or self.graph.storages[s].fetched or self.made[s] >= t)
 
     def _needed(self, t: int, s: int) -> list[Literal]:
-        """Whether, from the i-th reader of stage t on, anything still needs the storage.
+        """Return whether, from the i-th reader of stage t on, anything still needs the storage.
 
-        One entry for each vertex of `inside[s]` that may run in the stage, and a last one for
-        the original. Empty where there is nothing to decide.
+        There is one entry for each vertex of `inside[s]` that may run in the stage, and a last one
+        for the original. The list is empty if there is nothing to decide.
         """
         if self.graph.storages[s].fetched or self.made[s] >= t:
             return []
         reads = s in self.graph.vertices[self.order[t]].reads
-        chain = [self._either(self.held[t + 1][s], reads)]
+        chain = [self._either(self.saved[t + 1][s], reads)]
         for r in reversed(self.inside[s]):
             if r in self.runs[t]:
                 chain.append(self._either(chain[-1], self.runs[t][r]))
         return chain[::-1]
 
     def _available(self, t: int, s: int) -> None:
-        """Return what stage t reads or holds on must be held, made in the stage, or given away."""
-        run, held, given = self._run(t, s), self.held[t][s], self.given[t][s]
+        """Require that what stage t reads or saves was saved, given away or made in the stage."""
+        run, saved, given = self._run(t, s), self.saved[t][s], self.given[t][s]
         for r in self.inside[s]:
             if r in self.runs[t]:
-                self._implies([self.runs[t][r]], [held, run, given])
+                self._implies([self.runs[t][r]], [saved, run, given])
         if s in self.graph.vertices[self.order[t]].reads:
-            self._implies([], [held, run, given])
-        self._implies([self.held[t + 1][s]], [held, run])
+            self._implies([], [saved, run, given])
+        self._implies([self.saved[t + 1][s]], [saved, run])
         if t not in self.donors[s]:
             self._implies([self.given[t + 1][s]], [given])
-        self._implies([run, held], [])  # the old instance has no reader left
+        self._implies([run, saved], [])  # the old instance has no reader left
         self._implies([run, given], [])
 
     def _useful(self, t: int) -> None:
-        """Nothing is held or made in vain: no schedule worth having is lost."""
+        """Require that what is saved or made is needed; some optimal schedule always does so."""
         for s, chain in enumerate(self.need[t]):
             if self._may_vary(t, s):
-                self._implies([self.held[t][s]], [chain[0]])
+                self._implies([self.saved[t][s]], [chain[0]])
         for v, run in self.runs[t].items():
             self._implies([run], [self.need[t][s][0] for s in self.graph.vertices[v].writes
                                   if self.need[t][s]])
@@ -188,7 +188,7 @@ class StageModel:
     # Memory.
 
     def limit(self, peak: Literal) -> None:
-        """Hold every step to at most `peak` units (an int or an integer variable).
+        """Limit every step to at most `peak` units.
 
         Args:
           peak: units of memory, of `unit` bytes each: an int, or an integer variable of the model.
@@ -208,7 +208,7 @@ class StageModel:
                     bound.only_enforce_if(run)
 
     def _live(self, t: int, u: int) -> list[Term]:
-        """Return what is held while step u of stage t runs, buffers taken over not yet deducted."""
+        """Return what is live while step u of stage t runs; reused buffers are not yet deducted."""
         vertex = self.graph.vertices[u]
         terms: list[Term] = [(vertex.workspace // self.unit, True)]
         for s, storage in enumerate(self.graph.storages):
@@ -229,10 +229,10 @@ class StageModel:
         Step u is no writer of the storage.
         """
         if self.fixed[s]:
-            return self.held[t][s]
+            return self.saved[t][s]
         original = u == self.order[t]
         if self.copied[s] and not original and self.place[u] < self.made[s]:
-            return self.held[t][s]  # a copy in this stage is still to come
+            return self.saved[t][s]  # a copy in this stage is still to come
         before = [r for r in self.inside[s] if r in self.runs[t]
                   and (original or self.place[r] < self.place[u])]
         needed = self.need[t][s][len(before)]
@@ -243,14 +243,14 @@ class StageModel:
     def _counted(self, t: int, s: int) -> Literal:
         """Return whether the instance that stage t reads counts: no donor handed it over."""
         return True if self.given[t][s] is False else self._either(
-            self.held[t][s], self._run(t, s))
+            self.saved[t][s], self._run(t, s))
 
     @staticmethod
     def _not(literal: Literal) -> Literal:
         return not literal if isinstance(literal, bool) else ~literal
 
     def _fetched(self, t: int, u: int, s: int, size: int) -> list[Term]:
-        """Instances of a fetched storage made before step u: all stay, but those given away."""
+        """Return the instances of a fetched storage made before step u, except those given away."""
         producer, later = self.graph.storages[s].producer, self.place[u] > self.made[s]
         terms = [(size, run) for run in self._copies(producer, 0, t + 1 if later else t)]
         if self.made[s] < t:
@@ -265,7 +265,7 @@ class StageModel:
         return terms
 
     def _takeovers(self, t: int, u: int, run: Literal) -> list[Term]:
-        """Buffers of inputs that step u of stage t writes into, first pair first."""
+        """Return the input buffers that step u of stage t writes into, first pair first."""
         storages = self.graph.storages
         taken: list[tuple[int, int, Literal]] = []
         for written, read in self.graph.vertices[u].reuses:
@@ -286,7 +286,7 @@ class StageModel:
     def _dies(self, t: int, u: int, s: int) -> Literal:
         """Return whether step u of stage t, if it runs, is the last to read a counted instance."""
         if u == self.order[t]:
-            later = self._either(self.held[t + 1][s], self.given[t + 1][s])
+            later = self._either(self.saved[t + 1][s], self.given[t + 1][s])
         else:
             inside = [r for r in self.inside[s] if r in self.runs[t]]
             later = self.need[t][s][inside.index(u) + 1]

@@ -47,8 +47,8 @@ class Optimum:
       schedule: originals and copies.
       peak_bytes: its simulated peak.
       time: its time, in the graph's unit.
-      bound: no schedule of the class is better than this: time within the budget, in the graph's
-        unit (with objective "memory": peak in bytes).
+      bound: proven lower bound for schedules of the class: on the time within the budget, in the
+        graph's unit (with objective "memory": on the peak, in bytes).
       status: "optimal" if the solver proved that, "feasible" if its time ran out before.
     """
 
@@ -80,8 +80,8 @@ def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time
         out before any schedule was found.
       InfeasibleBudgetError: no schedule of the class fits; names the minimum peak found.
 
-    Deterministic: one worker, a fixed seed, no wall clock. Runs in a process of its own where
-    this one has loaded TensorFlow (see `tfckpt.solvers.exact.own_process`).
+    Deterministic: one worker, a fixed seed, no wall clock. Runs in a process of its own if this
+    one has loaded TensorFlow (see `tfckpt.solvers.exact.own_process`).
     """
     if objective not in ("time", "memory"):
         raise PlanError(f"plan: unknown objective {objective!r}; choose 'time' or 'memory'")
@@ -95,12 +95,12 @@ def solve(graph: CostGraph, budget: int | None = None, *, objective: str = "time
     problem = _Problem(graph, order, copies, time_limit, start)
     if objective == "time" and budget is not None:
         return problem.fastest(budget)
-    least = problem.least()
-    if budget is not None and least.peak_bytes > budget:
-        raise _infeasible(budget, least)
-    fastest = problem.fastest(least.peak_bytes, least.schedule)
-    both = OPTIMAL if {least.status, fastest.status} == {OPTIMAL} else FEASIBLE
-    return dataclasses.replace(fastest, bound=least.bound, status=both)
+    smallest = problem.smallest()
+    if budget is not None and smallest.peak_bytes > budget:
+        raise _infeasible(budget, smallest)
+    fastest = problem.fastest(smallest.peak_bytes, smallest.schedule)
+    both = OPTIMAL if {smallest.status, fastest.status} == {OPTIMAL} else FEASIBLE
+    return dataclasses.replace(fastest, bound=smallest.bound, status=both)
 
 
 def check_size(graph: CostGraph, order: Sequence[int] | None = None) -> None:
@@ -123,11 +123,11 @@ def check_size(graph: CostGraph, order: Sequence[int] | None = None) -> None:
             f"{places} ({recomputable} recomputable of {len(graph.vertices)} vertices); use auto")
 
 
-def _infeasible(budget: int, least: Optimum) -> InfeasibleBudgetError:
-    proven = "" if least.status == OPTIMAL else " found"
+def _infeasible(budget: int, smallest: Optimum) -> InfeasibleBudgetError:
+    proven = "" if smallest.status == OPTIMAL else " found"
     return InfeasibleBudgetError(
         f"plan: no schedule fits in {budget} bytes; the minimum peak{proven} is "
-        f"{least.peak_bytes} bytes", least.peak_bytes)
+        f"{smallest.peak_bytes} bytes", smallest.peak_bytes)
 
 
 def _cp_sat() -> ModuleType:
@@ -154,19 +154,19 @@ class _Problem:
         self.units = [math.floor(time * self.scale) for time in times]
 
     def fastest(self, budget: int, start: Schedule | None = None) -> Optimum:
-        """Return the minimum time within the budget."""
+        """Return the schedule of the minimum time within the budget."""
         stages = StageModel(self.cp, self.graph, self.order, self.copies)
         stages.limit(budget // stages.unit)
         stages.model.minimize(self._time(stages))
         found = self._solve(stages, start or self.start)
         if found is None:
-            raise _infeasible(budget, self.least())
+            raise _infeasible(budget, self.smallest())
         plain = math.fsum(self.graph.vertices[v].time for v in self.order)
         schedule, bound, status = found
         return self._optimum(schedule, plain + bound / self.scale, status)
 
-    def least(self) -> Optimum:
-        """Return the minimum peak."""
+    def smallest(self) -> Optimum:
+        """Return the schedule of the minimum peak."""
         stages = StageModel(self.cp, self.graph, self.order, self.copies)
         most = simulate(self.graph, tuple((v, 0) for v in self.order)).peak_bytes
         peak = stages.model.new_int_var(0, most // stages.unit, "peak")

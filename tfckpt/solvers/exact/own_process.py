@@ -1,7 +1,8 @@
 """Calls a solver in a process of its own, which never loads TensorFlow.
 
-The libraries of OR-tools and of TensorFlow clash: a process that loads both crashes. A step that
-is planned while it is traced lives in a process with TensorFlow, so the solver moves out.
+The libraries of OR-tools and of TensorFlow conflict: a process that loads both crashes. A step
+that is planned while it is traced is in a process that has loaded TensorFlow, so the solver runs in
+another one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def call(function: Callable[Parameters, Result], *args: Parameters.args,
       **kwargs: its keyword arguments.
 
     Raises:
-      PlanError: the process could not be started, or died; names its last words.
+      PlanError: the process could not be started, or failed; names the last line of its errors.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
@@ -53,12 +54,12 @@ def call(function: Callable[Parameters, Result], *args: Parameters.args,
 def _serve() -> None:
     """Read a call from standard input and write its outcome to standard output."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not stand in the answer
+    os.dup2(2, 1)  # keeps what libraries print out of the answer
     function, args, kwargs = pickle.load(sys.stdin.buffer)
     result = raised = None
     try:
         result = function(*args, **kwargs)
-    except Exception as error:  # it belongs to the caller
+    except Exception as error:  # raised again by `call`
         raised = error
     with answers:
         pickle.dump((result, raised), answers)

@@ -1,7 +1,7 @@
-"""Narrow places of the forward pass: where few bytes carry everything that comes after.
+"""Narrow cuts of the forward pass: places where few bytes carry everything that comes after.
 
 A cut after a position of the forward order is crossed by the storages made before it and read
-by a forward vertex behind it. Its prefix is a lower set (Kusumoto et al. 2019, section 2) and
+by a forward vertex after it. Its prefix is a lower set (Kusumoto et al. 2019, section 2) and
 the crossing storages are its boundary, so keeping the storages of some cuts and recomputing the
 rest is a canonical strategy. On a chain of blocks the narrow cuts are the blocks' outputs.
 """
@@ -15,7 +15,7 @@ from tfckpt.ir.costgraph import FORWARD, CostGraph
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:
-    """A cut behind forward vertex `vertex`; `storages` cross it and hold `bytes` together."""
+    """A cut after forward vertex `vertex`; `storages` cross it and have `bytes` together."""
 
     vertex: int
     storages: tuple[int, ...]
@@ -47,7 +47,7 @@ def narrow_cuts(graph: CostGraph) -> tuple[Cut, ...]:
 
 
 def _all_cuts(graph: CostGraph) -> list[Cut]:
-    """Return all cuts with different crossings. Only what may be dropped counts as crossing."""
+    """Return the cuts at which the crossing storages change; only droppable storages count."""
     last_reader = {}
     for s, readers in enumerate(graph.readers):
         producer = graph.vertices[graph.storages[s].producer]

@@ -10,11 +10,11 @@ after them, and no edge to anything else. The tree takes the whole graph apart i
     and the vertices where they meet are the connecting vertices.
 
 The tree is unique, and each connected independent segment of the graph is one of its segments or
-a stretch between two splitting vertices of a linear one. In the terms of graph theory it is the
+what lies between two splitting vertices of a linear one. In the terms of graph theory it is the
 tree of triconnected components of the graph with an edge from its first to its last vertex.
 
-Construction. Linear and branched parts are found by series-parallel reduction (a vertex of one
-way in and one way out is replaced by an edge, parallel edges are merged), which takes nearly
+Construction. Linear and branched parts are found by series-parallel reduction (a vertex with one
+edge in and one edge out is replaced by an edge, parallel edges are merged), which takes nearly
 linear time and leaves nothing of a chain, a ResNet or a DenseNet. What remains is taken apart by
 `tfckpt.solvers.forward.separation`, which finds the segments that hang on each pair of vertices;
 they are folded from the smallest up, reducing again after each.
@@ -62,10 +62,10 @@ class Segment:
       kind: `LINEAR`, `BRANCHED` or `COMPLICATED`.
       source, target: its ends, which are not part of it.
       vertices: the splitting vertices (linear, in order), none (branched), or the connecting
-        vertices (complicated, ascending). Each vertex of the graph but the ends stands in one
-        segment only: these are the leaves of the tree.
-      parts: the division. Linear: from source to target. Branched: by the least vertex inside, an
-        edge first. Complicated: by source and target.
+        vertices (complicated, ascending). Each vertex of the graph except its ends is listed by
+        exactly one segment: these are the leaves of the tree.
+      parts: the division. Linear: from source to target. Branched: by the lowest vertex inside,
+        an edge first. Complicated: by source and target.
       bytes: of all vertices inside, those of the parts included.
     """
 
@@ -104,7 +104,7 @@ class DivisionTree:
         return "(start)" if vertex < 0 else "(end)"
 
     def __str__(self) -> str:
-        """One line a segment, parts indented below; edges are left out."""
+        """Return the tree as text: one line a segment, parts indented below, edges left out."""
         lines = []
         below = [(len(self.segments) - 1, 0)] if self.segments else []
         while below:
@@ -120,7 +120,7 @@ class DivisionTree:
 
 
 def division_tree(graph: ForwardGraph) -> DivisionTree:
-    """Take a graph apart.
+    """Return the division tree of a graph.
 
     Args:
       graph: any graph. Several inputs or outputs are joined by virtual ends (see
@@ -134,7 +134,8 @@ def division_tree(graph: ForwardGraph) -> DivisionTree:
         `tfckpt.solvers.forward.separation.LARGEST`.
 
     Complexity: O((V + E) log V) where series-parallel reduction suffices. Otherwise O(v e) more
-    for each stretch without a splitting vertex, of v vertices and e edges after that reduction.
+    for the v vertices and e edges that reduction leaves between two neighbouring splitting
+    vertices.
     """
     source, target = ends(graph)
     if len(graph) < 2:
@@ -146,25 +147,25 @@ def division_tree(graph: ForwardGraph) -> DivisionTree:
 
 
 def check_division_tree(graph: ForwardGraph, tree: DivisionTree) -> None:
-    """Raise `PlanError` unless each edge and vertex of the graph stands in one place.
+    """Raise `PlanError` unless the tree contains each edge and vertex exactly once.
 
     Args:
       graph: the graph that was taken apart.
       tree: its division tree.
 
     Raises:
-      PlanError: an edge, a vertex or a segment stands in no place, or in several.
+      PlanError: an edge, a vertex or a segment is missing, or occurs several times.
 
     Complexity: O(V + E).
     """
     places = [v for segment in tree.segments for v in segment.vertices]
     inner = [v for v in range(len(graph)) if v not in (tree.source, tree.target)]
     if sorted(places) != inner:
-        raise PlanError("plan: the division tree does not hold each vertex of the graph once")
+        raise PlanError("plan: the division tree does not contain each vertex of the graph once")
     edges = sorted((p.source, p.target) for segment in tree.segments for p in segment.parts
                    if p.segment == NO_SEGMENT)
     if tree.segments and edges != sorted(_edges(graph, tree.source, tree.target)):
-        raise PlanError("plan: the division tree does not hold each edge of the graph once")
+        raise PlanError("plan: the division tree does not contain each edge of the graph once")
     used = sorted(p.segment for segment in tree.segments for p in segment.parts
                   if p.segment != NO_SEGMENT)
     if tree.segments and used != list(range(len(tree.segments) - 1)):

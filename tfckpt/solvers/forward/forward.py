@@ -1,14 +1,13 @@
 """`forward_view`: the recomputable forward part of a joint graph, small enough to solve on.
 
 Solvers that come from papers work on a graph of forward values. A captured step has hundreds or
-thousands of forward vertices, most of which no solver should treat as a choice: what the
-backward never reads is recomputed with its consumer anyway. The view merges vertices in two
-passes:
+thousands of forward vertices, most of which no solver needs to decide on: what the backward never
+reads is recomputed with its consumer anyway. The view merges vertices in two passes:
 
 1. chains: a vertex whose consumers all lie in one node, and of which the backward reads nothing
    worth counting, joins that node;
 2. if more than `limit` nodes remain: neighbours in topological order are merged, smallest bytes
-   first, inside the stretches between single-vertex cuts before across them.
+   first; neighbours between two single-vertex cuts are merged before neighbours across a cut.
 
 Neither pass can close a cycle. In the first, all paths out of a merged vertex lead through the
 last vertex of its node. In the second, nodes are intervals of a topological order.
@@ -45,7 +44,7 @@ def forward_view(graph: CostGraph, limit: int = 160) -> ForwardGraph:
     Returns:
       The view; without nodes if nothing is recomputable. A node is named after its last vertex.
       `bytes` counts the storages handed on to other nodes, or to anything that is not forward;
-      fetched storages are listed but cost nothing, since they are held in any case.
+      fetched storages are listed but cost nothing, since they stay in memory in any case.
 
     Complexity: O((V + E) log V), and a few hundredths of a second at 3,000 vertices.
     """
@@ -58,7 +57,11 @@ def forward_view(graph: CostGraph, limit: int = 160) -> ForwardGraph:
 
 
 def _predecessors(graph: CostGraph, inside: Sequence[int]) -> tuple[list[list[int]], list[bool]]:
-    """Positions in `inside` that each needs, and whether they order only (no data flows)."""
+    """Return the predecessors of each vertex of `inside`, and whether they only order it.
+
+    Predecessors are positions in `inside`. They only order the vertex if it reads no data of any
+    vertex of `inside`.
+    """
     position = {vertex: place for place, vertex in enumerate(inside)}
     storages, vertices = graph.storages, graph.vertices
     nearest = [0] * (inside[-1] + 1 if inside else 0)
@@ -86,7 +89,7 @@ def _leaves_forward(graph: CostGraph, storage: int) -> bool:
 
 
 def _saved_bytes(graph: CostGraph, inside: Sequence[int]) -> list[int]:
-    """For each position the bytes that the backward reads, 0 where negligible."""
+    """Return for each position the bytes that the backward reads, 0 where negligible."""
     saved = []
     for vertex in inside:
         written = graph.vertices[vertex].writes
@@ -98,7 +101,7 @@ def _saved_bytes(graph: CostGraph, inside: Sequence[int]) -> list[int]:
 
 def _merge_chains(before: Sequence[Sequence[int]], ordering: Sequence[bool], saved: Sequence[int]
                   ) -> list[int]:
-    """Pass 1: for each position the last position of its node."""
+    """Merge chains (pass 1) and return for each position the last position of its node."""
     count = len(before)
     after: list[list[int]] = [[] for _ in range(count)]
     fixed = [False] * count
@@ -115,7 +118,7 @@ def _merge_chains(before: Sequence[Sequence[int]], ordering: Sequence[bool], sav
 
 
 def _node_order(before: Sequence[Sequence[int]], group: Sequence[int]) -> list[int]:
-    """Nodes in topological order, given by their last position.
+    """Return the nodes, each given by its last position, in topological order.
 
     A node that needs nothing stands just before its first consumer: a dropout mask made at the
     start of the step would otherwise widen every cut.
@@ -135,7 +138,7 @@ def _node_order(before: Sequence[Sequence[int]], group: Sequence[int]) -> list[i
 
 def _merge_neighbours(graph: CostGraph, inside: Sequence[int], before: Sequence[Sequence[int]],
                       group: Sequence[int], limit: int) -> list[int]:
-    """Pass 2: merges intervals of the topological order until `limit` remain."""
+    """Merge intervals of the topological order until `limit` nodes remain (pass 2)."""
     order = _node_order(before, group)
     place_of = {root: place for place, root in enumerate(order)}
     rank_of = [place_of[root] for root in group]
@@ -146,14 +149,14 @@ def _merge_neighbours(graph: CostGraph, inside: Sequence[int], before: Sequence[
 
 
 def _bytes(graph: CostGraph, handed: Sequence[Sequence[int]]) -> list[int]:
-    """For each node the bytes of the storages it hands on."""
+    """Return for each node the bytes of the storages it hands on."""
     return [sum(graph.storages[s].bytes for s in storages if not graph.storages[s].fetched)
             for storages in handed]
 
 
 def _handed_on(graph: CostGraph, inside: Sequence[int], node: Sequence[int], count: int
                ) -> list[list[int]]:
-    """For each node the storages that another node, or anything but the forward, reads."""
+    """Return for each node the storages that another node, or anything but the forward, reads."""
     node_of = dict(zip(inside, node, strict=True))
     handed: list[list[int]] = [[] for _ in range(count)]
     for vertex, mine in zip(inside, node, strict=True):
@@ -165,7 +168,7 @@ def _handed_on(graph: CostGraph, inside: Sequence[int], node: Sequence[int], cou
 
 
 def _narrow_cuts(before: Sequence[Sequence[int]], node: Sequence[int], count: int) -> list[bool]:
-    """For each place in the order: does at most one node before the cut feed what follows?"""
+    """Return for each place in the order whether at most one node up to it feeds what follows."""
     furthest = list(range(count))
     for place, others in enumerate(before):
         for other in others:
@@ -180,9 +183,9 @@ def _narrow_cuts(before: Sequence[Sequence[int]], node: Sequence[int], count: in
 def _merge_intervals(size: Sequence[int], narrow: Sequence[bool], limit: int) -> list[int]:
     """Merge neighbouring intervals and return, for each place, the last place of its own.
 
-    Order of merging: first inside a stretch, leaving alone its last node (which is the one worth
-    keeping); then into that node; then across the cuts. Among equals the smallest sum of bytes,
-    then the earliest.
+    Order of merging: first between two narrow cuts, except into the last node there (which is the
+    one worth keeping); then into that node; then across the cuts. Among equals the smallest sum of
+    bytes, then the earliest.
     """
     count = len(size)
     start = list(range(count))  # of the interval that ends here

@@ -1,9 +1,9 @@
-"""The forward pass as a sequence of stages between cuts, with what each costs to run and hold.
+"""The forward pass as a sequence of stages between cuts, with the time and memory of each.
 
 A cut is a place in the forward order; its storages are those made before it and read by the
-forward after it. What lies between two cuts is a stage. Whoever holds the storages of a cut can
-run the stages after it again, which is all that recursive checkpointing asks of a graph
-(`tfckpt.solvers.recursive`). `tfckpt.solvers.forward.stage_costs` makes them.
+forward after it. What lies between two cuts is a stage. From the storages of a cut alone, the
+stages after it can be run again, which is all that recursive checkpointing asks of a graph
+(`tfckpt.solvers.recursive`). `tfckpt.solvers.forward.stage_costs` builds the stages of a step.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ Numbers = np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stages:
-    """Stages 0 .. n-1 of a forward pass; cut `m` stands before stage `m`. Bytes and seconds.
+    """Stages 0 .. n-1 of a forward pass; cut `m` stands before stage `m`.
+
+    Arrays have one entry a stage, in bytes, unless stated otherwise.
 
     Attributes:
       made: for each storage that may be recomputed the stage that makes it; -1 for the others.
-      through: the last stage in whose forward it is read: it is in the cuts `made + 1 .. through`.
-      residual: for each storage whether anything behind the forward reads it.
-      seconds: of running a stage again.
+      through: for each storage the last stage in whose forward it is read: it crosses the cuts
+        `made + 1 .. through`.
+      residual: for each storage whether anything after the forward reads it.
+      seconds: time of running the stage again.
       again: (n, k): at (i, o), o < k, the seconds of stage i in running the stages i .. i+o-1 for
-        their residuals, where the cut behind them is held.
+        their residuals, where the cut after them is kept.
       cut: bytes that cross each cut, n + 1 of them; nothing crosses the first and the last.
       shared: (n + 1, n + 1): bytes that cross both of two cuts.
-      inside: most bytes that running the stage holds, of what it makes itself.
+      inside: most bytes live while the stage runs, of storages that it makes itself.
       beside: the same, with the cut before it and what passes by.
       taped: as `inside`, where its residuals stay.
       taped_beside: the same, with the cut before it.
@@ -39,10 +42,10 @@ class Stages:
       handed_beside: its residuals, and all of the next cut but residuals of earlier stages.
       backward: most bytes live in the backward of the stage, above the cut before it.
       backward_beside: the same, above the residuals of earlier stages.
-      before: n + 1: bytes that wait for the backward of the stages below a cut (gradients, and
-        residuals of the cut) at its beginning; of the last what is live in the forward is in
-        `forward`, and this is 0.
-      forward: most other bytes live in the forward of each stage in the original pass.
+      before: for each of the n + 1 cuts the bytes (gradients, and residuals that cross the cut)
+        that are live when the backward of the stages before it begins; 0 for the last cut, where
+        `forward` has what is live.
+      forward: most other bytes live in the forward of the stage in the original pass.
     """
 
     made: tuple[int, ...]
@@ -67,26 +70,26 @@ class Stages:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def running_tape(self, held: bool) -> Numbers:
+    def running_tape(self, cut_kept: bool) -> Numbers:
         """Return bytes of running each stage for its residuals.
 
         Args:
-          held: whether the cut before it is held, or goes once it has been read.
+          cut_kept: whether the cut before it is kept; else it is freed once it has been read.
         """
-        return self.taped if held else self.taped_beside
+        return self.taped if cut_kept else self.taped_beside
 
-    def behind_tape(self, held: bool) -> Numbers:
+    def after_tape(self, cut_kept: bool) -> Numbers:
         """Return bytes of each stage's residuals and of the cut after it.
 
         Args:
-          held: whether the cut before it is held, or goes once it has been read.
+          cut_kept: whether the cut before it is kept; else it is freed once it has been read.
         """
-        return self.handed if held else self.handed_beside
+        return self.handed if cut_kept else self.handed_beside
 
-    def behind_cut(self, held: bool) -> Numbers:
+    def running_backward(self, cut_kept: bool) -> Numbers:
         """Return bytes of each stage's backward.
 
         Args:
-          held: whether the cut before it is held, or goes once it has been read.
+          cut_kept: whether the cut before it is kept; else it is freed once it has been read.
         """
-        return self.backward if held else self.backward_beside
+        return self.backward if cut_kept else self.backward_beside

@@ -1,6 +1,6 @@
 r"""Lower sets of a forward graph, as bitmasks.
 
-A lower set is a set of nodes that holds every predecessor of its members. It is written as a
+A lower set is a set of nodes that contains every predecessor of its members. It is written as a
 Python int: bit `i` is node `i` of the `ForwardGraph`. An increasing sequence L_1 < ... < L_k = V
 stands for the canonical strategy: after computing V_i = L_i \ L_{i-1} in the forward, keep the
 boundary of L_i and drop the rest; in the backward, recompute V_i from what was kept.

@@ -1,9 +1,9 @@
-"""`trunk`: a forward graph without its side entrances and dead ends.
+"""`main_path`: a forward graph without its side inputs and dead ends.
 
-The view of a captured step has nodes that lead nowhere (the statistics of a normalisation, which
-only the update reads) and nodes that come from nowhere (a dropout mask drawn from a seed). Solvers
-that cut at single vertices would see a second path around all that lies between. Here such nodes
-join a neighbour.
+The view of a captured step has nodes without a consumer (the statistics of a normalisation, which
+only the update reads) and nodes without a predecessor (a dropout mask drawn from a seed). Each is
+an end of its own and so opens a path around vertices that all other paths pass, which hides these
+vertices from solvers that cut at single vertices. Here such nodes are merged into a neighbour.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from collections.abc import Sequence
 
 from tfckpt.solvers.forward.forward_graph import ForwardGraph, neighbours
 
-__all__ = ["trunk"]
+__all__ = ["main_path"]
 
 NEGLIGIBLE = 4096
 """A dead end may hand on less than 1/4096 of all bytes."""
 
 
-def trunk(forward: ForwardGraph) -> ForwardGraph:
-    """Contract what stands beside the paths from the inputs to the last node.
+def main_path(forward: ForwardGraph) -> ForwardGraph:
+    """Return a graph whose nodes off the paths from the inputs to the last node are merged.
 
-    - A node that nothing needs, and that hands on nothing worth counting, joins the last of its
-      predecessors; so do those of which nothing else is left then. The last node of all stays.
-    - A node that needs nothing, whose first consumer needs other nodes besides, joins that
+    - A node without a consumer that hands on a negligible number of bytes joins the last of its
+      predecessors. So does a node whose consumers have all been merged in this way. The last node
+      of the graph stays.
+    - A node without a predecessor whose first consumer needs other nodes as well joins that
       consumer. A second input with a network of its own stays.
 
-    The order of nodes is kept, and an edge that would lead down (from what joined a later node to
-    what joined an earlier one, a dead end) is turned round, so that no cycle is closed.
+    The order of nodes is kept. An edge that would lead from a higher to a lower node after merging
+    is reversed, so that the result has no cycle.
 
     Args:
       forward: the forward part of a step; not changed.

@@ -1,8 +1,8 @@
-"""What a set of checkpoints costs when everything between them is computed again in the backward.
+"""The cost of a set of checkpoints if the backward recomputes everything between them.
 
 The model of re-forwarding: the forward stores the checkpoints V_R only. Without them the graph
 falls into *segments*, the connected components of what is left. The backward takes one segment
-at a time, recomputes it from the checkpoint before it and holds all of it meanwhile. The cost is
+at a time, recomputes it from the checkpoint before it and keeps all of it meanwhile. The cost is
 
     sum of the bytes of V_R + the bytes of the largest segment.
 
@@ -10,10 +10,10 @@ Both ends of the graph are checkpoints and are counted. A graph of several input
 a virtual end of 0 bytes, written as vertex -1 or vertex n; its real inputs or outputs are then
 free to be recomputed.
 
-Two assumptions are the paper's. Each segment lies between two checkpoints only, one before and
+The paper makes two assumptions. Each segment lies between two checkpoints only, one before and
 one after it. And an operation of several inputs needs none of their values for its gradient (an
-addition, a concatenation), so that branches that meet in it are segments of their own; where that
-does not hold, the inputs must be stored (`inputs_to_store`).
+addition, a concatenation), so that branches that meet in it are segments of their own; for other
+operations the inputs must be stored (`inputs_to_store`).
 
 Source: Feng and Huang 2018, "Cutting down training memory by re-forwarding", equation (1),
 section 4.1 (assumptions), definition 1 (closed sets: here segments and unions of them).
@@ -75,7 +75,7 @@ def splitting_vertices(graph: ForwardGraph) -> tuple[int, ...]:
     Source: Feng and Huang 2018, definition 3, algorithm 2.
     """
     found = []
-    # Where an edge from before leads; one that leads further than a vertex passes it by.
+    # The last vertex that an edge from before leads to; an edge beyond a vertex bypasses it.
     furthest = max((v for v, needs in enumerate(graph.predecessors) if not needs), default=0)
     for vertex, after in enumerate(graph.successors):
         if furthest <= vertex:
@@ -94,7 +94,7 @@ def inputs_to_store(graph: ForwardGraph, needs_inputs: Iterable[int]) -> frozens
     Raises:
       PlanError: no such vertex.
 
-    Source: Feng and Huang 2018, section 4.1 (what lifts the second assumption).
+    Source: Feng and Huang 2018, section 4.1 (how to do without the second assumption).
     """
     found: set[int] = set()
     for vertex in needs_inputs:
@@ -115,7 +115,7 @@ def segments(graph: ForwardGraph, vertices: Collection[int]
       vertices: the checkpoints; both ends must be among them, unless virtual.
 
     Returns:
-      (source, target, vertices recomputed together) of each, by the least vertex. Edges from
+      (source, target, vertices recomputed together) of each, by the lowest vertex. Edges from
       checkpoint to checkpoint make no segment.
 
     Raises:

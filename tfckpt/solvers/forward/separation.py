@@ -1,9 +1,9 @@
 """Finds the independent segments of a graph that series-parallel reduction cannot take apart.
 
-Vertices hang on a pair (i, j) if every path that leaves them passes i or j. In a graph where
-every vertex lies on a path from the first to the last, joined by an extra edge, these sets are
-what removing i and then the articulation point j cuts off; so one depth-first search for each i
-finds all of them.
+A set of vertices hangs on a pair (i, j) if every path that leaves the set passes i or j. In a
+graph where every vertex lies on a path from the first to the last vertex, and which has an extra
+edge between these two, such sets are what is cut off by removing i and then the articulation
+point j; so one depth-first search for each i finds all of them.
 
 Source: definition 1 and algorithm 4 of Feng and Huang 2018 ask for these sets; the search with
 low points is Hopcroft and Tarjan 1973.
@@ -25,54 +25,56 @@ Hanging = tuple[int, int, int, int]
 
 
 def hanging_segments(after: Mapping[int, Mapping[int, object]]) -> list[Hanging]:
-    """Return all connected independent segments within each stretch between splitting vertices.
+    """Return all connected independent segments inside the blocks of a graph.
+
+    A block consists of the vertices from one splitting vertex to the next, both included.
 
     Args:
-      after: for each vertex its successors, all of them higher. The lowest vertex leads to all,
-        all lead to the highest.
+      after: for each vertex its successors, all of them higher. Paths lead from the lowest vertex
+        to every other one, and from every one to the highest.
 
     Returns:
       Segments by size, so that a segment comes after those inside it. Some are listed twice.
 
     Raises:
-      PlanError: a stretch is longer than `LARGEST`.
+      PlanError: a block is larger than `LARGEST`.
 
-    Complexity: O(v e) for a stretch of v vertices and e edges.
+    Complexity: O(v e) for a block of v vertices and e edges.
     """
     found: list[Hanging] = []
-    for stretch in _stretches(after):
-        edges = sum(len(after[vertex]) for vertex in stretch[:-1])
-        if len(stretch) * edges > LARGEST:
+    for block in _blocks(after):
+        edges = sum(len(after[vertex]) for vertex in block[:-1])
+        if len(block) * edges > LARGEST:
             raise PlanError(
-                f"plan: the {len(stretch)} vertices and {edges} edges that reduction leaves after "
-                f"vertex {stretch[0]} are too many to take apart (their product may be "
+                f"plan: the {len(block)} vertices and {edges} edges that reduction leaves after "
+                f"vertex {block[0]} are too many to take apart (their product may be "
                 f"{LARGEST}); use auto or approx_dp")
-        if len(stretch) > 2:
-            found.extend(_hanging_in(after, stretch))
+        if len(block) > 2:
+            found.extend(_hanging_in(after, block))
     return sorted(found)
 
 
-def _stretches(after: Mapping[int, Mapping[int, object]]) -> Iterator[list[int]]:
-    """Vertices from one splitting vertex of the graph to the next, both included."""
-    stretch: list[int] = []
+def _blocks(after: Mapping[int, Mapping[int, object]]) -> Iterator[list[int]]:
+    """Yield the vertices from one splitting vertex of the graph to the next, both included."""
+    block: list[int] = []
     furthest = 0
     for vertex in sorted(after):
-        stretch.append(vertex)
-        if len(stretch) > 1 and furthest <= vertex:
-            yield stretch
-            stretch = [vertex]
+        block.append(vertex)
+        if len(block) > 1 and furthest <= vertex:
+            yield block
+            block = [vertex]
         furthest = max((furthest, *after[vertex]))
 
 
-def _hanging_in(after: Mapping[int, Mapping[int, object]], stretch: Sequence[int]
+def _hanging_in(after: Mapping[int, Mapping[int, object]], block: Sequence[int]
                 ) -> Iterator[Hanging]:
-    """Segments of one stretch: for each vertex removed, what hangs on an articulation point."""
-    place = {vertex: i for i, vertex in enumerate(stretch)}
-    last = len(stretch) - 1
-    beside: list[list[int]] = [[] for _ in stretch]
+    """Yield the segments of one block: what an articulation point cuts off without a vertex."""
+    place = {vertex: i for i, vertex in enumerate(block)}
+    last = len(block) - 1
+    beside: list[list[int]] = [[] for _ in block]
     beside[0].append(last)  # first, so that the search from 0 goes to the end at once
     beside[last].append(0)
-    for i, vertex in enumerate(stretch[:-1]):
+    for i, vertex in enumerate(block[:-1]):
         for other in sorted(after[vertex]):
             if (i, place[other]) != (0, last):
                 beside[i].append(place[other])
@@ -81,14 +83,20 @@ def _hanging_in(after: Mapping[int, Mapping[int, object]], stretch: Sequence[int
         root, end = (last, -1) if removed == 0 else (0, last if removed != last else -1)
         for point, child, size in _articulations(beside, removed, root, end):
             first, second = sorted((removed, point))
-            yield size, stretch[first], stretch[second], stretch[child]
+            yield size, block[first], block[second], block[child]
 
 
 def _articulations(beside: Sequence[Sequence[int]], removed: int, root: int, end: int
                    ) -> Iterator[tuple[int, int, int]]:
-    """(articulation point, first vertex beyond it, vertices beyond it), `end` never beyond.
+    """Yield (articulation point, first vertex beyond it, number of vertices beyond it).
 
-    `beside` lists, for each vertex, its neighbours; the search starts at `root`.
+    What contains `end` is not reported.
+
+    Args:
+      beside: the neighbours of each vertex.
+      removed: the vertex to search without.
+      root: the vertex to start from.
+      end: a vertex, or -1.
     """
     count = len(beside)
     number = [0] * count

@@ -25,26 +25,26 @@ class Piece:
     """An edge of the folded graph and all that it stands for.
 
     Attributes:
-      least: the least vertex inside, which orders branches; -2 for an edge.
+      lowest: the lowest vertex inside, which orders branches; -2 for an edge.
       parts: in order (linear) or in any order.
     """
 
     kind: str
     source: int
     target: int
-    least: int
+    lowest: int
     parts: deque[Piece]
 
     def ordered_parts(self) -> list[Piece]:
         """Return the parts, in the order that `Segment.parts` states."""
         if self.kind == BRANCHED:
-            return sorted(self.parts, key=lambda part: part.least)
+            return sorted(self.parts, key=lambda part: part.lowest)
         if self.kind == COMPLICATED:
             return sorted(self.parts, key=lambda part: (part.source, part.target))
         return list(self.parts)
 
     def vertices(self) -> tuple[int, ...]:
-        """Splitting or connecting vertices."""
+        """Return the splitting or connecting vertices."""
         if self.kind == BRANCHED:
             return ()
         inside = {part.target: None for part in self.ordered_parts()}
@@ -57,8 +57,8 @@ def fold(edges: Iterable[tuple[int, int]], source: int, target: int) -> Piece:
 
     Args:
       edges: from lower to higher vertices; each vertex lies on a path from source to target.
-      source: the lowest vertex, which needs none.
-      target: the highest vertex, which none needs.
+      source: the lowest vertex, which has no predecessor.
+      target: the highest vertex, which has no successor.
     """
     folded = _Folded(source, target)
     for u, v in sorted(edges):
@@ -72,8 +72,8 @@ def fold(edges: Iterable[tuple[int, int]], source: int, target: int) -> Piece:
 
 
 def _series(left: Piece, right: Piece) -> Piece:
-    """Two pieces in a row. Linear ones are taken apart, the shorter into the longer."""
-    least = min(piece for piece in (left.least, right.least, left.target) if piece != -2)
+    """Return two pieces in a row as one; the parts of the shorter linear one join the longer."""
+    lowest = min(piece for piece in (left.lowest, right.lowest, left.target) if piece != -2)
     if left.kind == LINEAR and (right.kind != LINEAR or len(left.parts) >= len(right.parts)):
         parts = left.parts
         parts.extend(right.parts if right.kind == LINEAR else (right,))
@@ -82,22 +82,22 @@ def _series(left: Piece, right: Piece) -> Piece:
         parts.extendleft(reversed(left.parts) if left.kind == LINEAR else (left,))
     else:
         parts = deque((left, right))
-    return Piece(LINEAR, left.source, right.target, least, parts)
+    return Piece(LINEAR, left.source, right.target, lowest, parts)
 
 
 def _parallel(one: Piece, other: Piece) -> Piece:
-    """Two pieces between the same ends. Branched ones are taken apart."""
+    """Return two pieces between the same ends as one; parts of branched ones are joined."""
     if len(one.parts) < len(other.parts):
         one, other = other, one
     if one.kind != BRANCHED and other.kind == BRANCHED:
         one, other = other, one
     parts = one.parts if one.kind == BRANCHED else deque((one,))
     parts.extend(other.parts if other.kind == BRANCHED else (other,))
-    return Piece(BRANCHED, one.source, one.target, min(one.least, other.least), parts)
+    return Piece(BRANCHED, one.source, one.target, min(one.lowest, other.lowest), parts)
 
 
 class _Folded:
-    """The graph whose edges are pieces.
+    """A graph whose edges are pieces.
 
     Attributes:
       after: for each vertex the piece to each of its successors.
@@ -126,7 +126,7 @@ class _Folded:
             del self.before[other][vertex]
 
     def reduce(self, doubtful: list[int]) -> None:
-        """Series-parallel reduction, starting from vertices that may have become reducible."""
+        """Reduce series and parallel edges, starting from vertices that may be reducible."""
         queue = deque(doubtful)
         while queue:
             vertex = queue.popleft()
@@ -142,7 +142,7 @@ class _Folded:
             self.add(piece)
 
     def fold_complicated(self, first: int, last: int, vertex: int) -> None:
-        """Fold the vertices connected with `vertex` without passing `first` or `last`."""
+        """Fold the vertices that paths from `vertex` reach without passing `first` or `last`."""
         members = [vertex]
         seen = {vertex, first, last}
         for member in members:
@@ -155,5 +155,5 @@ class _Folded:
             *(self.after[other][member] for other in self.before[member]))}
         for member in members:
             self.remove(member)
-        least = min([p.least for p in parts.values() if p.kind != EDGE] + members)
-        self.add(Piece(COMPLICATED, first, last, least, deque(parts.values())))
+        lowest = min([p.lowest for p in parts.values() if p.kind != EDGE] + members)
+        self.add(Piece(COMPLICATED, first, last, lowest, deque(parts.values())))

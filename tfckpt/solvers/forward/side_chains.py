@@ -1,8 +1,8 @@
-"""The forward in an order in which what joins the trunk from the side is made early.
+"""The forward in an order that runs side chains early: chains of vertices that join the main path.
 
-A mask drawn from a seed is made just before it is read, between what could be recomputed from what
-came before and what is recomputed from it. Made where few bytes cross, it can stay while they are
-run again. Only solvers look at this order; the step runs in its own.
+A mask drawn from a seed is made just before it is read, and so in the middle of vertices that
+could be recomputed together. If it is made earlier, where few bytes cross, it can be kept while
+they are recomputed. Only solvers look at this order; the step runs in its own.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from tfckpt.ir.costgraph import CostGraph
 __all__ = ["side_chains_first"]
 
 WINDOW = 40
-"""How far back a side chain may be moved, in vertices of the trunk."""
+"""How far back a side chain may be moved, in vertices of the main path."""
 
 
 def side_chains_first(graph: CostGraph, ahead: Sequence[int]) -> list[int]:
-    """Return the forward in an order in which what joins the trunk from the side is made early.
+    """Return the forward vertices in an order that runs side chains early.
 
-    A mask drawn from a seed is made just before it is read, between what is dropped and what that
-    is dropped for. Made where the trunk was narrow before, it can be kept while they are run again.
-    A chain that joins belongs to the vertex that reads it first; it goes to the narrowest place
-    since the last such vertex, but not further back than `WINDOW` vertices of the trunk. Where
-    chains depend on one another so that this is no order, it is the one given.
+    A side chain belongs to the vertex of the main path that reads it first. It moves to the
+    narrowest place (fewest bytes crossing) between the previous vertex that has a side chain and
+    its own, but at most `WINDOW` vertices of the main path back. Where chains depend on one
+    another so that the result is no topological order, the given order is returned.
 
     Args:
       graph: joint graph.
       ahead: forward vertices, in the order in which they are planned to run.
     """
     side = _side(graph, ahead)
-    trunk = [v for v in ahead if v not in side]
+    main_path = [v for v in ahead if v not in side]
     chains: dict[int, list[int]] = {}
     first_reader: dict[int, int] = {}
     for v in reversed(ahead):
@@ -42,23 +41,23 @@ def side_chains_first(graph: CostGraph, ahead: Sequence[int]) -> list[int]:
     for v in ahead:
         if v in side:
             chains.setdefault(first_reader[v], []).append(v)
-    place = {v: f for f, v in enumerate(trunk)}
-    change = [0] * (len(trunk) + 1)
-    for f, v in enumerate(trunk):
+    place = {v: f for f, v in enumerate(main_path)}
+    change = [0] * (len(main_path) + 1)
+    for f, v in enumerate(main_path):
         for s in graph.vertices[v].writes:
             last = max((place[r] for r in graph.readers[s] if r in place), default=f)
             change[f] += graph.storages[s].bytes
             change[last] -= graph.storages[s].bytes
     crossing = list(itertools.accumulate(change))
-    early: dict[int, list[int]] = {}  # what follows each vertex of the trunk
+    early: dict[int, list[int]] = {}  # what follows each vertex of the main path
     since = 0
-    for reader in (v for v in trunk if v in chains):
+    for reader in (v for v in main_path if v in chains):
         places = range(max(since, place[reader] - WINDOW), place[reader])
         if places:
-            early.setdefault(trunk[min(places, key=crossing.__getitem__)], []).extend(
+            early.setdefault(main_path[min(places, key=crossing.__getitem__)], []).extend(
                 chains.pop(reader))
         since = place[reader]
-    found = [u for v in trunk for u in (*chains.get(v, ()), v, *early.get(v, ()))]
+    found = [u for v in main_path for u in (*chains.get(v, ()), v, *early.get(v, ()))]
     return found if _in_order(graph, found) else list(ahead)
 
 
@@ -69,7 +68,7 @@ def _in_order(graph: CostGraph, order: Sequence[int]) -> bool:
 
 
 def _side(graph: CostGraph, ahead: Sequence[int]) -> set[int]:
-    """Vertices on chains that join a longer one; membership only.
+    """Return the vertices on chains that join a longer one; for membership tests only.
 
     Each vertex continues the chain of the predecessor that takes the longest to reach.
     """

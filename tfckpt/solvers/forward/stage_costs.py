@@ -1,8 +1,8 @@
 """`stages_of`: divides a forward pass into stages and prices each.
 
-Of long trunks only some cuts are taken, so that the stages hold about the same number of bytes: a
-stage ends where few bytes cross. What a stage holds while it runs, or while its backward does, is
-read off one simulation of the plain step in the planned order.
+Of a long main path only some cuts are taken, so that the stages have about the same number of
+bytes: a stage ends where few bytes cross. What is live while a stage runs, or its backward, is
+taken from one simulation of the plain step in the planned order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tfckpt.solvers.recursion import turning_point
 __all__ = ["stages_of"]
 
 NEAR = 16
-"""Stages before a cut that is held whose vertices are looked at one by one."""
+"""Stages before a kept cut whose vertices are priced one by one."""
 FAR_STAGES, FAR_PART = 4, 8
-"""A read is early if stages are asked for after it that are later by more than the first, and by
-more than one in the second of all."""
+"""A read of the backward is early if a later one needs a stage that is higher by more than
+max(FAR_STAGES, stages // FAR_PART)."""
 NEGLIGIBLE = 20
 """Early reads are kept as long as they are less than 1/20 of all residual bytes."""
 
@@ -44,7 +44,7 @@ def stages_of(graph: CostGraph, order: Sequence[int], limit: int) -> Stages:
 
 
 class _Builder:
-    """What is known of each storage by places in the order and in the forward pass."""
+    """Builds `Stages` from the places of each storage in the order and in the forward pass."""
 
     def __init__(self, graph: CostGraph, order: Sequence[int]) -> None:
         self.graph, self.order = graph, order
@@ -56,7 +56,7 @@ class _Builder:
         self.place = {v: f for f, v in enumerate(self.ahead)}
         self.maker = np.full(count, -1)  # place in the forward pass
         self.reader = np.full(count, -1)  # the last one there
-        self.late = np.full(count, -1)  # the last reader behind it, in the order
+        self.late = np.full(count, -1)  # the last reader after the forward, in the order
         self.last = np.full(count, -1)  # the last of all, or the end for what is fetched
         self.born = np.full(count, -1)
         self.bytes = np.array([s.bytes for s in graph.storages], dtype=np.int64)
@@ -88,7 +88,7 @@ class _Builder:
         position_of = {v: position for position, v in enumerate(self.order)}
         for number, span in enumerate(_spans(ends)):
             forward[number] = max(other[position_of[v]] for v in self.ahead[slice(*span)])
-        backward, backward_beside, before = self._behind(count, made, through, other)
+        backward, backward_beside, before = self._backward(count, made, through, other)
         seconds, again = self._seconds(ends, made, through)
         inside, beside, taped, taped_beside, tape, handed, handed_beside = self._running(
             ends, made, through)
@@ -98,7 +98,7 @@ class _Builder:
                       before, forward)
 
     def _divided(self, limit: int) -> tuple[list[int], Numbers, Numbers]:
-        """(last place of each stage, `made`, `through`)."""
+        """Return (last place of each stage, `made`, `through`)."""
         ends = self._ends(limit)
         stage_at = np.repeat(np.arange(len(ends)), [b - a for a, b in _spans(ends)])
         made = np.full(len(self.bytes), -1)
@@ -108,10 +108,14 @@ class _Builder:
         return ends, made, through
 
     def _keep_early(self, count: int, through: Numbers) -> bool:
-        """Take out what the backward reads long before its stage's turn; whether there was any.
+        """Exempt storages that the backward reads long before their stage's turn.
 
-        What follows from labels or shapes alone can run before any gradient is there. Such reads
-        would call for an early stage first. They are few bytes, which are kept in any case.
+        Backward vertices that depend on labels or shapes alone can run before any gradient is
+        there. What they read would ask for an early stage first. These storages are small, so they
+        are kept in any case.
+
+        Returns:
+          Whether there were any.
         """
         free = frozenset(self.free.tolist())
         highest, early = 0, set[int]()  # the highest stage that is asked for from here on
@@ -132,10 +136,10 @@ class _Builder:
         return bool(kept)
 
     def _ends(self, limit: int) -> list[int]:
-        """Places in the forward pass after which a stage ends, the last one always.
+        """Return the places in the forward pass after which a stage ends; the last is among them.
 
-        The narrowest place within each of `limit` equal parts of the residuals' bytes; of equally
-        narrow ones that whose storages the backward reads anyway, then the last.
+        Each is the narrowest place within one of `limit` equal parts of the residuals' bytes; of
+        equally narrow ones that whose storages the backward reads anyway, then the last.
         """
         places = len(self.ahead)
         if not places:
@@ -168,19 +172,17 @@ class _Builder:
         return np.cumsum(change)[:length]
 
     def _other_bytes(self) -> Numbers:
-        """At each position of the order what is live besides storages that may be recomputed."""
+        """Return live bytes at each position of the order, without droppable storages."""
         steps = tuple((v, 0) for v in self.order)
+        length = len(self.order)
         live = simulate_order(self.graph, resolve(self.graph, steps), None).live_bytes
-        rest: Numbers = np.maximum(np.array(live, dtype=np.int64) - self._held(
-            self.free, self.born, self.last + 1, len(self.order)), 0)
+        droppable = self._alive(self.free, self.born, np.minimum(self.last + 1, length), length)
+        rest: Numbers = np.maximum(np.array(live, dtype=np.int64) - droppable, 0)
         return rest
-
-    def _held(self, storages: Numbers, start: Numbers, stop: Numbers, length: int) -> Numbers:
-        return self._alive(storages, start, np.minimum(stop, length), length)
 
     def _seconds(self, ends: Sequence[int], made: Numbers, through: Numbers
                  ) -> tuple[Numbers, Numbers]:
-        """(seconds, again) of each stage."""
+        """Return (seconds, again) of each stage."""
         spans = _spans(ends)
         seconds = np.array([sum(self._time(f) for f in range(*span)) for span in spans])
         again = np.repeat(seconds[:, None], NEAR + 1, axis=1)
@@ -189,12 +191,15 @@ class _Builder:
             for stage in range(cut - 1, max(cut - NEAR, 0) - 1, -1):
                 again[stage, cut - stage] = self._needed(spans[stage], cut, made, through, wanted)
                 if again[stage, cut - stage] == seconds[stage] > 0:
-                    break  # as if nothing were held
+                    break  # as if nothing were kept
         return seconds, again
 
     def _needed(self, span: tuple[int, int], cut: int, made: Numbers, through: Numbers,
                 wanted: set[int]) -> float:
-        """Return seconds of what a stage runs for residuals, or for `wanted`; adds to that."""
+        """Return seconds of what a stage runs for its residuals and for the storages in `wanted`.
+
+        Adds to `wanted` what these vertices read of earlier stages.
+        """
         total = 0.0
         for place in range(span[1] - 1, span[0] - 1, -1):
             vertex = self.graph.vertices[self.ahead[place]]
@@ -209,13 +214,13 @@ class _Builder:
 
     def _running(self, ends: Sequence[int], made: Numbers, through: Numbers
                  ) -> tuple[Numbers, ...]:
-        """(inside, beside, taped, taped_beside, tape, handed, handed_beside) of each stage."""
+        """Return (inside, beside, taped, taped_beside, tape, handed, handed_beside) by stage."""
         limits = np.array([*ends, 0])[made]
         crosses = through > made
         residual = self.late >= 0
         own = np.where(crosses, limits, self.reader)
         kept = np.where(crosses | residual, limits, self.reader)
-        # a residual that crosses the cut behind its stage was held there
+        # a residual that crosses the cut after its stage was kept there
         again = self.free[~(residual & crosses)[self.free]]
         earlier = self.free[crosses[self.free]]
         inside = self._most(ends, [(self.free, self.maker, own)], made)
@@ -233,18 +238,19 @@ class _Builder:
         return (inside, beside, taped, np.maximum(taped, wide), tape[:-1], handed[:-1],
                 handed[:-1] + np.cumsum(passing)[:-1])
 
-    def _most(self, ends: Sequence[int], held: Sequence[tuple[Numbers, Numbers, Numbers]],
+    def _most(self, ends: Sequence[int], lifetimes: Sequence[tuple[Numbers, Numbers, Numbers]],
               made: Numbers | None = None) -> Numbers:
-        """Most bytes in the forward of each stage.
+        """Return the peak of the forward of each stage, bytes.
 
         Args:
           ends: place in the forward pass of the last vertex of each stage.
-          held: storages, and the places between which each is live.
-          made: only what a stage makes itself may give its buffer to what it makes.
+          lifetimes: storages, and the first and last place at which each is live.
+          made: stage that makes each storage, so that a buffer is reused only within one stage;
+            None if it may be reused by any stage.
         """
         row = np.array([self.graph.vertices[v].workspace for v in self.ahead], dtype=np.int64)
         stop = np.full(len(self.bytes), -1)
-        for storages, first, last in held:
+        for storages, first, last in lifetimes:
             alive = storages[last[storages] >= first[storages]]
             row += self._alive(alive, first, last + 1, len(row) + 1)[:len(row)]
             stop[alive] = np.maximum(stop[alive], last[alive])
@@ -258,12 +264,13 @@ class _Builder:
                     row[place] -= self.bytes[read]
         return np.array([int(row[a:b].max()) for a, b in _spans(ends)], dtype=np.int64)
 
-    def _behind(self, count: int, made: Numbers, through: Numbers, other: Numbers
-                ) -> tuple[Numbers, Numbers, Numbers]:
-        """(backward, backward_beside, before) of stages and cuts.
+    def _backward(self, count: int, made: Numbers, through: Numbers, other: Numbers
+                  ) -> tuple[Numbers, Numbers, Numbers]:
+        """Return (backward, backward_beside, before) of stages and cuts.
 
-        What crosses the cut before a stage is held by whoever held that cut, but the last stage
-        before it is all that may still need it: it is gone when the backward has read it.
+        What crosses the cut before a stage is counted with that cut, not here. The part of it that
+        the previous stage made is freed once the backward has read it, since only that stage could
+        still need it; these bytes are deducted.
         """
         backward = np.zeros(count, dtype=np.int64)
         before = np.zeros(count + 1, dtype=np.int64)
@@ -281,7 +288,7 @@ class _Builder:
                 s = leaving.pop()
                 tape[made[s]] -= self.bytes[s]
                 passed[made[s]] -= self.bytes[s] * crosses[s]
-            for cut in range(now, stage, -1):  # the first step of the backward below this cut
+            for cut in range(now, stage, -1):  # the backward of the stages before this cut begins
                 if cut < count:
                     crossing = self.taped[(made[self.taped] < cut) & (cut <= through[self.taped])
                                           & (self.late[self.taped] >= position)]
@@ -296,7 +303,7 @@ class _Builder:
         return np.maximum(backward - brief[:count], 0), backward, before
 
     def _turns(self, count: int, through: Numbers) -> list[tuple[int, int]]:
-        """(position, stage) of the steps after the forward: the stage whose residuals they need."""
+        """Return (position, stage whose residuals it needs) of each step after the forward."""
         now, found = count - 1, []
         free = set(self.free.tolist())
         for position in range(self.turn, len(self.order)):
@@ -309,7 +316,7 @@ class _Builder:
     def _waiting(self) -> Numbers:
         """Return bytes made before each position and read at it or later.
 
-        Only what is not recomputed counts.
+        Storages that may be recomputed are left out.
         """
         fixed = np.setdiff1d(np.arange(len(self.bytes)), self.free)
         fixed = fixed[self.born[fixed] >= 0]
@@ -321,7 +328,7 @@ class _Builder:
 
 def _crossing(count: int, made: Numbers, through: Numbers, size: Numbers
               ) -> tuple[Numbers, Numbers]:
-    """Return bytes that cross each cut, and each two of them."""
+    """Return the bytes that cross each cut, and those that cross both of each two cuts."""
     change = np.zeros((count + 2, count + 2), dtype=np.int64)
     passing = np.flatnonzero((made >= 0) & (through > made))
     first, last, weight = made[passing] + 1, through[passing] + 1, size[passing]

@@ -1,4 +1,4 @@
-"""What `trunk` takes off a view, and that nothing is lost."""
+"""`main_path`: which nodes of a view it merges, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfckpt.plan import candidates
 from tfckpt.plan.evaluate import Evaluator
 from tfckpt.solvers.forward.forward import forward_view
 from tfckpt.solvers.forward.forward_graph import ForwardGraph
-from tfckpt.solvers.forward.main_path import trunk
+from tfckpt.solvers.forward.main_path import main_path
 from tfckpt.solvers.forward.reforwarding import ends
 
 
@@ -23,36 +23,36 @@ def graph_of(bytes_, edges):
 def test_a_mask_and_a_statistic_join_their_neighbours():
     # 0 -> 1 -> 3 -> 5; 2 is a mask that 3 reads, 4 a statistic of 1 that weighs nothing.
     view = graph_of([5000, 5000, 8, 5000, 0, 5000], [(0, 1), (1, 3), (2, 3), (1, 4), (3, 5)])
-    stem = trunk(view)
-    assert stem.names == ("v0", "v1", "v3", "v5")
-    assert stem.bytes == (5000, 5000, 5008, 5000)
-    assert stem.members == ((0,), (1, 4), (2, 3), (5,))
-    assert stem.successors == ((1,), (2,), (3,), ())
-    assert ends(view) == (-1, 6) and ends(stem) == (0, 3)
+    merged = main_path(view)
+    assert merged.names == ("v0", "v1", "v3", "v5")
+    assert merged.bytes == (5000, 5000, 5008, 5000)
+    assert merged.members == ((0,), (1, 4), (2, 3), (5,))
+    assert merged.successors == ((1,), (2,), (3,), ())
+    assert ends(view) == (-1, 6) and ends(merged) == (0, 3)
 
 
 def test_dead_ends_go_as_a_whole():
     # 1 -> 2 -> 3: mean, variance and what is made of both, all of no weight.
     view = graph_of([9000, 0, 0, 0, 9000], [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (0, 4)])
-    assert trunk(view).members == ((0, 1, 2, 3), (4,))
+    assert main_path(view).members == ((0, 1, 2, 3), (4,))
 
 
 def test_a_second_network_and_a_heavy_output_stay():
     two_inputs = graph_of([9, 9, 9, 9, 9], [(0, 2), (1, 3), (2, 4), (3, 4)])
-    assert trunk(two_inputs) == two_inputs
+    assert main_path(two_inputs) == two_inputs
     two_outputs = graph_of([9, 9, 9], [(0, 1), (0, 2)])
-    assert trunk(two_outputs) == two_outputs
+    assert main_path(two_outputs) == two_outputs
 
 
 def check(view):
-    stem = trunk(view)
-    assert sum(stem.bytes) == sum(view.bytes) and sum(stem.time) == sum(view.time)
-    for parts, whole in ((stem.members, view.members), (stem.storages, view.storages)):
+    merged = main_path(view)
+    assert sum(merged.bytes) == sum(view.bytes) and sum(merged.time) == sum(view.time)
+    for parts, whole in ((merged.members, view.members), (merged.storages, view.storages)):
         assert sorted(sum(parts, ())) == sorted(sum(whole, ()))
-    for node, after in enumerate(stem.successors):
+    for node, after in enumerate(merged.successors):
         assert list(after) == sorted(set(after)) and all(other > node for other in after)
-        assert all(node in stem.predecessors[other] for other in after)
-    assert sum(map(len, stem.predecessors)) == sum(map(len, stem.successors))
+        assert all(node in merged.predecessors[other] for other in after)
+    assert sum(map(len, merged.predecessors)) == sum(map(len, merged.successors))
 
 
 @given(paper_graphs(largest=12))
@@ -66,7 +66,7 @@ def test_nothing_is_lost_of_views(seed):
 
 
 def test_empty():
-    assert len(trunk(ForwardGraph((), (), (), (), (), (), ()))) == 0
+    assert len(main_path(ForwardGraph((), (), (), (), (), (), ()))) == 0
 
 
 def test_proposals_keep_the_checkpoints():
