@@ -1,4 +1,4 @@
-"""What keeping derivatives (nested forward AD) saves, and what it costs.
+"""The memory that keeping derivatives (nested forward AD) saves, and its cost in time.
 
     python -m benchmarks.forward_ad --row peak --model resnet50 --activation mish
     python -m benchmarks.forward_ad --row peak --all        one process per line

@@ -71,7 +71,7 @@ class _Programme:
         self.order = planned_order(graph)
         self.plain = simulate(graph, tuple((v, 0) for v in self.order))
 
-    def least(self, known: Schedule) -> tuple[Schedule, float]:
+    def smallest(self, known: Schedule) -> tuple[Schedule, float]:
         """Return a schedule of the smallest peak, and the bound on it; `known` is one to beat."""
         stages = StageModel(self.cp, self.graph, self.order, None)
         peak = stages.model.new_int_var(
@@ -110,15 +110,15 @@ class _Programme:
 def prove(graph: CostGraph, limit: float) -> dict[str, Any]:
     """Return the minimum peak and the minimum times, each with its bound.
 
-    What is to be beaten comes from `tfckpt.plan.neighbourhood`: it shortens the proof and has no
-    part in it.
+    The schedules to improve on come from `tfckpt.plan.neighbourhood`: they shorten the proof, which
+    does not rely on them.
     """
     programme = _Programme(graph, limit)
     plain = programme.plain.peak_bytes
     search = Neighbourhood(graph, tuple((v, 0) for v in programme.order))
     search.keep()
     search.lower(10_000)
-    low, bound = programme.least(search.state.schedule())
+    low, bound = programme.smallest(search.state.schedule())
     peak = simulate(graph, low).peak_bytes
     budgets = [peak + int(share * (plain - peak)) for share in ROOMS]
     search.goto(copies_of(low))
@@ -126,8 +126,8 @@ def prove(graph: CostGraph, limit: float) -> dict[str, Any]:
     search.sweep([peak, *budgets], 10_000)
     times = []
     for budget in budgets:
-        best, least = programme.fastest(budget, search.fastest(budget))
-        times.append({"budget": budget, "time": simulate(graph, best).time, "bound": least})
+        best, proven = programme.fastest(budget, search.fastest(budget))
+        times.append({"budget": budget, "time": simulate(graph, best).time, "bound": proven})
     return {"digest": digest(graph), "plain": plain, "peak": peak, "bound": int(bound),
             "times": times}
 
