@@ -1,4 +1,4 @@
-"""What a budget means, in bytes; what is refused is held in `tests/e2e/test_bad_input.py`."""
+"""Budgets in bytes; `tests/e2e/test_bad_input.py` tests those that are refused."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ def test_waits_are_edges(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_after_is_an_edge_unless_the_join_is_released(policy):
     graph = graph_of("a j b", after={"b": "j", "a": ""})
-    held = [wait(graph, "ajb", 1, 0)]  # the join runs after a, so that b must wait
-    assert ran(graph, policy, waits=held) == "ajb"
+    waits = [wait(graph, "ajb", 1, 0)]  # the join runs after a, so that b must wait
+    assert ran(graph, policy, waits=waits) == "ajb"
     assert ran(graph, policy, "ab", released=(1,)) == "ab"
     late = graph_of("j b c:j", after={"b": "c"})
     assert ran(late, policy, "jcb") == "jcb"

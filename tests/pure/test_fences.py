@@ -131,9 +131,9 @@ def test_no_copies_no_fences():
     assert found_in(graph_of("a b:a C:b"), "abC") == []
 
 
-def test_a_fence_awaits_leaves_and_holds_entries():
+def test_a_fence_awaits_leaves_and_delays_entries():
     graph = graph_of("a b:a c:b D:c E:bD F:aE")
-    # D is the only leaf; b again reads a again, so that a alone is held
+    # D is the only leaf; the copy of b reads the copy of a, so that a alone is delayed
     assert found_in(graph, "abcDabEF") == [(4, "D", "a")]
     assert found_in(graph, "abcDbEaF") == [(4, "D", "b"), (6, "E", "a")]
     # at the end of the schedule, and at its start but for the original
@@ -210,6 +210,6 @@ def test_a_plan_with_its_fences():
 
 
 def test_a_fence_reaches_back_to_the_one_before_it_only():
-    """What stood before the first fence is behind it, and the second waits for the first."""
+    """The second fence waits for the first, and so for all that comes before that one."""
     graph = graph_of("a b C:a D:b E")
     assert found_in(graph, "abCaDbE") == [(3, "bC", "a"), (5, "aD", "b")]

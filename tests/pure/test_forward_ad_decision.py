@@ -118,8 +118,8 @@ def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, sh
     assert len(found) > 1  # more than one kind of answer was right
     decision = next(decisions_of(graph, cost, exact_planner(None, plain), objective="memory",
                                  plain_bytes=plain.peak_bytes))
-    least = min(front[-1][0] for front in fronts.values())
-    assert decision.planned.peak_bytes <= least + 0.003 * plain.peak_bytes
+    minimum = min(front[-1][0] for front in fronts.values())
+    assert decision.planned.peak_bytes <= minimum + 0.003 * plain.peak_bytes
 
 
 @pytest.mark.parametrize("widths, shared", [

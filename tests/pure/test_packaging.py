@@ -1,4 +1,4 @@
-"""What `pip install` gives people: the built wheel and the source distribution, and their types."""
+"""The packages that `pip install` gets: the wheel and the source distribution, and their types."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ def wheel_of(source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Return a copy of the source: a build leaves folders behind, and takes what older ones left.
-    """
+    """Return a copy of the source: a build makes folders in it, and uses those of older builds."""
     folder = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -93,7 +92,7 @@ def test_the_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Return the interpreter of an environment that holds the wheel, and all else from this one."""
+    """Return the interpreter of an environment with the wheel, and all else from this one."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     packages = next(folder.glob("lib/python*/site-packages"))

@@ -124,7 +124,7 @@ def test_cuts_are_as_narrow_as_in_the_graph_that_was_written(choose):
 
     written = with_dropout(12)
     shuffled = reordered(written, choose)
-    assert widths(written) == 12 * [UNIT.bytes]  # one behind each layer
+    assert widths(written) == 12 * [UNIT.bytes]  # one after each layer
     assert len(widths(shuffled)) < 12
     assert widths(in_program_order(shuffled)) == widths(written)
 

@@ -33,7 +33,7 @@ TARGETS = (Target(device=GPU), Target(device=GPU, optimised=True), Target().comp
            Target(device=GPU, otherwise=True).compiled())
 UNARY, BINARY = ("Tanh", "Sin", "Square", "Neg", "Identity"), ("Mul", "AddV2", "AddV2", "MatMul")
 REFUSED = ("a sum that writes into", "no incoming gradient")
-"""What cannot be realised for a reason, and says so."""
+"""Messages of plans that are refused because they cannot be carried out."""
 
 
 def drawn_op(rng, made: list[str], also: list[str]) -> tuple[str, tuple[str, ...]]:

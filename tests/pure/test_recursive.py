@@ -204,7 +204,7 @@ def with_masks(blocks: int) -> CostGraph:
     """Return a chain in which a large value is multiplied by a mask made just before; as in
     attention.
 
-    A mask costs much to make and little to hold; the values cost little to make.
+    A mask takes much time and few bytes; the values take little time.
     """
     sizes, times, edges = [9], [10], []
     for _ in range(blocks):

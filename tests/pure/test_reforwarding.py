@@ -76,7 +76,7 @@ def closed_sets_of(tree):
 
 
 def test_supplement_figure_2():
-    # Checkpoints 10 + 9 + 10 = 29; the re-forwards hold 8 and 6 + 7 = 13; together 42.
+    # Checkpoints 10 + 9 + 10 = 29; the re-forwards take 8 and 6 + 7 = 13; together 42.
     found = price(chain(10, 8, 9, 6, 7, 10), (0, 2, 5))
     assert (found.stored, found.max_term, found.cost) == (29, 13, 42)
 

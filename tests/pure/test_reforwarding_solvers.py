@@ -65,7 +65,7 @@ def series_parallel(rng, count):
 @pytest.mark.parametrize("family", [bridges, any_graph, series_parallel])
 @pytest.mark.parametrize("block", range(4))
 def test_acg_is_optimal_on_a_thousand_small_graphs(family, block):
-    # One input and one output each, and one of several; both assumptions of the paper hold.
+    # One input and one output each, and one of several; both assumptions of the paper are true.
     for seed in range(300 * block, 300 * (block + 1)):
         rng = random.Random(seed)
         bytes_, edges = family(rng, rng.randint(2, 8))

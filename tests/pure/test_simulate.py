@@ -22,17 +22,17 @@ from tfckpt.simulate.simulate import simulate, simulate_order
 
 
 def assert_same(graph, schedule, timeline, order=None):
-    """A timeline equals the independent derivation, peak and what is live there included."""
+    """Assert that a timeline equals the independent derivation, with the tensors at its peak."""
     expected = liveness.live_bytes(graph, schedule, order)
     assert list(timeline.live_bytes) == expected
     assert timeline.peak_bytes == max(expected)
     assert timeline.peak_step == expected.index(max(expected))
     assert timeline.time == sum(graph.vertices[v].time for v, _ in schedule)
-    held = liveness.live_sets(graph, schedule, order)[timeline.peak_step]
+    live_there = liveness.live_sets(graph, schedule, order)[timeline.peak_step]
     assert {(live.storage, live.copy, live.bytes) for live in timeline.live_at_peak} == {
-        (i.storage, schedule[i.made][1], graph.storages[i.storage].bytes) for i in held}
+        (i.storage, schedule[i.made][1], graph.storages[i.storage].bytes) for i in live_there}
     sizes = [live.bytes for live in timeline.live_at_peak]
-    assert len(sizes) == len(held)
+    assert len(sizes) == len(live_there)
     assert sizes == sorted(sizes, reverse=True)
 
 

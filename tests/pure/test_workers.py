@@ -91,7 +91,7 @@ def test_one_thread_is_counted_as_steps_one_after_the_other(seed, count):
         graph, resolved, order).peak_bytes
 
 
-def test_what_another_thread_makes_meanwhile_is_held():
+def test_what_another_thread_makes_meanwhile_is_counted():
     """While `long` runs, with 64 MiB to itself, a second thread makes a, b and c in turn."""
     def chain(name, reads, writes):
         return Vertex(name, FORWARD, 1e-3, reads=reads, writes=writes)
@@ -135,8 +135,8 @@ def test_a_variable_that_is_still_read_is_copied_when_it_is_updated(order, peak)
     assert min(found) == peak * MIB
     without = dataclasses.replace(graph, vertices=tuple(
         dataclasses.replace(v, reads_variables=(), updates=-1) for v in graph.vertices))
-    least = min(allocated_peaks(without, resolved, order))
-    assert least == (24 if order[2] == 2 else 16) * MIB
+    minimum = min(allocated_peaks(without, resolved, order))
+    assert minimum == (24 if order[2] == 2 else 16) * MIB
 
 
 def test_threads_of_the_pool_take_the_oldest_of_another_thread():
