@@ -120,7 +120,7 @@ def test_a_reader_of_a_copy_does_not_wait_for_the_original(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_fence_holds_its_gates_until_its_awaits_have_run(policy):
+def test_a_fence_delays_its_gates_until_its_awaits_have_run(policy):
     graph = graph_of("a b c d:c")
     fence = Fence(0, awaits=(3,), gates=(0, 1))
     assert ran(graph, policy, found=[fence]) == ("cdba" if policy == "pool_late" else "cdab")

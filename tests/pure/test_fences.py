@@ -62,7 +62,7 @@ def test_fences_close_no_cycle_and_follow_the_schedule(seed, count, await_update
 
 @cases
 @settings(max_examples=200)
-def test_what_is_scheduled_before_a_fence_runs_before_what_it_holds(seed, count, await_updates):
+def test_what_is_scheduled_before_a_fence_runs_before_what_it_delays(seed, count, await_updates):
     """But for what nothing may wait for, and two kinds of steps that are overlooked; see below."""
     graph, schedule = marked_case(seed, count)
     found = fences_of(graph, schedule, await_updates=await_updates)

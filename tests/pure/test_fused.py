@@ -100,7 +100,7 @@ def test_a_softmax_is_computed_again_of_its_scores_where_all_that_read_it_are_fu
     assert "p" in storages(rows("MatMul"), EVERY)
 
 
-def test_behind_a_softmax_nothing_is_written_in_the_place_of_its_scores():
+def test_after_a_softmax_nothing_is_written_in_the_place_of_its_scores():
     """All of a row is read before any of it may be overwritten."""
     step = graph(("in", "Placeholder", (), OTHER), ("x", "MatMul", ("in", "in")),
                  ("p", "Softmax", ("x",)), ("y", "Neg", ("p",)), ("out", "MatMul", ("y", "y")))

@@ -61,7 +61,7 @@ def wheel(source, tmp_path_factory):
     return wheel_of(source, tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_holds_all_that_is_needed(wheel):
+def test_the_wheel_contains_all_that_is_needed(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == shipped(ROOT)
     assert names >= {"tfckpt/py.typed", "grappler_ext/py.typed",

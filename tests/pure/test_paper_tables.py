@@ -137,7 +137,7 @@ def test_remarks_name_what_misses_a_target():
     ]
 
 
-def test_what_chainer_holds_by_hand():
+def test_the_peak_of_chainer_by_hand():
     # conv 10 bytes, ReLU 10, conv 6, loss 4; parameters 1 and 2; the batch 3. By hand: live bytes
     # are highest when the gradient of the first conv is made from that of the ReLU.
     forward = from_edges([10, 10, 6, 4], [10, 1, 10, 1], [(0, 1), (1, 2), (2, 3)])

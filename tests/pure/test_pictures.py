@@ -187,7 +187,7 @@ class _Page(html.parser.HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_stands_alone_and_holds_every_tensor(report, tmp_path):
+def test_the_page_stands_alone_and_lists_every_tensor(report, tmp_path):
     path = tmp_path / "report.html"
     report.html(str(path))
     text = path.read_text(encoding="utf-8")

@@ -168,7 +168,7 @@ def test_complicated_inside_complicated():
 
 
 @given(paper_graphs(largest=8))
-def test_the_tree_holds_every_closed_set(graph):
+def test_the_tree_contains_every_closed_set(graph):
     bytes_, _, edges = graph
     if len(bytes_) > 1:
         tree = division_tree(graph_of(bytes_, edges))

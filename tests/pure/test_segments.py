@@ -123,7 +123,7 @@ def test_choices_take_what_saves_and_longer_segments_for_several():
     assert loop_choice.choices(_step(trips=2, entry=1), HERE) == []
 
 
-def test_the_cost_graph_holds_a_segment_while_the_gradient_runs():
+def test_the_cost_graph_counts_a_segment_while_the_gradient_runs():
     graph, _ = in_segments(_step(), {"loop0": 3})
     cost = build_cost_graph(graph)
     vertex = next(v for v in cost.vertices if v.name == "gradient0" + MARK)

@@ -141,7 +141,7 @@ def test_workspace_counts_while_the_step_runs():
     assert simulate(graph, plain_plan(graph).schedule).live_bytes == (6, 2)
 
 
-def test_nothing_is_held_where_nothing_costs():
+def test_nothing_is_live_where_nothing_costs():
     empty = simulate(CostGraph((), ()), ())
     assert (empty.peak_bytes, empty.peak_step, empty.live_bytes) == (0, 0, ())
     free = build([{"writes": (0,)}, {"reads": (0,)}, {}], [0])

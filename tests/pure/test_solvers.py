@@ -131,7 +131,7 @@ def test_equal_cost_chain_is_cut_into_about_root_n(count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16, 37, 100, 144])
-def test_least_budget_of_a_unit_chain_in_closed_form(count):
+def test_smallest_budget_of_a_unit_chain_in_closed_form(count):
     # Equation (2) on a chain: segment i (from 0) of m nodes needs i kept + 2m, and 1 more for
     # the gradient of the node that follows it unless it is the last.
     def longest(budget):

@@ -103,7 +103,7 @@ def test_what_reads_a_shape_alone_reads_no_buffer(more):
     assert kept_in(graph_of(f"{FOUR} {more}"), "d") == ["c:0", "d:0"]
 
 
-def test_what_is_fetched_is_held_to_the_end():
+def test_what_is_fetched_is_live_to_the_end():
     graph = graph_of(f"{FOUR} g=AddN:end,end,a", fetches=("g", "b"))
     assert kept_in(graph, "d") == ["a:0", "b:0"]
 
@@ -176,7 +176,7 @@ def clone(name: str, *inputs: str) -> Clone:
     return Clone(copy_name(name, 1), name, inputs)
 
 
-def test_the_copy_of_a_sum_holds_what_it_reads():
+def test_the_copy_of_a_sum_retains_what_it_reads():
     graph = graph_of(f"{FOUR} g=AddN:end,end")
     copies = [clone("c", "x:0"), clone("sum", "a:0", "b:0", "c-1:0", "d:0")]
     assert kept_in(graph, "c sum", copies) == [
