@@ -93,5 +93,5 @@ def test_readers_and_updates_of_variables_are_numbered_alike():
     weights = [n for n, size in enumerate(cost.variable_bytes) if size == 256 * 256 * 4]
     for n in weights:
         assert n in updated
-    read = {n for v in cost.vertices for n in v.holds if "gradient_tape" in v.name}
+    read = {n for v in cost.vertices for n in v.reads_variables if "gradient_tape" in v.name}
     assert len(read & set(weights)) == 1  # of two layers the first has no dx
