@@ -262,7 +262,7 @@ def lines(row: str) -> list[tuple[str, str]]:
 
 
 def run_all(row: str) -> int:
-    """Return every line in a process of its own; returns how many failed."""
+    """Run every line in a process of its own; return how many failed."""
     failed, found = 0, []
     for model, activation in lines(row):
         output = rows.in_own_process(f"{model} {activation}", "benchmarks.forward_ad", [

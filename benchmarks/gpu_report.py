@@ -41,7 +41,7 @@ WARMUP = 3
 
 
 def measure(name: str, runner: str) -> dict[str, Any]:
-    """Return what the plain step and each budget have come to, in this process."""
+    """Measure the plain step and each budget in this process."""
     import tensorflow as tf
 
     import tfckpt

@@ -50,7 +50,7 @@ ROOMS = (0.1, 0.25, 0.5)
 
 
 def digest(graph: CostGraph) -> str:
-    """Return a hash of all that a graph is; what is as if nobody had said it does not count."""
+    """Return a hash of a graph's vertices and storages; fields with their default do not count."""
     said = [[(field.name, value) for field in dataclasses.fields(entry)
              if (value := getattr(entry, field.name)) != field.default]
             for entry in (*graph.vertices, *graph.storages)]
@@ -133,7 +133,7 @@ def prove(graph: CostGraph, limit: float) -> dict[str, Any]:
 
 
 def prove_all(chosen: dict[str, CostGraph], limit: float) -> None:
-    """Prove what is not kept and keep it, graph by graph."""
+    """Prove the graphs whose results are not stored yet, and store each when it is done."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name, graph in sorted(chosen.items(), key=lambda entry: entry[0][-1]):
         if kept.get(name, {}).get("digest") != digest(graph):

@@ -1,4 +1,4 @@
-"""tfckpt beside what else there is: peak, time and numbers of one training step, done by each.
+"""tfckpt beside its alternatives: peak, time and numbers of one training step, done by each.
 
     python -m benchmarks.peers [--jobs=vgg16,unet] [--peers=tfckpt] [--steps=3] [--tiny]
 

@@ -28,13 +28,13 @@ PLAIN = "plain"
 
 
 def asked(plain: xla_budgets.Plain, allowed: int) -> dict[str, Any]:
-    """Return the figures of our step within as many bytes; none where the plain step is."""
+    """Return the figures of our step within as many bytes; none if the plain step needs no more."""
     taken = plain.compiled.temp_bytes
     return xla_budgets.ours(plain, allowed / taken, FLAGS.trials) if allowed < taken else {}
 
 
 def cells(policy: dict[str, int], of: dict[str, Any]) -> list[str]:
-    """Return what a row says of a policy and of ours."""
+    """Return the cells of a row for a policy and our step."""
     megabytes, heavy = f"{policy['temp_bytes'] / 1e6:.1f}", str(policy["heavy"])
     if not of:
         return [megabytes, "as much as our plain step", heavy, "", ""]

@@ -47,7 +47,7 @@ COPY_PIECES = frozenset({"conv", "deconv", "fc", "bn"})
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One thing that the program does.
+    """One action of the program.
 
     Attributes:
       what: VALUE runs the function of the vertex, GRADIENT its gradient; the others drop.
@@ -99,14 +99,14 @@ def _value(forward: ForwardGraph, vertex: int) -> Step:
 
 
 def _drop(what: str, have: set[int], gone: Iterable[int]) -> list[Step]:
-    """Drops in the order of the vertices, and takes them out of `have`."""
+    """Return drops in the order of the vertices, and take these out of `have`."""
     order = sorted(gone)
     have.difference_update(order)
     return [Step(what, vertex) for vertex in order]
 
 
 def _gradients(network: Network, segment: set[int], have: set[int]) -> list[Step]:
-    """Return what makes the gradients of a segment, the last function first."""
+    """Return the steps for the gradients of a segment, the last function first."""
     forward, kinds = network.forward, network.kinds
     steps = []
     for w in reversed(range(len(forward))):
@@ -138,9 +138,7 @@ def with_liveness(steps: Sequence[Step]) -> list[Step]:
 
 
 def plain_steps(network: Network) -> list[Step]:
-    """Return what Chainer does by itself: every function once, gradients by rank, the deepest
-    first.
-    """
+    """Return Chainer's own steps: every function once, gradients by rank, the deepest first."""
     forward, kinds = network.forward, network.kinds
     kept_by = [(needs if kind in KEEP_INPUTS else ()) + (v,) * (kind in KEEP_OUTPUT)
                for v, (kind, needs) in enumerate(zip(kinds, forward.predecessors, strict=True))]

@@ -124,7 +124,7 @@ def chen_segments(forward: ForwardGraph) -> tuple[int, ...]:
 
 
 def measure(network: Network, step: float) -> Row:
-    """Solves for every method and prices what comes out."""
+    """Solve by every method and price the solutions."""
     forward = network.forward
     solvers = (approx_dp, exact_dp)
     smallest, budget_seconds, seconds, sequences = [], [], [], []

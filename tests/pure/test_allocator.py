@@ -61,7 +61,7 @@ class Both:
 
 
 def filled(*sizes: int) -> Both:
-    """Both allocators after requests that split one region from its start."""
+    """Return both allocators after requests that split one region from its start."""
     both = Both()
     for size in sizes:
         assert both.allocate(size) == size
@@ -208,7 +208,7 @@ traces = st.lists(st.one_of(sizes, st.integers(-40, -1)), max_size=60)
 
 
 def replay(trace, both: Both) -> None:
-    """Positive numbers allocate, negative ones free what was allocated so long ago."""
+    """Allocate for each positive number; for any other free the chunk at that index (modulo)."""
     for entry in trace:
         if entry > 0:
             both.allocate(entry)
@@ -281,7 +281,7 @@ def test_random_steps_as_scheduled_and_as_executors_run_them(seed, count):
 
 
 def chain(sizes, variables=(), **last) -> CostGraph:
-    """Return every vertex reads what the one before it made; the last one may do more."""
+    """Return a chain: each vertex reads what the one before it made; the last one may do more."""
     vertices = [Vertex(f"v{i}", FORWARD, 1.0, reads=(i - 1,) if i else (), writes=(i,))
                 for i in range(len(sizes))]
     vertices[-1] = dataclasses.replace(vertices[-1], **last)
@@ -307,7 +307,7 @@ def test_each_heap_begins_with_its_own_block():
 
 
 def test_blocks_are_what_they_are():
-    """Few requests tell their exact sizes apart; these tell that the heaps differ."""
+    """Few requests depend on the blocks' exact sizes; these show that the heaps differ."""
     assert BEFORE == BLOCKS
     rests = {}
     for size in range(MIB, 40 * MIB, MIB):

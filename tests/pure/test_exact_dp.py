@@ -33,7 +33,7 @@ OBJECTIVES = ("time", "memory")
 
 
 def random_graph(seed):
-    """Up to 8 vertices, sparse or dense, costs from {0 .. 2} to {0 .. 100}."""
+    """Return a graph of up to 8 vertices, sparse or dense, costs from {0 .. 2} to {0 .. 100}."""
     rng = random.Random(seed)
     count, largest = rng.randint(1, 8), rng.choice((2, 9, 100))
     density = rng.choice((0.1, 0.25, 0.4, 0.7))
@@ -43,7 +43,7 @@ def random_graph(seed):
 
 
 def assert_best_of_all(graph):
-    """exact_dp equals exhaustive, and approx_dp and chen are never better."""
+    """Assert that exact_dp equals exhaustive, and that approx_dp and chen are never better."""
     forward = from_edges(*graph)
     minimum, pruned = exhaustive.smallest_budget(forward), approx_dp.smallest_budget(forward)
     one = paper_peak(forward, (forward.everything,))

@@ -32,7 +32,7 @@ def graph_of(rows: str, after=None) -> CostGraph:
 
 
 def schedule_of(graph, names: str):
-    """Steps from letters; a letter that comes again is a copy."""
+    """Return steps from letters; a letter that comes again is a copy."""
     vertices = [v.name for v in graph.vertices]
     return tuple((vertices.index(n), names[:i].count(n)) for i, n in enumerate(names))
 

@@ -63,7 +63,7 @@ def test_fences_close_no_cycle_and_follow_the_schedule(seed, count, await_update
 @cases
 @settings(max_examples=200)
 def test_what_is_scheduled_before_a_fence_runs_before_what_it_delays(seed, count, await_updates):
-    """But for what nothing may wait for, and two kinds of steps that are overlooked; see below."""
+    """Except steps that nothing may wait for, and two kinds that are overlooked; see below."""
     graph, schedule = marked_case(seed, count)
     found = fences_of(graph, schedule, await_updates=await_updates)
     edges, plain = ordering(graph, schedule, found=found), ordering(graph, schedule)
@@ -84,7 +84,7 @@ def test_what_is_scheduled_before_a_fence_runs_before_what_it_delays(seed, count
 @cases
 @settings(max_examples=100)
 def test_only_leaves_are_waited_for(seed, count, await_updates):
-    """But for what is awaited in place of its readers, which cannot be."""
+    """Except steps that are awaited in place of their readers, which cannot be awaited."""
     graph, schedule = marked_case(seed, count)
     found = fences_of(graph, schedule, await_updates=await_updates)
     plain = ordering(graph, schedule)
@@ -120,7 +120,7 @@ def graph_of(rows: str, after=None, **marks) -> CostGraph:
 
 
 def found_in(graph, names: str, **options) -> list[tuple[int, str, str]]:
-    """Position, awaited and gated steps of each fence, steps as letters."""
+    """Return position, awaited and gated steps of each fence, steps as letters."""
     vertices = [v.name for v in graph.vertices]
     schedule = tuple((vertices.index(n), names[:i].count(n)) for i, n in enumerate(names))
     return [(f.position, "".join(names[p] for p in f.awaits), "".join(names[p] for p in f.gates))

@@ -69,7 +69,7 @@ def chain(widths, shared=()):
 
 
 def choices(graph):
-    """Cost graphs by the regions taken, for every subset of those that save bytes."""
+    """Return the cost graph for every subset of the regions that save bytes, by the subset."""
     offered = [a for a in find_alternatives(graph, roots(graph)).alternatives if a.saves > 0]
     subsets = itertools.chain.from_iterable(
         itertools.combinations(offered, n) for n in range(len(offered) + 1))
@@ -82,7 +82,7 @@ def taken(decision):
 
 
 def exact_planner(budget, plain):
-    """Plans as `plan_step` would that knew every schedule."""
+    """Return a planner, in place of `plan_step`, that takes the best of all schedules."""
     def plans(cost):
         pairs = best_schedule.front(cost)
         fits = [pair for pair in pairs if budget is None or pair[0] <= budget]

@@ -1,4 +1,4 @@
-"""Windows of schedules: against proven optima, and what the search promises of itself."""
+"""Windows of schedules: against proven optima, and the guarantees of the search."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_working_set_by_hand():
 
 
 def test_the_front_of_small_steps_is_found():
-    """Of every schedule of its class; the few that are missed are near."""
+    """The search finds the front of all schedules of its class; the few misses are close."""
     exact = 0
     for seed in range(12):
         graph = random_joint_graph(seed, 10)

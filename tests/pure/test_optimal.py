@@ -37,7 +37,7 @@ def chain(count, size=1, time=1):
 
 
 def small_graph(seed: int) -> CostGraph:
-    """Odd seeds: every feature of the simulator; even ones: a paper graph and its backward."""
+    """Return a graph with all features of the simulator (odd seeds), or a paper graph (even)."""
     if seed % 2:
         return random_joint_graph(seed, 8 + seed % 5)
     return with_backward((None, *random_paper_graph(seed, 2 + seed % 4, 0.4)))

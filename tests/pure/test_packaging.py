@@ -21,15 +21,13 @@ _SDIST = "import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])"
 
 
 def shipped(root: pathlib.Path) -> set[str]:
-    """Return what of the source people need: all modules, the native pass and the markers for
-    types.
-    """
+    """Return the files that users need: all modules, the native pass and the markers for types."""
     return {str(path.relative_to(root)) for name in PACKAGES for path in (root / name).rglob("*")
             if path.is_file() and path.suffix in (".py", ".cc", ".typed")}
 
 
 def run(*command: object, cwd: pathlib.Path, **environment: str) -> str:
-    """Standard output of a command that has to succeed."""
+    """Return the standard output of a command that has to succeed."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, text=True, timeout=800,
                           capture_output=True, check=False, env={**os.environ, **environment})
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,7 +26,7 @@ TABLE_2 = [row.name for row in ROWS if row.cut_off is not None]
 
 
 def cost_by_networkx(graph, checkpoints):
-    """Equation (1), the segments being found by networkx."""
+    """Return equation (1), with segments found by networkx."""
     joined = nx.Graph((u, v) for u, after in enumerate(graph.successors) for v in after)
     joined.remove_nodes_from(checkpoints)
     largest = max(sum(graph.bytes[v] for v in part) for part in nx.connected_components(joined))

@@ -308,7 +308,7 @@ def test_other_products_are_left_alone(graph):
 
 
 class FakeStep:
-    """A plain step of which Grappler makes what is given."""
+    """A plain step whose graph after Grappler consists of the given nodes."""
 
     def __init__(self, *nodes: Node):
         self.nodes, self.asked = nodes, 0

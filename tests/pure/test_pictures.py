@@ -1,4 +1,4 @@
-"""Pictures and the page: what they show is what the report says, and the page stands alone."""
+"""Pictures and the page: they agree with the report, and the page needs no other file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a program, found again in a graph whose order says nothing."""
+"""The order of a program, recovered from a graph that is in any topological order."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def reordered(graph: Graph, choose) -> Graph:
 
 
 def described(graph: Graph):
-    """Return all there is in a graph but its order."""
+    """Return all properties of a graph except its order."""
     def name(i):
         return graph.ops[i].name
 

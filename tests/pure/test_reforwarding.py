@@ -58,7 +58,7 @@ def members(tree, index):
 
 
 def closed_sets_of(tree):
-    """(i, j, vertices) of every connected closed set that the tree stands for."""
+    """Return (i, j, vertices) of every connected closed set that the tree stands for."""
     found = set()
     for index, segment in enumerate(tree.segments):
         if segment.kind == COMPLICATED:

@@ -34,21 +34,21 @@ def chain(costs):
 
 
 def bridges(rng, count):
-    """(bytes, edges) with one input and one output: many complicated segments."""
+    """Return (bytes, edges) with one input and one output: many complicated segments."""
     edges = {(max(0, v - rng.randint(1, 3)), v) for v in range(1, count)}
     edges |= {(v, min(count - 1, v + rng.randint(1, 3))) for v in range(count - 1)}
     return [rng.choice(COSTS) for _ in range(count)], sorted(edges)
 
 
 def any_graph(rng, count):
-    """(bytes, edges) of any density, often disconnected."""
+    """Return (bytes, edges) of any density, often disconnected."""
     density = rng.choice((0.1, 0.3, 0.5, 0.8))
     edges = [(u, v) for v in range(count) for u in range(v) if rng.random() < density]
     return [rng.choice(COSTS) for _ in range(count)], edges
 
 
 def series_parallel(rng, count):
-    """(bytes, edges) made by replacing edges of a graph by two in a row or two in parallel."""
+    """Return (bytes, edges), where edges have been replaced by two in a row or in parallel."""
     edges, vertices = [(0.0, 1.0)], [0.0, 1.0]
     while len(vertices) < count:
         u, v = rng.choice(edges)

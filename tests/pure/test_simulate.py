@@ -63,7 +63,7 @@ def test_plain_schedules_of_paper_graphs(graph):
 
 
 def build(rows, sizes, fetched=()):
-    """CostGraph from keyword rows; storage producers follow from `writes`."""
+    """Return a CostGraph from keyword rows; storage producers follow from `writes`."""
     producers = {s: v for v, row in enumerate(rows) for s in row.get("writes", ())}
     vertices = tuple(Vertex(**{"name": f"v{i}", "region": FORWARD, "time": 1.0, **row})
                      for i, row in enumerate(rows))

@@ -26,7 +26,7 @@ def pruned_family(graph):
 
 
 def assert_optimal(solver, graph, prices):
-    """At every budget where the answer can change, the solver equals the brute force."""
+    """Assert that a solver equals the brute force at every budget where the answer can change."""
     forward = from_edges(*graph)
     peaks = sorted({need for _, need in prices})
     assert solver.smallest_budget(forward) == peaks[0]

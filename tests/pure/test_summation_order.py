@@ -23,7 +23,7 @@ FOUR = "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x d=Cos:x sum=AddN:a,b,c,d end=Tanh
 
 
 def graph_of(words: str, fetches=("g",)) -> Graph:
-    """Ops as "name=Type:inputs"; backward from the first whose name begins with g."""
+    """Return a graph of ops "name=Type:inputs"; the backward begins at the first name with g."""
     names: list[str] = []
     ops = []
     for word in words.split():

@@ -121,7 +121,10 @@ def graph_of(rows: str, reuses: str = "", **marks) -> CostGraph:
 
 
 def found_in(graph, names: str, target: int | None = None, **options):
-    """Wait as "waiting<awaited", the peak without and with them; the target is the plan's peak."""
+    """Return waits as "waiting<awaited", the peak without waits, and the peak with them.
+
+    The target is the plan's peak if none is given.
+    """
     vertices = [v.name for v in graph.vertices]
     schedule = tuple((vertices.index(n), names[:i].count(n)) for i, n in enumerate(names))
     planned = timeline_of(graph, schedule).peak_bytes if target is None else target
@@ -151,14 +154,14 @@ def test_what_runs_ahead_of_the_step_at_the_peak_waits_for_it():
 
 @pytest.mark.parametrize("mark", ["fusible", "conditional", "join"])
 def test_nothing_waits_for_what_cannot_be_awaited(mark):
-    """The step before it is waited for, which helps less, or not at all."""
+    """A wait for the step before it is made instead, which helps less, or not at all."""
     assert found_in(graph_of(EARLY, **{mark: "d"}), "abcdmz") == (["m<c"], 1900, 1401)
     assert found_in(graph_of(EARLY, **{mark: "cd"}), "abcdmz") == ([], 1900, 1900)
 
 
 @pytest.mark.parametrize("mark", ["fusible", "conditional"])
 def test_what_cannot_be_awaited_is_passed_over(mark):
-    """The step before it is waited for, k; not c, which d reads."""
+    """The wait is for the step before it, k; not for c, which d reads."""
     graph = graph_of("a=1 b=500:a c=500:b k=1:c d=1:c m=900 z=1:dmk", **{mark: "d"})
     assert found_in(graph, "abckdmz") == (["m<k"], 1900, 1402)
 
@@ -197,7 +200,7 @@ def test_the_head_waits_though_other_steps_are_planned_in_between():
 
 
 def test_what_it_reads_waits_where_that_ran_ahead_as_well():
-    """m waits for d; beside that n, which is where the peak is, waits for the reader of b."""
+    """m waits for d; in addition n, at which the peak is, waits for the reader of b."""
     graph = graph_of("a=1 b=500:a c=500:b d=1:c m=900 n=800:m z=1:dn")
     assert found_in(graph, "abcdmnz") == (["m<d", "n<c"], 2200, 1701)
 

@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def run(graph, schedule, threads, reverse=False):
-    """Start and ends of a schedule, every step expensive."""
+    """Return starts and ends of a schedule all of whose steps are expensive."""
     resolved = resolve(graph, schedule)
     readers, waiting = Edges(graph, resolved, (), ()).waiting_for(())
     seconds = [graph.vertices[v].time for v, _ in schedule]
@@ -149,7 +149,7 @@ def test_threads_of_the_pool_take_the_oldest_of_another_thread():
 
 
 def _two_branches(rows: int) -> CostGraph:
-    """Branches that two threads may run at once, each of a large and a small tensor."""
+    """Return branches that two threads may run at once, each of a large and a small tensor."""
     vertices, storages = [Vertex("root", FORWARD, 1e-3, writes=(0,))], [Storage("root", MIB, 0)]
     for row in range(rows):
         n = len(storages)
@@ -174,7 +174,7 @@ def test_the_bound_covers_other_paces_and_is_the_same_each_time():
 
 
 def test_variables_that_move_leave_memory_in_pieces():
-    """Steps in the long run need more than the second one, where a variable moves in each."""
+    """If a variable moves in each step, later steps need more than the second one."""
     rows = 12
     vertices, storages = [], []
     for row in range(rows):
