@@ -1,4 +1,4 @@
-"""Training jobs and measurements behind the numbers in the documentation."""
+"""Training jobs and measurements from which the numbers in the documentation come."""
 
 import os
 

@@ -54,7 +54,7 @@ def resnet50(activation: Callable, batch: int = 8, size: int = 128, seed: int = 
 
 
 def _block(h: Any, activation: Callable, d: int, heads: int, dropout: float) -> Any:
-    """One encoder block that normalises behind each sum, as BERT does."""
+    """Return an encoder block that normalises after each sum, as BERT does."""
     layers = keras.layers
     a = layers.MultiHeadAttention(num_heads=heads, key_dim=d // heads, dropout=dropout)(h, h)
     h = layers.LayerNormalization(epsilon=1e-12)(layers.Add()([h, layers.Dropout(dropout)(a)]))

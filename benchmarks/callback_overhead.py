@@ -1,4 +1,4 @@
-"""What `tfckpt.keras.PeakMemory()` costs: its hooks alone, and `fit` with and without it.
+"""The cost of `tfckpt.keras.PeakMemory()`: its hooks alone, and `fit` with and without it.
 
     python -m benchmarks.callback_overhead
 

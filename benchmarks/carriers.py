@@ -1,4 +1,4 @@
-"""Plans the entries of the zoo twice: behind the decorator, and unchanged under the native pass.
+"""Plans the entries of the zoo twice: with the decorator, and unchanged under the native pass.
 
     python -m benchmarks.carriers [GROUP or GROUP-NAME ...]
 
@@ -78,7 +78,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One entry: bytes behind the decorator and under the pass; 0 where nothing was planned."""
+    """One entry: bytes with the decorator and under the pass; 0 where nothing was planned."""
 
     name: str
     plain: tuple[int, int]
@@ -99,7 +99,7 @@ class Row:
 
 
 def reason_for(name: str) -> str:
-    """Return why an entry is not held to the decorator; "" where it is."""
+    """Return why an entry is not compared with the decorator; "" if it is."""
     return REASONS.get(name, "")
 
 

@@ -1,4 +1,4 @@
-"""What it costs to compare the arithmetic of a rewritten step with the plain one's.
+"""The cost of comparing the arithmetic of a rewritten step with the plain one's.
 
     python -m benchmarks.certificates [--jobs=resnet50,transformer] [--pairs=3]
 

@@ -1,10 +1,10 @@
-"""What eager TensorFlow lets forward AD do, and what it makes impossible: one experiment each.
+"""Forward AD in eager TensorFlow: one experiment for each thing that works, or cannot.
 
     python -m benchmarks.eager_fad
 
-Prints, for some activations, how many tensors of the activation's size a gradient tape holds per
+Prints, for some activations, how many tensors of the activation's size a gradient tape keeps per
 layer: plain, with `tfckpt.eager_fad()` and with `tfckpt.nested_forward_ad`, and the time of a step
-with either; then each experiment with what was seen. Needs no GPU and takes some seconds.
+with either; then each experiment with its result. Needs no GPU and takes some seconds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ flags.DEFINE_integer("repeats", 5, "Measured steps.", lower_bound=1)
 NAMES = ("swish", "mish", "gelu_tanh", "gelu_erf", "keras_gelu", "keras_swish")
 
 
-def held(activation: Callable, fad: bool) -> float:
-    """Tensors that a tape holds per layer when the forward is over."""
+def tensors_kept(activation: Callable, fad: bool) -> float:
+    """Return the tensors that a tape keeps per layer after the forward."""
     import tensorflow as tf
 
     import tfckpt
@@ -41,7 +41,7 @@ def held(activation: Callable, fad: bool) -> float:
 
 
 def seconds(activation: Callable, fad: bool) -> float:
-    """Processor time of one eager step, forward and backward."""
+    """Return the processor time of one eager step, forward and backward."""
     import tensorflow as tf
 
     import tfckpt
@@ -117,8 +117,9 @@ def named(swish: Callable) -> str:
         kept.append(s)
         return x * s
 
-    return (f"swish whose sigmoid the caller keeps a name for: {held(hoarding, True):.2f} tensors "
-            f"a layer, without the name {held(swish, True):.2f}")
+    return ("swish whose sigmoid the caller keeps a name for: "
+            f"{tensors_kept(hoarding, True):.2f} tensors a layer, without the name "
+            f"{tensors_kept(swish, True):.2f}")
 
 
 def main(argv: list[str]) -> None:
@@ -136,7 +137,7 @@ def main(argv: list[str]) -> None:
     for name in NAMES:
         f = ACTIVATIONS[name]
         ways = ((f, False), (f, True), (tfckpt.nested_forward_ad(f), False))
-        counts = [held(*way) for way in ways]
+        counts = [tensors_kept(*way) for way in ways]
         times = [[seconds(*way) for way in ways] for _ in range(FLAGS.repeats + 1)][1:]
         ratios = [statistics.median(t[n] / max(t[0], 1e-9) for t in times) for n in (1, 2)]
         print(" | ".join([f"| {name}", *(f"{c:.2f}" for c in counts),

@@ -113,7 +113,7 @@ def header() -> str:
 
 
 def run_all() -> int:
-    """Return every model in a process of its own; returns how many failed."""
+    """Run every model in a process of its own; return how many failed."""
     failed = 0
     for name in NAMES:
         output = rows.in_own_process(name, "benchmarks.estimates", [

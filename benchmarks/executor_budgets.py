@@ -37,7 +37,7 @@ WARMUP = 3
 
 
 def measure(name: str, budget: str, threads: int) -> dict[str, Any]:
-    """Return what one cell has come to, in this process."""
+    """Measure one cell of the table in this process."""
     import tensorflow as tf
 
     import tfckpt
@@ -67,10 +67,10 @@ def measure(name: str, budget: str, threads: int) -> dict[str, Any]:
 
 
 def _next_larger(report: Any) -> float | None:
-    """Return what the next larger plan of the front would take of what is allowed; None if unknown.
+    """Return the share of the allowed bytes that the next larger plan would take; None if unknown.
 
-    The applied plan takes the most that was simulated of it, and others as much more as they are
-    larger.
+    The applied plan is counted with its simulated bound, and others are scaled up from it by their
+    planned peaks.
     """
     asked = report.compiled
     if not report.applied or asked is None or asked.after is None or not report.allowed_bytes:

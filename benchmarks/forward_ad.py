@@ -1,4 +1,4 @@
-"""What keeping derivatives (nested forward AD) saves, and what it costs.
+"""The memory that keeping derivatives (nested forward AD) saves, and its cost in time.
 
     python -m benchmarks.forward_ad --row peak --model resnet50 --activation mish
     python -m benchmarks.forward_ad --row peak --all        one process per line
@@ -262,7 +262,7 @@ def lines(row: str) -> list[tuple[str, str]]:
 
 
 def run_all(row: str) -> int:
-    """Return every line in a process of its own; returns how many failed."""
+    """Run every line in a process of its own; return how many failed."""
     failed, found = 0, []
     for model, activation in lines(row):
         output = rows.in_own_process(f"{model} {activation}", "benchmarks.forward_ad", [

@@ -1,13 +1,13 @@
-"""Ten minutes on a GPU: what tfckpt saves there, and whether its budgets hold.
+"""Ten minutes on a GPU: what tfckpt saves there, and whether steps stay within their budgets.
 
     python -m benchmarks.gpu_report | tee report.txt
 
-For who has a GPU, with TensorFlow alone: no JAX, no other package. Six networks train with a plain
+For users with a GPU and TensorFlow alone: no JAX, no other package. Six networks train with a plain
 step and with tfckpt, on TensorFlow's executor and compiled by XLA, each pair in a process of its
 own. `measured` is the median of the peaks that TensorFlow's allocator counts above what a step
 starts with; `expected` is what tfckpt said beforehand; `allowed` is what the budget says, a
 fraction of the expected plain peak. Where there is no GPU the CPU is measured, with smaller
-batches. What has not begun when the time is over is left out, and said.
+batches. Networks that have not begun when the time is over are left out and listed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARMUP = 3
 
 
 def measure(name: str, runner: str) -> dict[str, Any]:
-    """Return what the plain step and each budget have come to, in this process."""
+    """Measure the plain step and each budget in this process."""
     import tensorflow as tf
 
     import tfckpt

@@ -237,7 +237,7 @@ def lstm(
 ) -> Job:
     """LSTM layers on top of each other, the last of which reads the sequence to its end. Adam.
 
-    An iteration keeps eight tensors of 256 KiB, the least that the CPU's statistics count.
+    An iteration keeps eight tensors of 256 KiB, the smallest that the CPU's statistics count.
     """
     keras.utils.set_random_seed(seed)
     sequence = keras.Input((seq, features))

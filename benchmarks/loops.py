@@ -3,11 +3,11 @@
     python -m benchmarks.loops [--jobs=lstm,lstm3,ctc,heat] [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
-peaks of TensorFlow's allocator above what is held when the step begins (median of three calls), and
-the processor's seconds of a call (least of five, plain and rewritten step in turns). Entries of the
-loops' lists are as large as the allocator counts. Printed too: planned over measured peak, and
-whether losses and weights of three steps are the same in every bit. With `--compiled` XLA compiles
-the steps, and the bytes are the temporary ones of its buffer assignment.
+peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
+calls), and the processor's seconds of a call (minimum of five, plain and rewritten step in turns).
+Entries of the loops' lists are large enough for the allocator to count. Printed too: planned over
+measured peak, and whether losses and weights of three steps are the same in every bit. With
+`--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer assignment.
 """
 
 from __future__ import annotations

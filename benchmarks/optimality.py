@@ -50,7 +50,7 @@ ROOMS = (0.1, 0.25, 0.5)
 
 
 def digest(graph: CostGraph) -> str:
-    """Return a hash of all that a graph is; what is as if nobody had said it does not count."""
+    """Return a hash of a graph's vertices and storages; fields with their default do not count."""
     said = [[(field.name, value) for field in dataclasses.fields(entry)
              if (value := getattr(entry, field.name)) != field.default]
             for entry in (*graph.vertices, *graph.storages)]
@@ -71,7 +71,7 @@ class _Programme:
         self.order = planned_order(graph)
         self.plain = simulate(graph, tuple((v, 0) for v in self.order))
 
-    def least(self, known: Schedule) -> tuple[Schedule, float]:
+    def smallest(self, known: Schedule) -> tuple[Schedule, float]:
         """Return a schedule of the smallest peak, and the bound on it; `known` is one to beat."""
         stages = StageModel(self.cp, self.graph, self.order, None)
         peak = stages.model.new_int_var(
@@ -110,15 +110,15 @@ class _Programme:
 def prove(graph: CostGraph, limit: float) -> dict[str, Any]:
     """Return the minimum peak and the minimum times, each with its bound.
 
-    What is to be beaten comes from `tfckpt.plan.neighbourhood`: it shortens the proof and has no
-    part in it.
+    The schedules to improve on come from `tfckpt.plan.neighbourhood`: they shorten the proof, which
+    does not rely on them.
     """
     programme = _Programme(graph, limit)
     plain = programme.plain.peak_bytes
     search = Neighbourhood(graph, tuple((v, 0) for v in programme.order))
     search.keep()
     search.lower(10_000)
-    low, bound = programme.least(search.state.schedule())
+    low, bound = programme.smallest(search.state.schedule())
     peak = simulate(graph, low).peak_bytes
     budgets = [peak + int(share * (plain - peak)) for share in ROOMS]
     search.goto(copies_of(low))
@@ -126,14 +126,14 @@ def prove(graph: CostGraph, limit: float) -> dict[str, Any]:
     search.sweep([peak, *budgets], 10_000)
     times = []
     for budget in budgets:
-        best, least = programme.fastest(budget, search.fastest(budget))
-        times.append({"budget": budget, "time": simulate(graph, best).time, "bound": least})
+        best, proven = programme.fastest(budget, search.fastest(budget))
+        times.append({"budget": budget, "time": simulate(graph, best).time, "bound": proven})
     return {"digest": digest(graph), "plain": plain, "peak": peak, "bound": int(bound),
             "times": times}
 
 
 def prove_all(chosen: dict[str, CostGraph], limit: float) -> None:
-    """Prove what is not kept and keep it, graph by graph."""
+    """Prove the graphs whose results are not stored yet, and store each when it is done."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name, graph in sorted(chosen.items(), key=lambda entry: entry[0][-1]):
         if kept.get(name, {}).get("digest") != digest(graph):

@@ -1,4 +1,4 @@
-"""tfckpt beside what else there is: peak, time and numbers of one training step, done by each.
+"""tfckpt beside its alternatives: peak, time and numbers of one training step, done by each.
 
     python -m benchmarks.peers [--jobs=vgg16,unet] [--peers=tfckpt] [--steps=3] [--tiny]
 
@@ -43,7 +43,7 @@ flags.DEFINE_bool("tiny", False, "Miniatures of the jobs, to try this program ou
 flags.DEFINE_bool("alone", False, "For internal use: the one job of this process.")
 
 TRAINED = 2  # steps after which numbers are compared
-LARGER_THAN = 1 << 16  # elements: 256 KiB, the least that the allocator counts on a CPU
+LARGER_THAN = 1 << 16  # elements: 256 KiB, the smallest that the allocator counts on a CPU
 COLUMNS = ("job", "peer", "peak MB", "ratio", "time", "numbers")
 
 Call = Callable[..., Any]

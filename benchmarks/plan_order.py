@@ -1,14 +1,15 @@
-"""Whether plans of one step stand in the same order by planned and by measured time.
+"""Compares the order of one step's plans by planned time with the order by measured time.
 
     python -m benchmarks.plan_order
     python -m benchmarks.plan_order --networks=mlp,vit --budgets=min,0.5,0.7,0.9 --rounds=15
 
 Each network has a process of its own. Its plain step and a plan for each budget run in turns, so
-that whatever else the machine does slows all of them. Of two plans whose measured times differ
-(their confidence intervals of 95 % do not overlap) the planned overhead says which is faster, or
-not: `tau` is Kendall's over these pairs, 1 where it always does. The last columns are planned and
-measured times of the slowest plan as multiples of the plain step's. With `--profiled` plans are
-priced with what the profiler says of the plain step's ops (`tfckpt.op_seconds`).
+that whatever else the machine does slows all of them. For two plans whose measured times differ
+(their confidence intervals of 95 % do not overlap) it is counted whether the faster one has the
+smaller planned overhead: `tau` is Kendall's over these pairs, 1 if it always has. The last columns
+are planned and measured times of the slowest plan as multiples of the plain step's. With
+`--profiled` plans are priced with the profiler's seconds of the plain step's ops
+(`tfckpt.op_seconds`).
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ def measure(name: str) -> list[dict[str, Any]]:
 
 
 def compared(plans: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return how many pairs of plans differ by measured time, and how many of these are planned so.
-    """
+    """Return how many pairs of plans differ by measured time, and how many of these as planned."""
     different = right = 0
     for one, other in itertools.combinations(plans, 2):
-        (low, high), (least, most) = _interval(one["seconds"]), _interval(other["seconds"])
-        if high < least or most < low:
+        (low, high), (other_low, other_high) = (_interval(one["seconds"]),
+                                                _interval(other["seconds"]))
+        if high < other_low or other_high < low:
             different += 1
-            right += (high < least) == (one["overhead"] < other["overhead"])
+            right += (high < other_low) == (one["overhead"] < other["overhead"])
     return different, right
 
 

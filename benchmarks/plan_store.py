@@ -1,14 +1,14 @@
-"""What the plan store saves: the same training step planned by one process after the other.
+"""The seconds that the plan store saves: one training step planned by several processes in turn.
 
     python -m benchmarks.plan_store [--jobs=resnet50,transformer,densenet121] [--xla=transformer]
 
 Each process makes the network and traces the step twice by TensorFlow alone and once with tfckpt.
-The first process plans and keeps, the next ones (`--again`) take what it has kept. Reported are
+The first process plans and stores, the next ones (`--again`) load what it has stored. Reported are
 seconds: the quicker of TensorFlow's traces, all of tfckpt (capture, planning, rewriting) in the
 first process and the median of the later ones; and the ratios of the latter to TensorFlow's trace
 in the same process (its median too) and to the first. Of jobs under `--xla` the step is compiled,
-so that the first process asks XLA, and a later one does not. What is kept lies in a folder of its
-own.
+so that the first process asks XLA, and a later one does not. The store is a folder made for this
+benchmark.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _decoder48() -> tuple[Callable, tuple]:
 
 
 def _warm_up() -> None:
-    """Trace a small step both ways, so that what is imported first is counted nowhere."""
+    """Trace a small step both ways, so that first imports are not counted."""
     import tensorflow as tf
 
     import tfckpt

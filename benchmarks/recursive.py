@@ -1,4 +1,4 @@
-"""What recursive checkpoints add to the plans of `auto`, and what they take to find.
+"""Recursive checkpoints: how much they improve the plans of `auto`, and the time to find them.
 
     python -m benchmarks.recursive
     python -m benchmarks.recursive --chains=100,1000 --networks=mlp,resnet50
@@ -6,9 +6,9 @@
 First, unit chains (each value one byte, each forward and backward one second), objective `memory`:
 the peak of the smallest plan with and without recursive proposals, how often a vertex of it runs at
 most, and its time as a multiple of the plain step's. Then networks of `benchmarks.measured`, traced
-and priced but not run: the least simulated peak in the planned order, as a fraction of the plain
+and priced but not run: the minimum simulated peak in the planned order, as a fraction of the plain
 step's, of the plans that take at most 10, 20, 33 ... percent more time. All plans are those of one
-search; recursive ones come last and change nothing before. Seconds are of the processor.
+search; recursive ones come last and do not influence the others. Seconds are processor time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Searched:
     after: list[Priced]
     seconds: tuple[float, float]
 
-    def least(self, pool: Sequence[Priced], extra: float) -> float:
+    def smallest(self, pool: Sequence[Priced], extra: float) -> float:
         """Return the minimum peak within so much more time, as a fraction of the plain one."""
         limit = (1 + extra) * self.plain.timeline.time
         peak = min((p.peak for p in pool if p.time <= limit), default=math.nan)
@@ -98,14 +98,14 @@ def graph_of(name: str) -> CostGraph:
 
 
 def networks(names: Sequence[str]) -> None:
-    """Print the table of networks, and geometric means of what the peaks fall to."""
+    """Print the table of networks, and geometric means of peaks with over without recursion."""
     columns = [f"+{extra:.0%}" for extra in EXTRA]
     print(head(("network", "vertices", *columns, "search s", "recursive s", "runs")))
     ratios = []
     for name in names:
         graph = graph_of(name)
         found = searched(graph, Target(device=GPU), "time")
-        before, after = ([found.least(pool, extra) for extra in EXTRA]
+        before, after = ([found.smallest(pool, extra) for extra in EXTRA]
                          for pool in (found.before, found.after))
         ratios.append([b / a for a, b in zip(before, after, strict=True)])
         runs = 1 + max(copy for p in non_dominated(found.after) for _, copy in p.schedule)

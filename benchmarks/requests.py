@@ -1,4 +1,4 @@
-"""What one call asks TensorFlow's allocator for, from its profiler."""
+"""The allocations that one call requests of TensorFlow, from its profiler."""
 
 from __future__ import annotations
 

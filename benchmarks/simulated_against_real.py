@@ -1,4 +1,4 @@
-"""What a training step asks of TensorFlow's allocator beside what was simulated, op by op.
+"""Compares the real allocations of a training step with the simulated ones, op by op.
 
     python -m benchmarks.simulated_against_real --network=mlp --budget=0.7
     python -m benchmarks.simulated_against_real --network=resnet50 --budget=plain --threads=2

@@ -1,4 +1,4 @@
-"""Counts what the structure of the source is judged by.
+"""Counts by which the structure of the source is judged.
 
     python -m benchmarks.structure
 
@@ -48,7 +48,7 @@ def parsed(path: pathlib.Path) -> ast.Module:
 
 
 def docstrings(path: pathlib.Path) -> list[ast.Constant]:
-    """Return strings that stand by themselves: docstrings, and what is said of a name."""
+    """Return strings that stand by themselves: docstrings of modules, functions and names."""
     return [node.value for node in ast.walk(parsed(path)) if isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)]
 

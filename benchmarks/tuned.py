@@ -40,7 +40,7 @@ MB = 1e6
 
 
 def measure(name: str, budget: str) -> dict[str, Any]:
-    """Return what one row has come to, in this process."""
+    """Measure one row in this process."""
     import tensorflow as tf
 
     import tfckpt

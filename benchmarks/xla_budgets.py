@@ -1,4 +1,4 @@
-"""Whether budgets mean compiled bytes: XLA on this machine's device, plain against ours.
+"""Compares budgets with compiled bytes: XLA on this machine's device, plain against ours.
 
     python -m benchmarks.xla_budgets [--networks=decoder,unet] [--budgets=min,0.3,0.5,0.8]
                                      [--trials=2] [--precision=mixed_bfloat16]

@@ -3,9 +3,9 @@
     python -m benchmarks.xla_export DIR [--job=resnet50] [--budget=min] [--size=small]
                                         [--device=H100-80GB]
 
-DIR then holds `plain.hlo`, `data.hlo` and `barrier.hlo` (serialized HLO modules, before XLA's own
-passes; the last two are rewritten, with one guard each, see `tfckpt.rewrite.xla.guards`),
-`inputs.npz` (what they take: the batch and the variables, in the order of their parameters) and
+DIR then contains `plain.hlo`, `data.hlo` and `barrier.hlo` (serialized HLO modules, before XLA's
+own passes; the last two are rewritten, with one guard each, see `tfckpt.rewrite.xla.guards`),
+`inputs.npz` (their inputs: the batch and the variables, in the order of their parameters) and
 `about.json`. `python benchmarks/xla_gpu.py DIR` runs them in a process with JAX. With `--device`
 they are planned for that device instead of this machine's; where they are to run on a GPU, name it.
 """
@@ -30,7 +30,7 @@ KINDS = ("plain", "data", "barrier")
 
 def export(name: str, size: str, budget: object, folder: pathlib.Path,
            device: str = "") -> dict[str, Any]:
-    """Write one job; return what `about.json` holds.
+    """Write one job; return the content of `about.json`.
 
     Raises:
       ValueError: the parameters of the compiled step are not its inputs and variables in order.

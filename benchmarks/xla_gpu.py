@@ -5,16 +5,16 @@
 
 Copy the folder, this file and `tfckpt/verify/asking/gpu_compiler.py` beside it to the machine with
 the GPU; `pip install jax` (or `jax[cuda12]`) is all that they need. Printed are device and
-versions, then for the plain step and the rewritten one with each guard the bytes that XLA's buffer
-assignment holds temporarily, the time of a step (they take turns; medians), the loss, and how far
-all outputs are from those of the plain step. TensorFlow's executor computes the same loss to
-rounding, except where dropout is drawn: XLA has a generator of its own.
+versions, then for the plain step and the rewritten one with each guard the temporary bytes of XLA's
+buffer assignment, the time of a step (they take turns; medians), the loss, and how far all outputs
+are from those of the plain step. TensorFlow's executor computes the same loss up to rounding,
+except where dropout is drawn: XLA has a generator of its own.
 
 With `--compile_for` XLA's GPU compiler compiles for a GPU that is described, not present, and
-nothing is run: `pip install 'jax[cuda12]'`, no driver. Kernels cannot be tried out then: matrix
-products and convolutions are calls into cuBLAS, with its workspace, and cuDNN, without one. Printed
-are the temporary bytes, the ops that were to be recomputed, those that are computed beside their
-originals, and the matrix products and convolutions.
+nothing is run: `pip install 'jax[cuda12]'`, no driver. Autotuning of kernels is impossible then:
+matrix products and convolutions are calls into cuBLAS, with its workspace, and cuDNN, without one.
+Printed are the temporary bytes, the ops that were to be recomputed, those that are computed in
+addition to their originals, and the matrix products and convolutions.
 
 A folder of `benchmarks.xla_kit`, which has this file in it, is handed to `xla_kit_run.py` there, or
 compiled only.
@@ -57,11 +57,11 @@ _HEAVY = re.compile(r' (?:dot|convolution)\(|custom_call_target="__cu(?:blas|dnn
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A module as a GPU that is not here would run it.
+    """A module that was compiled for a GPU that need not be present.
 
     Attributes:
-      temp_bytes: bytes that XLA's buffer assignment holds temporarily.
-      copies: recomputed ops that are computed beside their originals. An op that became part of a
+      temp_bytes: temporary bytes of XLA's buffer assignment.
+      copies: recomputed ops that are computed besides their originals. An op that became part of a
         call into a library has no name any more and is not counted.
       heavy: matrix products and convolutions.
     """

@@ -1,4 +1,4 @@
-"""What XLA makes of recomputation: guards compared, with and without XLA's flags.
+"""How XLA compiles recomputation: guards compared, with and without XLA's flags.
 
     python -m benchmarks.xla_guards [--jobs=vgg16,transformer] [--flag_sets=none] [--tiny]
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.xla_kit DIR [--networks=decoder,unet] [--device=H100-80GB] [--small]
 
-For each network of `benchmarks.networks`, DIR then holds a folder with the plain step and those
+For each network of `benchmarks.networks`, DIR then contains a folder with the plain step and those
 rewritten at the budgets "min" and 0.5, as compressed HLO modules before XLA's own passes, and
 `about.json`: what each of their parameters is and how it is made from a seed, so that nothing of
 the size of a model is carried. Beside them are `kit.json`, which lists the folders, and the
@@ -11,7 +11,7 @@ scripts that run them:
     python DIR/xla_gpu.py DIR                             (needs JAX alone)
     python DIR/xla_gpu.py --compile_for=h100 DIR          (needs no GPU)
 
-Plans are made for `--device`; with `--device=` for this machine. The folder holds at most 60 MB.
+Plans are made for `--device`; with `--device=` for this machine. The folder has at most 60 MB.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write_kit(folder: pathlib.Path, sizes: Mapping[str, Mapping[str, int]], devi
 
 def write_network(name: str, sizes: Mapping[str, int], target: Target,
                   folder: pathlib.Path) -> dict[str, Any]:
-    """Write one network's modules; return what its `about.json` holds.
+    """Write one network's modules; return the content of its `about.json`.
 
     A budget that no plan meets is left out and named there.
 
@@ -172,7 +172,7 @@ def check_size(folder: pathlib.Path, limit: int = LIMIT_BYTES) -> int:
     if total > limit:
         path, largest = max(sizes.items(), key=lambda each: each[1])
         raise SystemExit(
-            f"xla_kit: {folder} holds {total / 1e6:.1f} MB, more than {limit / 1e6:.0f} MB; most "
+            f"xla_kit: {folder} has {total / 1e6:.1f} MB, more than {limit / 1e6:.0f} MB; most "
             f"in {path.relative_to(folder)}: {largest / 1e6:.1f} MB. Name fewer --networks.")
     return total
 

@@ -100,7 +100,7 @@ def run_network(folder: pathlib.Path, steps: int, seconds: float) -> None:
 
 
 def peak_of(device: Any) -> int | None:
-    """Return the most bytes that a device's allocator has held; None where nothing counts."""
+    """Return the most bytes that a device's allocator had in use; None if it does not count."""
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 

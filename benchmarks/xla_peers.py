@@ -1,4 +1,4 @@
-"""What JAX's own recomputation holds: `jax.checkpoint` on the networks, compiled for an H100.
+"""The memory of JAX's own recomputation: `jax.checkpoint` on the networks, compiled for an H100.
 
     KERAS_BACKEND=jax JAX_PLATFORMS=cpu python -m benchmarks.xla_peers
         [--networks=decoder,unet] [--precision=mixed_bfloat16] [--json=FILE] [--check]
@@ -12,8 +12,8 @@ TensorFlow. Attention is Keras' own, as in TensorFlow, not cuDNN's.
 A row for each variant: temporary bytes of XLA's buffer assignment, relative to the plain step,
 matrix products and convolutions, also relative to the plain step, and the seconds of compiling.
 
-With `--check` small networks are run instead, on JAX's own device: printed is how far losses,
-gradients and the new state (statistics, seeds) are from those of the plain step.
+With `--check` small networks are run instead, on JAX's own device, and the differences of losses,
+gradients and the new state (statistics, seeds) from those of the plain step are printed.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def shapes(values: Any, device: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is told of a compiled step."""
+    """The measures of a compiled step."""
 
     temp_bytes: int
     heavy: int

@@ -1,13 +1,14 @@
-"""Our steps at the bytes of jax.checkpoint's policies: is what they hold for that chosen as well?
+"""Compares our steps with jax.checkpoint's policies at the same temporary bytes.
 
     python -m benchmarks.xla_peers --json=PEERS                  (in an environment with JAX)
     python -m benchmarks.xla_policies PEERS --device=H100-80GB [--networks=decoder,unet]
         [--policies=blocks_dots,model_dots] [--trials=2] [--precision=mixed_bfloat16] [--json=FILE]
 
-For each network and each variant of `benchmarks.xla_peers` that recomputes, ours is asked for with
-what that takes as its budget. A row for each: temporary bytes, matrix products and convolutions of
-both, and whether ours has no more of these at no more bytes. A variant that takes as much as our
-plain step is no budget; that is said. Flags are those of `benchmarks.xla_budgets`. Nothing is run.
+For each network and each variant of `benchmarks.xla_peers` that recomputes, our step is planned
+with that variant's temporary bytes as its budget. A row for each: temporary bytes, matrix products
+and convolutions of both, and whether ours has no more of these at no more bytes. A variant that
+takes as much as our plain step cannot be a budget; its row says so. Flags are those of
+`benchmarks.xla_budgets`. Nothing is run.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ PLAIN = "plain"
 
 
 def asked(plain: xla_budgets.Plain, allowed: int) -> dict[str, Any]:
-    """Return the figures of our step within as many bytes; none where the plain step is."""
+    """Return the figures of our step within as many bytes; none if the plain step needs no more."""
     taken = plain.compiled.temp_bytes
     return xla_budgets.ours(plain, allowed / taken, FLAGS.trials) if allowed < taken else {}
 
 
 def cells(policy: dict[str, int], of: dict[str, Any]) -> list[str]:
-    """Return what a row says of a policy and of ours."""
+    """Return the cells of a row for a policy and our step."""
     megabytes, heavy = f"{policy['temp_bytes'] / 1e6:.1f}", str(policy["heavy"])
     if not of:
         return [megabytes, "as much as our plain step", heavy, "", ""]

@@ -2,7 +2,7 @@
 
 Kusumoto et al. measured their tables on a GPU, with a program of their own that told Chainer what
 to compute and what to drop. Here its steps are derived from a sequence of lower sets, and the
-buffers are counted that Chainer's functions hold meanwhile. What that adds to the paper's model:
+buffers are counted that Chainer's functions allocate meanwhile. Beyond the paper's model:
 
 * The gradient of a function reads its inputs (a ReLU's does not) and, if it is a ReLU, a pooling
   or a local response normalisation, its output. Where the boundary of a lower set lies between
@@ -15,7 +15,7 @@ buffers are counted that Chainer's functions hold meanwhile. What that adds to t
   normalisation its scale and its output, dropout its mask, the loss the probabilities.
 * Gradients of parameters are made as the backward reaches them, and stay.
 * Without recomputation Chainer drops a value once computed unless some function keeps it for its
-  gradient, and holds what is kept to the end (appendix C).
+  gradient, and what is kept stays to the end (appendix C).
 
 The workspace of convolutions (8 MB at most by default) is left out.
 
@@ -47,7 +47,7 @@ COPY_PIECES = frozenset({"conv", "deconv", "fc", "bn"})
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One thing that the program does.
+    """One action of the program.
 
     Attributes:
       what: VALUE runs the function of the vertex, GRADIENT its gradient; the others drop.
@@ -99,14 +99,14 @@ def _value(forward: ForwardGraph, vertex: int) -> Step:
 
 
 def _drop(what: str, have: set[int], gone: Iterable[int]) -> list[Step]:
-    """Drops in the order of the vertices, and takes them out of `have`."""
+    """Return drops in the order of the vertices, and take these out of `have`."""
     order = sorted(gone)
     have.difference_update(order)
     return [Step(what, vertex) for vertex in order]
 
 
 def _gradients(network: Network, segment: set[int], have: set[int]) -> list[Step]:
-    """Return what makes the gradients of a segment, the last function first."""
+    """Return the steps for the gradients of a segment, the last function first."""
     forward, kinds = network.forward, network.kinds
     steps = []
     for w in reversed(range(len(forward))):
@@ -138,9 +138,7 @@ def with_liveness(steps: Sequence[Step]) -> list[Step]:
 
 
 def plain_steps(network: Network) -> list[Step]:
-    """Return what Chainer does by itself: every function once, gradients by rank, the deepest
-    first.
-    """
+    """Return Chainer's own steps: every function once, gradients by rank, the deepest first."""
     forward, kinds = network.forward, network.kinds
     kept_by = [(needs if kind in KEEP_INPUTS else ()) + (v,) * (kind in KEEP_OUTPUT)
                for v, (kind, needs) in enumerate(zip(kinds, forward.predecessors, strict=True))]
@@ -166,7 +164,7 @@ def plain_steps(network: Network) -> list[Step]:
 
 
 def peak_bytes(network: Network, steps: Sequence[Step]) -> int:
-    """Return the most that is held at once, with parameters and the batch that is fed.
+    """Return the most bytes allocated at once, with parameters and the batch that is fed.
 
     Raises:
       PlanError: a step reads a value that is not there.
@@ -178,10 +176,10 @@ def peak_bytes(network: Network, steps: Sequence[Step]) -> int:
 
 
 class _Buffer:
-    """Bytes with a count of those who hold them."""
+    """A buffer with a count of the references to it."""
 
     def __init__(self, size: int, whole: bool = True):
-        self.size, self.holders, self.whole = size, 1, whole
+        self.size, self.references, self.whole = size, 1, whole
 
 
 class _Memory:
@@ -203,8 +201,8 @@ class _Memory:
 
     def drop(self, *buffers: _Buffer) -> None:
         for buffer in buffers:
-            buffer.holders -= 1
-            if not buffer.holders:
+            buffer.references -= 1
+            if not buffer.references:
                 self.now -= buffer.size
 
     def take(self, step: Step) -> None:
@@ -227,12 +225,12 @@ class _Memory:
         needs = self.network.forward.predecessors[v]
         self.drop(*self.objects.pop(v, ()))
         if kind in VIEWS:
-            self.values[v] = _held(self.values[needs[0]])
+            self.values[v] = _shared(self.values[needs[0]])
         else:
             self.values[v] = self.new(size[v])
         passing = []
         if kind == "lrn":
-            self.objects[v] = [self.new(size[v]), _held(self.values[v])]
+            self.objects[v] = [self.new(size[v]), _shared(self.values[v])]
         elif kind == "dropout":
             passing = [self.new(size[v])]  # random numbers
             self.objects[v] = [self.new(size[v])]
@@ -250,7 +248,7 @@ class _Memory:
         copied = kind == "lrn" or kind in COPY_PIECES and w in self.pieces
         passing = [self.new(size[w])] if copied else []
         for u in step.inputs:
-            made = _held(given) if kind in HAND_ON_VIEWS else self.new(size[u])
+            made = _shared(given) if kind in HAND_ON_VIEWS else self.new(size[u])
             piece = kind in HAND_ON_VIEWS and (kind == "concat" or w in self.pieces)
             if u in self.gradients:
                 total = self.new(size[u])
@@ -264,7 +262,7 @@ class _Memory:
             self.new(self.network.parameters[w])
 
 
-def _held(buffer: _Buffer) -> _Buffer:
-    """Return the buffer, with one more holder."""
-    buffer.holders += 1
+def _shared(buffer: _Buffer) -> _Buffer:
+    """Return the buffer, with one more reference."""
+    buffer.references += 1
     return buffer

@@ -22,7 +22,7 @@ class _Net:
         self.edges: list[tuple[int, int]] = []
 
     def add(self, inputs: Sequence[int], size: float, time: float) -> int:
-        """Return a value about as large and as costly as asked for; returns its index."""
+        """Add a value of about the given size and time, and return its index."""
         node = len(self.bytes)
         self.bytes.append(max(1, round(size * self.rng.uniform(0.7, 1.3))))
         self.time.append(max(1, round(time * self.rng.uniform(0.7, 1.3))))

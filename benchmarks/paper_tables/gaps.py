@@ -68,7 +68,7 @@ def print_tables(names: list[str] | None = None, time_limit: float = 60.0) -> No
             try:
                 best = optimal.solve(graph, room, time_limit=time_limit)
             except InfeasibleBudgetError as error:
-                print(f"| {fraction} | infeasible: the least is "
+                print(f"| {fraction} | infeasible: the minimum is "
                       f"{error.smallest_bytes / plain:.3f} |")
                 break
             spent = time.process_time() - began

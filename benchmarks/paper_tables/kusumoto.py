@@ -3,19 +3,19 @@
     python -m benchmarks.paper_tables.kusumoto [--networks=ResNet50,U-Net] [--budget_step=0]
 
 For each network a budget, memory-centric (MC) and time-centric (TC) solutions, Chen's segments and
-no recomputation at all, then what Chainer holds at most while it executes them, without liveness
+no recomputation at all, then the peak memory of Chainer while it executes them, without liveness
 analysis (the paper's Table 2) and with it (Table 1): `chainer_replay`. That counts parameters,
 their gradients and the batch that is fed. GB are 1e9 bytes.
 
 Two settings are not in the paper:
 
-* The budget. "The minimal value for which the solution exists" is one that the paper's figures
-  exceed by some percent: memory-centric strategies at the smallest budget of `approx_dp` are worse
-  than its Table 1 (VGG19: 5.3 instead of 4.5 GB) and better than its Table 2. They agree if
-  budgets come in steps of 0.1 GB at the batch sizes of the graphs that were published with the
-  authors' program (`kusumoto_graphs`), which the batches of the tables are multiples of. So that
-  is the default here; `--budget_step=0` takes the smallest budget of each solver.
-* Chen's b. The authors' program ends a segment at the first candidate behind each multiple of
+* The budget. The paper takes "the minimal value for which the solution exists", but its figures
+  imply budgets some percent larger: memory-centric strategies at the smallest budget of `approx_dp`
+  are worse than its Table 1 (VGG19: 5.3 instead of 4.5 GB) and better than its Table 2. They agree
+  if budgets are rounded up to steps of 0.1 GB at the batch sizes of the graphs that were published
+  with the authors' program (`kusumoto_graphs`); the batches of the tables are multiples of these.
+  So that is the default here; `--budget_step=0` takes the smallest budget of each solver.
+* Chen's b. The authors' program ends a segment at the first candidate after each multiple of
   M(V) / floor(sqrt(c)) bytes, c counting the candidates and both ends of the graph.
 
 A last table is by `tfckpt.simulate.simulate`, on the joint graph where the gradient of a vertex
@@ -109,22 +109,22 @@ def budget_for(network: Network, smallest: int, step: float = 0.1) -> int:
 
 
 def chen_segments(forward: ForwardGraph) -> tuple[int, ...]:
-    """Lower sets of Chen's segments, with the b of the authors' program."""
+    """Return the lower sets of Chen's segments, with the b of the authors' program."""
     reach = reach_lower_sets(forward)
     cuts = [reach[v] for v in chen.splitting_points(forward) if reach[v] != forward.everything]
     total = sum(forward.bytes)
     parts = math.isqrt(len(cuts) + 2)
     chosen, filled = [], 1
     for mask in cuts:
-        held = weight(forward.bytes, mask)
-        if held * parts > filled * total:
+        size = weight(forward.bytes, mask)
+        if size * parts > filled * total:
             chosen.append(mask)
-            filled = -(-held * parts // total)
+            filled = -(-size * parts // total)
     return (*chosen, forward.everything)
 
 
 def measure(network: Network, step: float) -> Row:
-    """Solves for every method and prices what comes out."""
+    """Solve by every method and price the solutions."""
     forward = network.forward
     solvers = (approx_dp, exact_dp)
     smallest, budget_seconds, seconds, sequences = [], [], [], []
@@ -190,8 +190,8 @@ def _print_table(title, rows, figures, paper):
         ours, theirs = figures(row), paper[name]
         cells = []
         for i, (a, b) in enumerate(zip(reductions(ours), reductions(theirs), strict=True)):
-            least = ">=" if theirs[i] >= OUT_OF_MEMORY else ""
-            cells.append(f"{ours[i] / 1e9:.1f} ({-a:+.0f}) / {least}{theirs[i]:.1f} ({-b:+.0f}) "
+            bound = ">=" if theirs[i] >= OUT_OF_MEMORY else ""
+            cells.append(f"{ours[i] / 1e9:.1f} ({-a:+.0f}) / {bound}{theirs[i]:.1f} ({-b:+.0f}) "
                          f"/ {a - b:+.0f}")
         cells.append(f"{ours[-1] / 1e9:.1f} / {theirs[-1]:.1f}")
         print(f"| {name} | " + " | ".join(cells) + " |")

@@ -1,7 +1,7 @@
-"""What a sequence of lower sets costs under the model of Kusumoto et al. 2019, and its checker.
+"""The cost of a sequence of lower sets under the model of Kusumoto et al. 2019, and a checker.
 
 Sequences are written as in `tfckpt.solvers.forward.lower_sets`. Equations (1) and (2) are that
-paper's cost model; what a schedule really holds is what `tfckpt.simulate.simulate` says.
+paper's cost model; for the memory that a schedule really takes see `tfckpt.simulate.simulate`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import tfckpt
 
 
 def _products():
-    """Return a step whose least planned peak lies above its plain one."""
+    """Return a step whose minimum planned peak lies above its plain one."""
     made = [tf.Variable(tf.random.stateless_normal((1024, 1024), (1, i)) * .02) for i in range(2)]
 
     def step(x):
@@ -34,10 +34,10 @@ def _planned(budget, **options):
 
 @pytest.mark.parametrize("options", [{}, {"solver": "store_all"}, {"objective": "memory"}], ids=str)
 def test_a_budget_that_plain_meets(options):
-    least = _planned("min", **options)
-    plain = least.expected_bytes[0]
-    for budget in (1.0, plain + least.resident_bytes, int(1.02 * plain) + least.resident_bytes,
-                   int(1.2 * plain) + least.resident_bytes, "1TB"):
+    smallest = _planned("min", **options)
+    plain, resident = smallest.expected_bytes[0], smallest.resident_bytes
+    for budget in (1.0, plain + resident, int(1.02 * plain) + resident,
+                   int(1.2 * plain) + resident, "1TB"):
         report = _planned(budget, **options)
         assert not report.applied and report.reason == "the plain step fits the budget"
         assert report.planned_peak_bytes == report.baseline_peak_bytes

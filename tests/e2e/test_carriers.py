@@ -60,7 +60,7 @@ class Model(tf.Module):
 
 @pytest.fixture
 def outcomes(monkeypatch):
-    """What the driver made of each step."""
+    """Return the list of (kind, result) to which each run of the driver adds."""
     seen, run = [], driver.run
 
     def watched(*arguments, **options):
@@ -93,7 +93,7 @@ def carried(kind: str, folder: pathlib.Path, devices=("",), **options):
     results = [plan_file_step(s, make_options(**options)) for s in training_steps(document)]
     smaller = rewrite(document, results)
     (folder / "plain" / "saved_model.pb").write_bytes(smaller.serialized())
-    loaded = tf.saved_model.load(str(folder / "plain"))  # holds the variables
+    loaded = tf.saved_model.load(str(folder / "plain"))  # owns the variables
     return loaded.step(x)
 
 

@@ -109,7 +109,7 @@ def test_what_grappler_makes_when_it_is_asked_is_what_runs(first):
 
 
 def test_a_plain_step_that_is_rewritten_wrongly_is_not_certified(monkeypatch):
-    """What has become of the graph is looked at, not what was wanted of it."""
+    """The rewritten graph itself is compared, not the edits that were planned."""
     from tfckpt.carriers import trace_hook
 
     applied = trace_hook.apply

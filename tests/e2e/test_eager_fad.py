@@ -52,8 +52,8 @@ def test_the_states_of_a_sequence():
     assert sequences.counts["YN"] == 1  # the matrix product
 
 
-def held(activation, fad: bool, layers=4, size=512) -> float:
-    """Tensors that a tape holds when the forward is over."""
+def tensors_kept(activation, fad: bool, layers=4, size=512) -> float:
+    """Return how many tensors a tape keeps after the forward."""
     x, w = tf.ones((size, size)), tf.Variable(tf.eye(size))
     with tf.GradientTape(), (eager_fad() if fad else contextlib.nullcontext()):
         before = tf.config.experimental.get_memory_info("CPU:0")["current"]
@@ -66,15 +66,15 @@ def held(activation, fad: bool, layers=4, size=512) -> float:
 
 @pytest.mark.parametrize("name, plain", [("gelu_tanh", 8), ("mish", 3), ("swish", 3),
                                          ("keras_gelu", 6)])
-def test_the_tape_holds_the_derivative_and_the_next_input_only(name, plain):
+def test_the_tape_keeps_the_derivative_and_the_next_input_only(name, plain):
     """Eager tapes keep an op's inputs and outputs, so plain counts are above those of graphs.
 
     The allocator counts a free chunk whole, up to twice what was asked for, so after other tests
     the counts may be above the exact ones.
     """
     layers = 4
-    assert held(ALL[name], False) > plain * layers - 0.1
-    assert held(ALL[name], True) < 1.4 * 2 * layers
+    assert tensors_kept(ALL[name], False) > plain * layers - 0.1
+    assert tensors_kept(ALL[name], True) < 1.4 * 2 * layers
 
 
 def test_second_derivatives_are_left_alone():
@@ -145,7 +145,8 @@ def test_what_python_names_stays():
         return activation
 
     layers = 4
-    assert held(hoarding([]), True, layers) > held(COMPOSED["swish"], True, layers) + layers - 0.1
+    swish = tensors_kept(COMPOSED["swish"], True, layers)
+    assert tensors_kept(hoarding([]), True, layers) > swish + layers - 0.1
 
 
 # One function by hand.
@@ -198,7 +199,7 @@ WEIGHT = tf.Variable([1.0, 2.0, 3.0])
 
 
 def kept_and_gradients(activation, tapes=contextlib.nullcontext, layers=6, size=512):
-    """Tensors a layer that tapes hold after the forward, and the gradients of the weights."""
+    """Return the tensors a layer that tapes keep after the forward, and the weights' gradients."""
     made = np.random.default_rng(3)
     weights = [tf.Variable(made.standard_normal((size, size)) / np.sqrt(size), dtype=tf.float32)
                for _ in range(layers)]

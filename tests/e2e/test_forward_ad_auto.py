@@ -28,8 +28,8 @@ def test_auto_is_never_above_either_way_alone(name):
     assert peaks["auto"] <= min(peaks[False], peaks[True]) * 1.005
     fast = tfckpt.checkpoint(budget="min", fad="auto")(tf.function(step, autograph=False))
     assert worst(fast(x), wanted) <= 1e-6
-    # "min" may give some memory for time, alike with and without derivatives; what is least is
-    # looked for among fewer plans than with the other objective
+    # "min" may give some memory for time, alike with and without derivatives; it searches fewer
+    # plans for the minimum than the other objective
     room = (ROOM + 0.02) * reports["auto"].baseline_peak_bytes
     assert fast.report.planned_peak_bytes <= min(peaks.values()) + room
     print(name, {str(f): f"{p / reports[f].baseline_peak_bytes:.3f}" for f, p in peaks.items()},

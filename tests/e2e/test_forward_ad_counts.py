@@ -20,12 +20,12 @@ INSTANTIATIONS = 6
 
 
 def kept(activation, fad: bool) -> tuple[float, int]:
-    """Tensors that one more layer keeps, and how many of the regions were taken.
+    """Return the tensors that one more layer keeps, and how many of the regions were taken.
 
     Each instantiation of a function keeps its own order and heap, and the allocator's slack only
-    ever adds: the least of several peaks is what the step holds.
+    ever adds: the minimum of several peaks is what the step needs.
     """
-    least, taken = [], 0
+    smallest, taken = [], 0
     for layers in (SHALLOW, DEEP):
         step, x = tower(activation, layers, rows=ROWS, width=WIDTH,
                         end=lambda h, weights: tf.matmul(h, weights[0]))
@@ -36,13 +36,13 @@ def kept(activation, fad: bool) -> tuple[float, int]:
             else:
                 function = tf.function(step, autograph=False)
             peaks.append(measure_peak(function, x) / UNIT)
-        least.append(min(peaks))
+        smallest.append(min(peaks))
         taken = len(seen.taken) if fad else 0
-    return (least[1] - least[0]) / (DEEP - SHALLOW), taken
+    return (smallest[1] - smallest[0]) / (DEEP - SHALLOW), taken
 
 
 # Gelu by erf, celu and squareplus divide by a constant. The gradient for that constant would read
-# one tensor more; nothing reads that gradient, so TensorFlow leaves it out and holds one less.
+# one tensor more; nothing reads that gradient, so TensorFlow leaves it out and keeps one less.
 COUNTS = {
     "swish": (COMPOSED["swish"], 3), "mish": (COMPOSED["mish"], 3),
     "gelu_tanh": (COMPOSED["gelu_tanh"], 5), "gelu_erf": (COMPOSED["gelu_erf"], 4),
@@ -52,7 +52,7 @@ COUNTS = {
     "keras_squareplus": (KERAS["squareplus"], 3),
 }
 RUN_EARLY = {"keras_celu": 2.5}
-"""Least that plain keeps: celu's backward compares x with zero twice and takes an exponential, of
+"""Minimum that plain keeps: celu's backward compares x with zero twice and takes an exponential, of
 no gradient. Where TensorFlow runs these in the forward, it keeps two masks, a quarter each, and the
 exponential instead of what they read."""
 NO_GAIN = {

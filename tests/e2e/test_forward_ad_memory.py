@@ -25,5 +25,5 @@ def test_the_peak_falls_by_what_the_alternatives_save(name, activation, saved, s
     assert len(seen.taken) == LAYERS
     assert promised == pytest.approx(LAYERS * saved, abs=0.01)
     # What the last layer computes its derivative from may be at the peak as well. Piecewise
-    # activations are left out: the executor compares early, and holds masks in place of inputs.
+    # activations are left out: the executor compares early, and keeps masks in place of inputs.
     assert before - after >= promised - slack

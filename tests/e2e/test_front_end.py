@@ -293,9 +293,9 @@ def test_explain_says_what_is_live_and_why():
     assert "Relu" in before and "gradient" in before and "dense" in before
     assert "393.2 kB" in before  # 2,048 x 48 floats
     assert len(report.at_peak_after) < len(report.at_peak_before)
-    for held in (report.at_peak_before, report.at_peak_after):
-        assert all(h.bytes > 0 and h.op and h.layer and h.why for h in held)
-        assert [h.bytes for h in held] == sorted((h.bytes for h in held), reverse=True)
+    for live in (report.at_peak_before, report.at_peak_after):
+        assert all(t.bytes > 0 and t.op and t.layer and t.why for t in live)
+        assert [t.bytes for t in live] == sorted((t.bytes for t in live), reverse=True)
 
 
 def test_measured_peak_lands_in_the_report():

@@ -65,7 +65,7 @@ class TestBuilding:
         assert "python -m grappler_ext.build [--force]" in out + err
         assert bool(out) is (code == 0)
 
-    def test_a_compiler_that_fails_leaves_nothing_behind(self, tmp_path):
+    def test_a_compiler_that_fails_leaves_no_library(self, tmp_path):
         done = self.run(tmp_path, CXX="false")
         assert done.returncode == 1 and "the compiler failed" in done.stderr
         assert not list((tmp_path / "tfckpt").glob("*.so"))
@@ -103,11 +103,12 @@ cp {library} "$2"
 
 
 class TestCache:
-    """What lies there is loaded only if nobody else could have put it there, and if it is whole."""
+    """A cached library is loaded only if no other user could have written it, and if it is whole.
+    """
 
     @pytest.fixture(autouse=True)
     def _compiler(self, tmp_path, monkeypatch):
-        """One that copies the library that is there already, and writes down how often."""
+        """Use a compiler that copies the existing library, and count its calls."""
         self.log, program = tmp_path / "log", tmp_path / "copies"
         program.write_text(COMPILER.format(log=self.log, library=build.shared_object()))
         program.chmod(0o755)

@@ -157,7 +157,7 @@ def test_what_stands_around_a_loop_is_recomputed():
 
 
 def stacked():
-    """Recurrent layers that Keras makes, behind dense ones over every step."""
+    """Return a model of Keras' recurrent layers after dense ones over every step, and its data."""
     x, y = batches(16)
     model = keras.Sequential([
         keras.Input((LENGTH, WIDTH)), *(keras.layers.Dense(128, "gelu") for _ in range(4)),

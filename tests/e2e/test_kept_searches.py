@@ -51,7 +51,7 @@ def plain(rows=ROWS, layers=5):
 
 @pytest.mark.parametrize("rows", [ROWS // 2 + 100, 2 * ROWS])
 def test_another_batch_is_not_searched(store, searches, rows, monkeypatch):
-    """What is found is within its budget, and hardly slower than what a search finds."""
+    """The plan is within its budget, and hardly slower than the one that a search finds."""
     first, _ = trained()
     assert first.applied and searches
     searches.clear()

@@ -103,8 +103,8 @@ def test_stacked_recurrent_layers_need_less_and_train_alike(layer_type, whole):
     wanted, plain, x = _by_hand(layer_type, lambda f: f)
     found, ours, x = _by_hand(layer_type, tfckpt.checkpoint)
     assert found == wanted
-    least = tfckpt.verify.measure_peak(plain, x, repeats=3)
-    assert tfckpt.verify.measure_peak(ours, x, repeats=3) < 0.75 * least
+    plain_peak = tfckpt.verify.measure_peak(plain, x, repeats=3)
+    assert tfckpt.verify.measure_peak(ours, x, repeats=3) < 0.75 * plain_peak
     report = ours.report
     assert report.applied and not report.refused
     assert report.planned_peak_bytes < 0.65 * report.baseline_peak_bytes
@@ -150,7 +150,7 @@ def test_fit_of_stacked_recurrent_layers(whole):
     assert tfckpt.keras.report(model).recomputed_ops > 0
 
 
-def test_a_write_behind_a_loop_waits_for_the_copy(monkeypatch, whole):
+def test_a_write_after_a_loop_waits_for_the_copy(monkeypatch, whole):
     """A variable that changes as soon as the loop has read it: no data lead from copy to write."""
     def train(wrap):
         process.fresh()

@@ -1,7 +1,7 @@
 """Budgets of steps that the executor runs, against what TensorFlow's allocator counts.
 
-What Grappler makes of a step holds other tensors than the traced graph says: of 0.5 * x * erfc(...)
-it computes 0.5 * erfc(...) in the forward, for the backward.
+The step that Grappler optimises keeps other tensors than the traced graph says: of
+0.5 * x * erfc(...) it computes 0.5 * erfc(...) in the forward, for the backward.
 """
 
 from __future__ import annotations

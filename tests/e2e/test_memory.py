@@ -1,7 +1,7 @@
-"""What TensorFlow's allocator really counts: the plain step's peak, and the rewritten step's.
+"""Peaks that TensorFlow's allocator really counts: the plain step's, and the rewritten step's.
 
 Operations run one at a time, in the order of the executor's queue (`tests.support.process`): so
-copies that nothing holds back all run early, and the peak is the plain one or worse.
+copies that nothing delays all run early, and the peak is the plain one or worse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_the_measured_peak_falls_as_planned(name):
     assert report.planned_peak_bytes / SLACK <= found <= min(middle, 0.75 * plain)
 
 
-def test_the_plain_step_holds_no_gradient_until_the_last_exists():
+def test_the_plain_step_keeps_no_gradient_until_the_last_exists():
     """Keras passes all gradients through one IdentityN, which TensorFlow removes."""
     process.fresh()
     layers = [keras.layers.Dense(1024, "relu", use_bias=False) for _ in range(8)]
@@ -57,6 +57,6 @@ def test_the_plain_step_holds_no_gradient_until_the_last_exists():
     plain = tf.function(step)
     traced = plain.get_concrete_function(x).graph.get_operations()
     assert any(op.type == "IdentityN" and len(op.inputs) >= len(layers) for op in traced)
-    # what is measured depends on which chunks other tests left behind: what ran does not
+    # measured peaks depend on the chunks that other tests have left; the ops that ran do not
     assert "IdentityN" not in tfckpt.verify.executed(plain, x).ops
     assert predicted < 1.6 * sum(v.numpy().nbytes for v in model.trainable_variables)

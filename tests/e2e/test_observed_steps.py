@@ -140,8 +140,8 @@ def test_an_observed_step_needs_less_memory(tmp_path, mode, look, share):
 
 @pytest.mark.parametrize("mode", [numerics, pytest.param(dumped, marks=pytest.mark.nightly)])
 def test_a_debugged_step_trains_the_same(tmp_path, mode):
-    """Nothing is said of the peak here: on one thread each check runs when the thread comes to it,
-    and holds what it checks until then (0.4 to 1.0 of plain, another in each process)."""
+    """The peak is not tested here: on one thread each check runs when the thread comes to it, and
+    keeps its inputs until then (peaks of 0.4 to 1.0 of plain, different in each process)."""
     wanted, found, *_ = compared(mode, as_it_is, tmp_path)
     assert found == wanted
 

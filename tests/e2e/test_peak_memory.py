@@ -22,8 +22,8 @@ MIB = 1 << 20
 KEY = "peak_memory_mib"
 
 
-class Holder(keras.Model):
-    """Its step holds `count` tensors of 16 MiB at once and trains one number."""
+class ManyTensors(keras.Model):
+    """A model whose step has `count` tensors of 16 MiB at once and trains one number."""
 
     def __init__(self, count: int):
         super().__init__()
@@ -32,9 +32,9 @@ class Holder(keras.Model):
 
     def train_step(self, data):
         seed = tf.reduce_sum(tf.cast(data[0], tf.float32))
-        held = [tf.random.stateless_uniform((2048, 2048), (i, tf.cast(seed, tf.int32)))
+        live = [tf.random.stateless_uniform((2048, 2048), (i, tf.cast(seed, tf.int32)))
                 for i in range(self.count)]
-        total = tf.reduce_sum(tf.math.cumsum(tf.stack(held), axis=1))  # copies them all, twice
+        total = tf.reduce_sum(tf.math.cumsum(tf.stack(live), axis=1))  # copies them all, twice
         self.weight.assign_add(total * 1e-9)
         return {"loss": total}
 
@@ -46,7 +46,7 @@ def train(model, *callbacks, batches=3, epochs=1):
 
 
 class Batches(keras.callbacks.Callback):
-    """Notes what stands in the logs of each batch."""
+    """Records the logged peak of each batch."""
 
     def __init__(self):
         super().__init__()
@@ -56,19 +56,19 @@ class Batches(keras.callbacks.Callback):
         self.seen.append(logs[KEY])
 
 
-def test_the_peak_is_what_the_step_holds():
+def test_the_peak_is_what_the_step_allocates():
     """Five tensors, their stack and its sums: 15 x 16 MiB, give or take one reused buffer set."""
     process.fresh()
     noted = Batches()
-    history = train(Holder(5), tfckpt.keras.PeakMemory(), noted).history
-    least, most = 10 * 16, 16 * 16
+    history = train(ManyTensors(5), tfckpt.keras.PeakMemory(), noted).history
+    fewest, most = 10 * 16, 16 * 16
     start = tf.config.experimental.get_memory_info("CPU:0")["current"] / MIB
     assert len(noted.seen) == 3
     for peak in noted.seen:
-        assert least <= peak <= most + 2 * start + 16
+        assert fewest <= peak <= most + 2 * start + 16
     assert history[KEY] == [max(noted.seen)]
-    small = train(Holder(1), tfckpt.keras.PeakMemory()).history[KEY][0]
-    assert noted.seen[-1] - small > 0.8 * (least - 3 * 16)
+    small = train(ManyTensors(1), tfckpt.keras.PeakMemory()).history[KEY][0]
+    assert noted.seen[-1] - small > 0.8 * (fewest - 3 * 16)
 
 
 def test_history_progress_bar_and_csv(tmp_path, capsys):
@@ -89,7 +89,7 @@ def test_history_progress_bar_and_csv(tmp_path, capsys):
 def test_tensorboard_gets_a_scalar(tmp_path):
     pytest.importorskip("tensorboard")
     process.fresh()
-    train(Holder(1), tfckpt.keras.PeakMemory(), keras.callbacks.TensorBoard(tmp_path))
+    train(ManyTensors(1), tfckpt.keras.PeakMemory(), keras.callbacks.TensorBoard(tmp_path))
     tags = set()
     for path in tmp_path.rglob("events*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
@@ -117,7 +117,7 @@ def test_a_wrapped_model_is_compared_and_its_report_filled(capsys):
 
 def test_compare_without_checkpoint_says_so(capsys):
     process.fresh()
-    train(Holder(1), tfckpt.keras.PeakMemory(compare=True))
+    train(ManyTensors(1), tfckpt.keras.PeakMemory(compare=True))
     assert "no step was planned" in capsys.readouterr().out
 
 
@@ -207,12 +207,12 @@ def test_the_warning_names_what_is_measured_nowhere(monkeypatch):
     monkeypatch.setattr(tfckpt.keras.peak_memory, "memory_info", info)
     process.fresh()
     with pytest.warns(UserWarning, match="PeakMemory measures nothing. verify: nothing for TPU"):
-        history = train(Holder(1), tfckpt.keras.PeakMemory(compare=True)).history
+        history = train(ManyTensors(1), tfckpt.keras.PeakMemory(compare=True)).history
     assert KEY not in history
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         monkeypatch.undo()
-        assert KEY in train(Holder(1), tfckpt.keras.PeakMemory()).history
+        assert KEY in train(ManyTensors(1), tfckpt.keras.PeakMemory()).history
 
 
 def events(folder) -> list:
@@ -254,7 +254,7 @@ def test_tensorboard_scalars_picture_and_graph(tmp_path):
 def test_tensorboard_without_a_wrapped_model_without_statistics_without_matplotlib(
         tmp_path, monkeypatch):
     process.fresh()
-    train(Holder(1), tfckpt.keras.PeakMemory(log_dir=tmp_path / "plain"), epochs=2)
+    train(ManyTensors(1), tfckpt.keras.PeakMemory(log_dir=tmp_path / "plain"), epochs=2)
     assert len(values(tmp_path / "plain", KEY)) == 2
     assert not any(event.graph_def for event in events(tmp_path / "plain"))
 

@@ -18,7 +18,7 @@ from tfckpt.plan.evaluate import Candidate, Evaluator, proposed
 from tfckpt.store.pools import Pools
 
 LAYERS, BUDGET = 40, 0.16
-"""The plain step holds 40 equal outputs. With each made again once at most, about 2 sqrt(40) of
+"""The plain step keeps 40 equal outputs. With each made again once at most, about 2 sqrt(40) of
 them are needed at a time; four runs of each need seven or eight."""
 
 

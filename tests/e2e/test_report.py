@@ -1,4 +1,4 @@
-"""What a report says of a real step: what becomes of each tensor, in words and on the page."""
+"""Reports of a real step: the fate of each tensor, in words and on the page."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _weight(seed=1):
 
 
 def _train(make, wrap, steps=3, spec=None, inputs=None):
-    """Return what some steps return and leave behind, and the step."""
+    """Return the results of some steps with the state after them, and the step."""
     process.fresh()
     forward, weights = make()
 
@@ -256,7 +256,7 @@ def test_a_loop_is_left_alone_whose_arithmetic_would_change(forced):
                for line in step.report.rejected)
 
 
-def test_it_holds_less():
+def test_it_needs_less():
     """Measured, and not much less than planned."""
     batch, length = 1024, 36  # an entry takes 256 KiB, since the CPU's allocator counts no less
 

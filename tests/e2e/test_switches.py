@@ -92,7 +92,7 @@ def dumped(monkeypatch, tmp_path):
     return step, folder
 
 
-def test_a_dump_holds_what_was_decided(dumped):
+def test_a_dump_contains_what_was_decided(dumped):
     step, folder = dumped
     assert sorted(p.name for p in folder.iterdir()) == [
         "compiled.json", "edits.json", "graph.json", "graph.pb", "options.json", "plans.json",

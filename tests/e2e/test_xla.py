@@ -81,7 +81,7 @@ def test_no_control_edges_only_data_guards_under_xla():
 
 
 def test_regions_wait_for_what_the_backward_goes_on_from():
-    """Not for gradients of weights: what waits for their updates holds them to the end."""
+    """They do not wait for gradients of weights, which stay in memory until the updates."""
     made, step = build("dense_relu")
     graph = tfckpt.checkpoint(step).get_concrete_function(*made.batches[0]).graph
     guards = [op for op in graph.get_operations()
@@ -92,7 +92,7 @@ def test_regions_wait_for_what_the_backward_goes_on_from():
 
 
 def test_element_wise_gradients_see_the_forward_through_a_guard():
-    """Or XLA computes what was kept again from what was not, which stays in memory for it."""
+    """Else XLA recomputes kept tensors from those not kept, which then stay in memory."""
     made, step = build("conv_relu")
     graph = tfckpt.checkpoint(step, xla_trials=0).get_concrete_function(*made.batches[0]).graph
     relus = [op for op in graph.get_operations() if op.type == "ReluGrad"]

@@ -47,7 +47,7 @@ def peak_of(call) -> tuple[int, object]:
 
 @dataclasses.dataclass
 class Trained:
-    """What three steps left behind: losses, weights, and the peak of the last of them."""
+    """The results of three steps: losses, weights, and the peak of the last of them."""
 
     losses: list[float]
     weights: list[np.ndarray]
@@ -178,7 +178,7 @@ def test_the_callback_measures_one_buffer_of_xla(plain_fit, capsys):
 
 @pytest.mark.parametrize("measured, warned", [(190, False), (250, True)])
 def test_a_peak_below_the_compiled_plain_step_is_no_surprise(measured, warned):
-    """What is simulated of a plain step may be far below what XLA needs for it."""
+    """The simulated peak of a plain step may be far below what XLA needs for it."""
     report = SimpleNamespace(
         name="step", applied=True, measured_peak_bytes=None, baseline_peak_bytes=100,
         expected_bytes=(200, 90), allowed_bytes=None, missed=False)

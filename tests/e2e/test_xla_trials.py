@@ -84,7 +84,7 @@ def test_a_fraction_is_one_of_the_compiled_plain_step(lower, middle, plain_bytes
     told = step.report.compiled
     assert taken <= budget * plain_bytes
     assert (told.before.temp_bytes, told.after.temp_bytes) == (plain_bytes, taken)
-    assert 1 <= told.trials <= 3  # two, and the least if none of them fits
+    assert 1 <= told.trials <= 3  # two, and the minimum if none of them fits
     assert f"asked for {budget:g} of plain" in str(step.report)
     for memory in (told.before, told.after):  # XLA packs what is live at once
         assert max(memory.live_bytes) == pytest.approx(memory.temp_bytes, rel=0.01)
@@ -93,9 +93,9 @@ def test_a_fraction_is_one_of_the_compiled_plain_step(lower, middle, plain_bytes
 
 def test_bytes_of_the_device_count_what_is_resident_too(plain_bytes):
     trial, plain = made()
-    least = tfckpt.checkpoint(plain)
-    least(trial.batch)
-    resident = least.report.resident_bytes
+    smallest = tfckpt.checkpoint(plain)
+    smallest(trial.batch)
+    resident = smallest.report.resident_bytes
     trial, plain = made()
     step = tfckpt.checkpoint(plain, budget=resident + plain_bytes)
     assert resident + temporary(step, trial) <= resident + plain_bytes
@@ -127,7 +127,7 @@ def test_xla_tells_which_results_it_writes_to_memory():
     assert set(named.findall(within)) - set(dict(told))
 
 
-def test_words_and_pictures_are_of_what_xla_holds(tmp_path):
+def test_words_and_pictures_are_of_what_xla_allocates(tmp_path):
     pytest.importorskip("matplotlib")
     trial, plain = made()
     step = tfckpt.checkpoint(plain)
@@ -152,7 +152,7 @@ def test_no_more_is_compiled_than_was_allowed(trials, middle, plain_bytes):
     step = tfckpt.checkpoint(plain, budget=middle, xla_trials=trials)
     taken = temporary(step, trial)
     told = step.report.compiled
-    assert told.trials <= trials + (trials > 0)  # and the least, if none of them fits
+    assert told.trials <= trials + (trials > 0)  # and the minimum, if none of them fits
     if trials:
         assert taken <= middle * plain_bytes
     else:

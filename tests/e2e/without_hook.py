@@ -2,7 +2,7 @@
 
     python -m tests.e2e.without_hook missing|unknown
 
-Prints one line of JSON: by kind of training, what the plain and the rewritten one left behind.
+Prints one line of JSON: by kind of training, the results of the plain and of the rewritten one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What holds for every solver behind `plan_step`: validity, true peaks, trivial and long graphs."""
+"""Every solver through `plan_step`: validity, true peaks, trivial and long graphs."""
 
 from __future__ import annotations
 

@@ -38,30 +38,30 @@ class Both:
 
     def __init__(self):
         self.ours, self.reference = allocator(), ReferenceAllocator()
-        self.held: list[tuple[int, int]] = []
+        self.chunks: list[tuple[int, int]] = []
 
     def allocate(self, size: int) -> int:
         """Allocate and return the bytes of the chunk."""
         before = self.ours.in_use
-        self.held.append((self.ours.allocate(size), self.reference.allocate(size)))
+        self.chunks.append((self.ours.allocate(size), self.reference.allocate(size)))
         self._agree()
         return self.ours.in_use - before
 
     def release(self, index: int) -> None:
-        """Free what the request with this index among those held got."""
-        ours, reference = self.held.pop(index)
+        """Free the chunk of the request with this index among those not yet freed."""
+        ours, reference = self.chunks.pop(index)
         self.ours.release(ours)
         self.reference.release(reference)
         self._agree()
 
     def _agree(self):
         assert (self.ours.in_use, self.ours.peak) == (self.reference.in_use, self.reference.peak)
-        addresses = [a for a, _ in self.held]
+        addresses = [a for a, _ in self.chunks]
         assert len(set(addresses)) == len(addresses)
 
 
 def filled(*sizes: int) -> Both:
-    """Both allocators after requests that split one region from its start."""
+    """Return both allocators after requests that split one region from its start."""
     both = Both()
     for size in sizes:
         assert both.allocate(size) == size
@@ -120,32 +120,32 @@ def test_the_smallest_hole_that_is_large_enough_is_taken():
 
 def test_the_first_of_equal_holes_is_taken():
     both = filled(1024, 256, 1024, 256, 512)
-    first, third = both.held[0], both.held[2]
+    first, third = both.chunks[0], both.chunks[2]
     both.release(2)
     both.release(0)
     both.allocate(1024)
-    assert both.held[-1] == first
+    assert both.chunks[-1] == first
     both.allocate(1024)
-    assert both.held[-1] == third
+    assert both.chunks[-1] == third
 
 
 @pytest.mark.parametrize("released", [(0, 1), (1, 0)], ids=["the one before", "the one after"])
 def test_a_freed_chunk_is_merged_with(released):
     both = filled(1024, 1024, 512 * KIB)
-    addresses = list(both.held)
+    addresses = list(both.chunks)
     for index in released:
-        both.release(both.held.index(addresses[index]))
+        both.release(both.chunks.index(addresses[index]))
     assert both.allocate(2048) == 2048  # both holes as one, at the start
-    assert both.held[-1] == addresses[0]
+    assert both.chunks[-1] == addresses[0]
 
 
 def test_a_freed_chunk_is_merged_with_both_neighbours():
     both = filled(1024, 1024, 1024, 512 * KIB)
-    addresses = list(both.held)
+    addresses = list(both.chunks)
     for index in (0, 2, 1):
-        both.release(both.held.index(addresses[index]))
+        both.release(both.chunks.index(addresses[index]))
     assert both.allocate(3072) == 3072
-    assert both.held[-1] == addresses[0]
+    assert both.chunks[-1] == addresses[0]
 
 
 def test_a_freed_chunk_is_merged_with_the_rest_of_its_region():
@@ -160,11 +160,11 @@ def test_a_freed_chunk_is_merged_with_the_rest_of_its_region():
 def test_what_is_merged_is_merged_again():
     """Links between neighbours stay right through splits and merges in the middle."""
     both = filled(*[1024] * 8)
-    addresses = list(both.held)
+    addresses = list(both.chunks)
     for index in (1, 2, 5, 4, 3, 6):  # 1-2 and 4-5 first, then 3 between them, then 6
-        both.release(both.held.index(addresses[index]))
+        both.release(both.chunks.index(addresses[index]))
     assert both.allocate(6 * 1024) == 6 * 1024
-    assert both.held[-1] == addresses[1]
+    assert both.chunks[-1] == addresses[1]
     both.release(-1)
     assert both.allocate(512) == 512
     assert both.allocate(3 * 1024) == 5632  # less than twice 3072: whole
@@ -208,12 +208,12 @@ traces = st.lists(st.one_of(sizes, st.integers(-40, -1)), max_size=60)
 
 
 def replay(trace, both: Both) -> None:
-    """Positive numbers allocate, negative ones free what was allocated so long ago."""
+    """Allocate for each positive number; for any other free the chunk at that index (modulo)."""
     for entry in trace:
         if entry > 0:
             both.allocate(entry)
-        elif both.held:
-            both.release(entry % len(both.held))
+        elif both.chunks:
+            both.release(entry % len(both.chunks))
 
 
 @given(traces)
@@ -230,12 +230,12 @@ def test_long_random_requests(seed):
     base = rng.choice([1000, 30_000, 700_000])
     both = Both()
     for _ in range(200):
-        if both.held and rng.random() < 0.5:
-            both.release(rng.randrange(len(both.held)))
+        if both.chunks and rng.random() < 0.5:
+            both.release(rng.randrange(len(both.chunks)))
         else:
             both.allocate(int(base * rng.choice([0.25, 0.5, 0.9, 1, 1.1, 1.9, 2, 2.1, 4])))
-    while both.held:
-        both.release(rng.randrange(len(both.held)))
+    while both.chunks:
+        both.release(rng.randrange(len(both.chunks)))
     assert both.ours.in_use == 0
 
 
@@ -281,7 +281,7 @@ def test_random_steps_as_scheduled_and_as_executors_run_them(seed, count):
 
 
 def chain(sizes, variables=(), **last) -> CostGraph:
-    """Return every vertex reads what the one before it made; the last one may do more."""
+    """Return a chain: each vertex reads what the one before it made; the last one may do more."""
     vertices = [Vertex(f"v{i}", FORWARD, 1.0, reads=(i - 1,) if i else (), writes=(i,))
                 for i in range(len(sizes))]
     vertices[-1] = dataclasses.replace(vertices[-1], **last)
@@ -295,9 +295,9 @@ def scheduled(graph):
 
 
 def test_each_heap_begins_with_its_own_block():
-    """One request of 1.5 MiB: whatever hole the block leaves is handed out."""
+    """One request of 1.5 MiB is served from the space that the block leaves in its region."""
     graph = chain([3 * MIB // 2])
-    # behind 0 bytes: the first region, of 2 MiB. Behind 2,000,000 (whole in 2 MiB): a region of 4,
+    # after 0 bytes: the first region, of 2 MiB. After 2,000,000 (whole in 2 MiB): a region of 4,
     # split. 5,000,000 is whole in 8 MiB, 11,000,000 in 16, 17,000,000 in 32, 43,000,000 in 64;
     # the next region has that size again, and is split.
     assert heap_peaks(graph, scheduled(graph), None, 0) == (
@@ -307,7 +307,7 @@ def test_each_heap_begins_with_its_own_block():
 
 
 def test_blocks_are_what_they_are():
-    """Few requests tell their exact sizes apart; these tell that the heaps differ."""
+    """Few requests depend on the blocks' exact sizes; these show that the heaps differ."""
     assert BEFORE == BLOCKS
     rests = {}
     for size in range(MIB, 40 * MIB, MIB):

@@ -1,4 +1,4 @@
-"""What a budget means, in bytes; what is refused is held in `tests/e2e/test_bad_input.py`."""
+"""Budgets in bytes; `tests/e2e/test_bad_input.py` tests those that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASELINE, RESIDENT = 1_000_000, 30_000
     ("16G", 16 * 10**9), ("1.5m", 1_500_000), ("3k", 3000), ("1T", 10**12),
     (np.int64(123456), 123456), (np.uint8(200), 200),
 ])
-def test_bytes_of_the_whole_device_hold_what_is_resident_too(budget, device_bytes):
+def test_bytes_of_the_whole_device_include_what_is_resident(budget, device_bytes):
     assert parse_budget(budget).dynamic(BASELINE, RESIDENT) == device_bytes - RESIDENT
 
 
@@ -30,7 +30,7 @@ def test_a_fraction_is_of_the_plain_dynamic_peak(budget, dynamic):
 
 
 @pytest.mark.parametrize("budget", ["min", "MIN", " min "])
-def test_the_least_has_no_limit(budget):
+def test_the_minimum_has_no_limit(budget):
     assert parse_budget(budget).dynamic(BASELINE, RESIDENT) is None
 
 

@@ -26,9 +26,9 @@ def canonical(graph, forward, masks):
 def test_a_paper_schedule_recomputes_no_more_than_equation_one_says(graph):
     forward = from_edges(*graph)
     joint = with_backward(forward)
-    least = approx_dp.smallest_budget(forward)
-    for masks in (approx_dp.lower_sets(forward, least), chen.lower_sets(forward),
-                  approx_dp.lower_sets(forward, least, objective="memory")):
+    minimum = approx_dp.smallest_budget(forward)
+    for masks in (approx_dp.lower_sets(forward, minimum), chen.lower_sets(forward),
+                  approx_dp.lower_sets(forward, minimum, objective="memory")):
         schedule = canonical(joint, forward, masks)
         check_schedule(joint, schedule)
         extra = simulate(joint, schedule).time - joint.total_time
@@ -43,8 +43,8 @@ def test_a_paper_schedule_recomputes_no_more_than_equation_one_says(graph):
 def test_liveness_only_lowers_the_peak_of_equation_two_on_a_chain(count):
     forward = from_edges([1] * count, [1] * count, [(i, i + 1) for i in range(count - 1)])
     joint = with_backward(forward)
-    least = approx_dp.smallest_budget(forward)
-    for budget in range(least, 2 * count + 1):
+    minimum = approx_dp.smallest_budget(forward)
+    for budget in range(minimum, 2 * count + 1):
         for objective in ("time", "memory"):
             masks = approx_dp.lower_sets(forward, budget, objective=objective)
             schedule = canonical(joint, forward, masks)
@@ -52,7 +52,7 @@ def test_liveness_only_lowers_the_peak_of_equation_two_on_a_chain(count):
             assert list(timeline.live_bytes) == liveness.live_bytes(joint, schedule)
             assert timeline.peak_bytes <= paper_peak(forward, masks)
     if count >= 9:
-        masks = approx_dp.lower_sets(forward, least)
+        masks = approx_dp.lower_sets(forward, minimum)
         assert simulate(joint, canonical(joint, forward, masks)).peak_bytes < simulate(
             joint, plain_plan(joint).schedule).peak_bytes
 

@@ -1,4 +1,4 @@
-"""What `check_plan` refuses: a hand-made plan, changed in one place at a time."""
+"""Plans that `check_plan` refuses: a hand-made plan, changed in one place at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `check_schedule` and `check_cost_graph` refuse, each by the name of the vertex."""
+"""Schedules and graphs that the checkers refuse, with messages that name the vertex."""
 
 from __future__ import annotations
 

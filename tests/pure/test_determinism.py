@@ -32,18 +32,18 @@ for number, graph in enumerate(graphs):
     for limit in (160, 20, 5):
         view = forward_view(joint, limit)
         print(view)
-        least = approx_dp.smallest_budget(view)
+        minimum = approx_dp.smallest_budget(view)
         for objective in ("time", "memory"):
-            for budget in (least, 2 * least):
+            for budget in (minimum, 2 * minimum):
                 masks = approx_dp.lower_sets(view, budget, objective=objective)
                 print(masks, sorted(kept_storages(view, masks)))
         if limit < 160 or len(view) < 10:
             for objective in ("time", "memory"):
-                for budget in (exact_dp.smallest_budget(view), least, 2 * least):
+                for budget in (exact_dp.smallest_budget(view), minimum, 2 * minimum):
                     print(exact_dp.lower_sets(view, budget, objective=objective))
         if len(view) < 7:
-            print(exhaustive.lower_sets(view, least))
-        print(chen.lower_sets(view), chen.lower_sets(view, least // 4), chen.manual(view))
+            print(exhaustive.lower_sets(view, minimum))
+        print(chen.lower_sets(view), chen.lower_sets(view, minimum // 4), chen.manual(view))
         print(main_path(view), division_tree(view), repr(division_tree(view)))
         print(acg.solve(view), segments(view, acg.solve(view).vertices))
         print(acg.solve(view, needs_inputs=range(0, len(view), 3)))
@@ -66,10 +66,10 @@ from tfckpt.solvers.forward.division_tree import division_tree
 from tfckpt.solvers import acg, approx_dp, chen, exact_dp
 for seed in range(2_000):
     forward = from_edges(*random_paper_graph(seed, 3 + seed % 10, 0.1 + seed % 7 / 10))
-    least = approx_dp.smallest_budget(forward)
+    minimum = approx_dp.smallest_budget(forward)
     for objective in ("time", "memory"):
         for solver in (approx_dp, exact_dp):
-            print(solver.lower_sets(forward, least + seed % 5, objective=objective))
+            print(solver.lower_sets(forward, minimum + seed % 5, objective=objective))
     print(chen.lower_sets(forward), acg.solve(forward), division_tree(forward))
 """
 

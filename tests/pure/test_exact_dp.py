@@ -33,7 +33,7 @@ OBJECTIVES = ("time", "memory")
 
 
 def random_graph(seed):
-    """Up to 8 vertices, sparse or dense, costs from {0 .. 2} to {0 .. 100}."""
+    """Return a graph of up to 8 vertices, sparse or dense, costs from {0 .. 2} to {0 .. 100}."""
     rng = random.Random(seed)
     count, largest = rng.randint(1, 8), rng.choice((2, 9, 100))
     density = rng.choice((0.1, 0.25, 0.4, 0.7))
@@ -43,13 +43,13 @@ def random_graph(seed):
 
 
 def assert_best_of_all(graph):
-    """exact_dp equals exhaustive, and approx_dp and chen are never better."""
+    """Assert that exact_dp equals exhaustive, and that approx_dp and chen are never better."""
     forward = from_edges(*graph)
-    least, pruned = exhaustive.smallest_budget(forward), approx_dp.smallest_budget(forward)
+    minimum, pruned = exhaustive.smallest_budget(forward), approx_dp.smallest_budget(forward)
     one = paper_peak(forward, (forward.everything,))
-    assert exact_dp.smallest_budget(forward) == least <= pruned
+    assert exact_dp.smallest_budget(forward) == minimum <= pruned
     segments = list(segmentations(forward))
-    for budget in sorted({least, least + 1, pruned, (least + one) // 2, one}):
+    for budget in sorted({minimum, minimum + 1, pruned, (minimum + one) // 2, one}):
         over = {}
         for objective in OBJECTIVES:
             masks = exact_dp.lower_sets(forward, budget, objective=objective)
@@ -67,8 +67,8 @@ def assert_best_of_all(graph):
             if paper_peak(forward, masks) <= budget:
                 assert over["time"] <= paper_overhead(forward, masks) <= over["memory"]
     with pytest.raises(InfeasibleBudgetError) as caught:
-        exact_dp.lower_sets(forward, least - 1)
-    assert caught.value.smallest_bytes == least
+        exact_dp.lower_sets(forward, minimum - 1)
+    assert caught.value.smallest_bytes == minimum
 
 
 @pytest.mark.parametrize("first", range(0, 400, 50))
@@ -90,8 +90,8 @@ def test_thousands_of_random_graphs(first):
 def test_a_poor_start_and_weak_domination_do_not_change_the_optimum(seed, monkeypatch):
     print(f"seed {seed}")
     forward = from_edges(*random_paper_graph(seed, 12, density=0.25))
-    least = exact_dp.smallest_budget(forward)
-    budgets = (least, 2 * least)
+    minimum = exact_dp.smallest_budget(forward)
+    budgets = (minimum, 2 * minimum)
     expected = [paper_overhead(forward, exact_dp.lower_sets(forward, b, objective=o))
                 for b in budgets for o in OBJECTIVES]
     monkeypatch.setattr(exact_dp, "BEAM", 1)
@@ -107,8 +107,8 @@ def test_no_sequence_arrives_better_than_the_bounds_say(graph):
     sets = lattice(forward)
     place = {mask: index for index, mask in enumerate(sets.masks)}
     family = paper_model.all_lower_sets(graph)
-    least = exact_dp.smallest_budget(forward)
-    for budget in (least, 2 * least):
+    minimum = exact_dp.smallest_budget(forward)
+    for budget in (minimum, 2 * minimum):
         for sign, price in ((1, 0.0), (1, 0.7), (-1, 0.0)):
             bounds = arrival(sets, budget, sign, price)
             for everything in family:
@@ -147,10 +147,10 @@ def test_more_boundary_nodes_than_bits_in_a_word():
     forward = from_edges([3 + v % 5 for v in range(count)], [1 + v % 3 for v in range(count)],
                          [(u, v) for v in range(count) for u in range(v)])
     assert lattice(forward).edge.shape[1] == 2
-    least = approx_dp.smallest_budget(forward)
-    assert exact_dp.smallest_budget(forward) == least
+    minimum = approx_dp.smallest_budget(forward)
+    assert exact_dp.smallest_budget(forward) == minimum
     for objective in OBJECTIVES:
-        for budget in (least, least + 40):
+        for budget in (minimum, minimum + 40):
             both = [paper_overhead(forward, solver.lower_sets(forward, budget, objective=objective))
                     for solver in (approx_dp, exact_dp)]
             assert both[0] == both[1]
@@ -183,8 +183,8 @@ def test_nodes_without_bytes_or_time():
 def test_canonical_schedules_are_valid_and_priced_right(graph):
     forward = from_edges(*graph)
     joint = with_backward(forward)
-    least = exact_dp.smallest_budget(forward)
-    sequences = [exact_dp.lower_sets(forward, least, objective=o) for o in OBJECTIVES]
+    minimum = exact_dp.smallest_budget(forward)
+    sequences = [exact_dp.lower_sets(forward, minimum, objective=o) for o in OBJECTIVES]
     sequences += [approx_dp.lower_sets(forward, 2 * sum(graph[0])), *segmentations(forward)]
     for masks in sequences:
         schedule = canonical_schedule(joint, forward, masks)

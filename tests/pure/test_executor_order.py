@@ -32,7 +32,7 @@ def graph_of(rows: str, after=None) -> CostGraph:
 
 
 def schedule_of(graph, names: str):
-    """Steps from letters; a letter that comes again is a copy."""
+    """Return steps from letters; a letter that comes again is a copy."""
     vertices = [v.name for v in graph.vertices]
     return tuple((vertices.index(n), names[:i].count(n)) for i, n in enumerate(names))
 
@@ -102,8 +102,8 @@ def test_waits_are_edges(policy):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_after_is_an_edge_unless_the_join_is_released(policy):
     graph = graph_of("a j b", after={"b": "j", "a": ""})
-    held = [wait(graph, "ajb", 1, 0)]  # the join runs after a, so that b must wait
-    assert ran(graph, policy, waits=held) == "ajb"
+    waits = [wait(graph, "ajb", 1, 0)]  # the join runs after a, so that b must wait
+    assert ran(graph, policy, waits=waits) == "ajb"
     assert ran(graph, policy, "ab", released=(1,)) == "ab"
     late = graph_of("j b c:j", after={"b": "c"})
     assert ran(late, policy, "jcb") == "jcb"
@@ -120,7 +120,7 @@ def test_a_reader_of_a_copy_does_not_wait_for_the_original(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_fence_holds_its_gates_until_its_awaits_have_run(policy):
+def test_a_fence_delays_its_gates_until_its_awaits_have_run(policy):
     graph = graph_of("a b c d:c")
     fence = Fence(0, awaits=(3,), gates=(0, 1))
     assert ran(graph, policy, found=[fence]) == ("cdba" if policy == "pool_late" else "cdab")

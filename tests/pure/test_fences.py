@@ -62,8 +62,8 @@ def test_fences_close_no_cycle_and_follow_the_schedule(seed, count, await_update
 
 @cases
 @settings(max_examples=200)
-def test_what_is_scheduled_before_a_fence_runs_before_what_it_holds(seed, count, await_updates):
-    """But for what nothing may wait for, and two kinds of steps that are overlooked; see below."""
+def test_what_is_scheduled_before_a_fence_runs_before_what_it_delays(seed, count, await_updates):
+    """Except steps that nothing may wait for, and two kinds that are overlooked; see below."""
     graph, schedule = marked_case(seed, count)
     found = fences_of(graph, schedule, await_updates=await_updates)
     edges, plain = ordering(graph, schedule, found=found), ordering(graph, schedule)
@@ -84,7 +84,7 @@ def test_what_is_scheduled_before_a_fence_runs_before_what_it_holds(seed, count,
 @cases
 @settings(max_examples=100)
 def test_only_leaves_are_waited_for(seed, count, await_updates):
-    """But for what is awaited in place of its readers, which cannot be."""
+    """Except steps that are awaited in place of their readers, which cannot be awaited."""
     graph, schedule = marked_case(seed, count)
     found = fences_of(graph, schedule, await_updates=await_updates)
     plain = ordering(graph, schedule)
@@ -120,7 +120,7 @@ def graph_of(rows: str, after=None, **marks) -> CostGraph:
 
 
 def found_in(graph, names: str, **options) -> list[tuple[int, str, str]]:
-    """Position, awaited and gated steps of each fence, steps as letters."""
+    """Return position, awaited and gated steps of each fence, steps as letters."""
     vertices = [v.name for v in graph.vertices]
     schedule = tuple((vertices.index(n), names[:i].count(n)) for i, n in enumerate(names))
     return [(f.position, "".join(names[p] for p in f.awaits), "".join(names[p] for p in f.gates))
@@ -131,9 +131,9 @@ def test_no_copies_no_fences():
     assert found_in(graph_of("a b:a C:b"), "abC") == []
 
 
-def test_a_fence_awaits_leaves_and_holds_entries():
+def test_a_fence_awaits_leaves_and_delays_entries():
     graph = graph_of("a b:a c:b D:c E:bD F:aE")
-    # D is the only leaf; b again reads a again, so that a alone is held
+    # D is the only leaf; the copy of b reads the copy of a, so that a alone is delayed
     assert found_in(graph, "abcDabEF") == [(4, "D", "a")]
     assert found_in(graph, "abcDbEaF") == [(4, "D", "b"), (6, "E", "a")]
     # at the end of the schedule, and at its start but for the original
@@ -210,6 +210,6 @@ def test_a_plan_with_its_fences():
 
 
 def test_a_fence_reaches_back_to_the_one_before_it_only():
-    """What stood before the first fence is behind it, and the second waits for the first."""
+    """The second fence waits for the first, and so for all that comes before that one."""
     graph = graph_of("a b C:a D:b E")
     assert found_in(graph, "abCaDbE") == [(3, "bC", "a"), (5, "aD", "b")]

@@ -15,7 +15,7 @@ from tfckpt.solvers.forward.lower_sets import kept_storages
 
 
 def assert_view(graph, view):
-    """Everything that a view promises, from the definitions."""
+    """Assert all that a view guarantees, from the definitions."""
     members = sorted(v for node in view.members for v in node)
     assert members == [i for i, v in enumerate(graph.vertices) if v.recomputable]
     node_of = {v: node for node, group in enumerate(view.members) for v in group}
@@ -80,7 +80,7 @@ def test_solvers_accept_views(seed, count):
 
 
 def joint(rows, storages):
-    """CostGraph from (name, region, reads, writes, recomputable) and sizes."""
+    """Return a CostGraph from (name, region, reads, writes, recomputable) and sizes."""
     producers = {s: v for v, row in enumerate(rows) for s in row[3]}
     graph = CostGraph(
         tuple(Vertex(name, region, 1.0, reads=reads, writes=writes, recomputable=again)

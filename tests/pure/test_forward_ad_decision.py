@@ -69,7 +69,7 @@ def chain(widths, shared=()):
 
 
 def choices(graph):
-    """Cost graphs by the regions taken, for every subset of those that save bytes."""
+    """Return the cost graph for every subset of the regions that save bytes, by the subset."""
     offered = [a for a in find_alternatives(graph, roots(graph)).alternatives if a.saves > 0]
     subsets = itertools.chain.from_iterable(
         itertools.combinations(offered, n) for n in range(len(offered) + 1))
@@ -82,7 +82,7 @@ def taken(decision):
 
 
 def exact_planner(budget, plain):
-    """Plans as `plan_step` would that knew every schedule."""
+    """Return a planner, in place of `plan_step`, that takes the best of all schedules."""
     def plans(cost):
         pairs = best_schedule.front(cost)
         fits = [pair for pair in pairs if budget is None or pair[0] <= budget]
@@ -118,8 +118,8 @@ def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, sh
     assert len(found) > 1  # more than one kind of answer was right
     decision = next(decisions_of(graph, cost, exact_planner(None, plain), objective="memory",
                                  plain_bytes=plain.peak_bytes))
-    least = min(front[-1][0] for front in fronts.values())
-    assert decision.planned.peak_bytes <= least + 0.003 * plain.peak_bytes
+    minimum = min(front[-1][0] for front in fronts.values())
+    assert decision.planned.peak_bytes <= minimum + 0.003 * plain.peak_bytes
 
 
 @pytest.mark.parametrize("widths, shared", [

@@ -1,4 +1,4 @@
-"""What XLA computes as one: views of one tensor, groups of gradients, and what stays a tensor."""
+"""Ops that XLA fuses: views of one tensor, groups of gradients, and which results stay tensors."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_softmax_is_computed_again_of_its_scores_where_all_that_read_it_are_fu
     assert "p" in storages(rows("MatMul"), EVERY)
 
 
-def test_behind_a_softmax_nothing_is_written_in_the_place_of_its_scores():
+def test_after_a_softmax_nothing_is_written_in_the_place_of_its_scores():
     """All of a row is read before any of it may be overwritten."""
     step = graph(("in", "Placeholder", (), OTHER), ("x", "MatMul", ("in", "in")),
                  ("p", "Softmax", ("x",)), ("y", "Neg", ("p",)), ("out", "MatMul", ("y", "y")))
@@ -162,7 +162,8 @@ def test_a_bias_is_a_view_of_what_it_is_added_to_and_a_residual_is_none():
 
 
 def test_a_loop_on_a_gpu_takes_the_time_to_move_what_goes_in_and_comes_out():
-    """Whatever is computed between: it waits for memory. What a library computes, takes its own."""
+    """The ops in between do not matter, as memory limits it; a library's ops have their own time.
+    """
     rates = Rates(flops_per_second=1e12, bytes_per_second=1e9, overhead_seconds=1e-6)
     times = {v.name: v.time for v in build_cost_graph(gelu(factor="Erfc"), rates, EVERY).vertices}
     assert times["y"] == pytest.approx(1e-6 + 3 * 1024 / 1e9)  # x and the factor to y

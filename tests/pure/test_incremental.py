@@ -23,7 +23,7 @@ def assert_priced(graph: CostGraph, state: CopySchedule) -> None:
 
 
 def change(state: CopySchedule, rng: random.Random) -> None:
-    """One random copy more or less."""
+    """Add or remove one random copy."""
     if state.copies and rng.random() < 0.4:
         state.remove(rng.choice(list(state.copies)))
         return

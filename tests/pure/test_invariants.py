@@ -1,4 +1,4 @@
-"""What must hold of the planner on every graph; `python -m tests.invariants` checks many more."""
+"""Invariants of the planner on every graph; `python -m tests.invariants` checks many more."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_optimal_refuses_what_would_take_too_long_and_names_another():
 
 
 @given(seeds, st.integers(2, 40), st.integers(2, 9))
-def test_a_coarse_graph_does_the_same_work_and_holds_no_less(seed, count, size):
+def test_a_coarse_graph_does_the_same_work_and_needs_no_less(seed, count, size):
     graph = random_joint_graph(seed, count)
     order = [v for v, _ in plain_plan(graph).schedule]
     coarse = coarsen(graph, order, size)

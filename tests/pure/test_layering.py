@@ -28,13 +28,13 @@ def modules():
 
 
 def parts_of(path: pathlib.Path) -> tuple[str, ...]:
-    """Dotted name below the package, as a tuple: ("plan", "solvers", "chen")."""
+    """Return the dotted name below the package, as a tuple: ("plan", "solvers", "chen")."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 def imports(path: pathlib.Path):
-    """Absolute dotted names that a module imports anywhere, functions included."""
+    """Return the absolute dotted names that a module imports anywhere, functions included."""
     here = ("tfckpt", *parts_of(path))
     if path.name != "__init__.py":
         here = here[:-1]

@@ -1,4 +1,4 @@
-"""What a loop costs follows from its typed field, not from its op's attributes."""
+"""The cost of a loop follows from its typed field, not from its op's attributes."""
 
 from __future__ import annotations
 

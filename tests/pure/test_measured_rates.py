@@ -50,7 +50,7 @@ def test_what_stands_for_an_op_counts_as_the_op():
 
 def test_a_time_that_is_too_short_for_a_fused_kernel_is_none():
     assert known({"dense/Relu": 1e-6}).known == {"dense/Relu": 1e-6}
-    assert known({"exp": .5}).known == {"exp": .5}  # too far behind the product
+    assert known({"exp": .5}).known == {"exp": .5}  # too far from the product
 
 
 def test_ops_without_a_time_are_priced_by_what_others_of_their_kind_took():

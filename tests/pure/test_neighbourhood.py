@@ -1,4 +1,4 @@
-"""Windows of schedules: against proven optima, and what the search promises of itself."""
+"""Windows of schedules: against proven optima, and the guarantees of the search."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def test_the_working_set_by_hand():
 
 
 def test_the_front_of_small_steps_is_found():
-    """Of every schedule of its class; the few that are missed are near."""
+    """The search finds the front of all schedules of its class; the few misses are close."""
     exact = 0
     for seed in range(12):
         graph = random_joint_graph(seed, 10)
         best = best_schedule.front(graph)
         found = [priced(graph, schedule) for schedule in front(
             graph, [plain_plan(graph).schedule], RUNGS, 1500)]
-        least = min(peak for peak, _ in found)
-        exact += least == best[-1][0]
-        assert best[-1][0] <= least <= 1.15 * best[-1][0]
+        minimum = min(peak for peak, _ in found)
+        exact += minimum == best[-1][0]
+        assert best[-1][0] <= minimum <= 1.15 * best[-1][0]
         for peak, time in found:
             assert best_schedule.least_time(best, peak) <= time
     assert exact >= 10
@@ -59,12 +59,12 @@ def test_the_proven_minimum_of_larger_steps(name):
     graph = families.graphs()[name]
     order = base_order(graph, moves_of_xla(graph))
     search = Neighbourhood(graph, tuple((v, 0) for v in order))
-    least = {"unet2": 3054, "densenet1": 3866, "chain1": 690, "attention1": 1510,
+    minimum = {"unet2": 3054, "densenet1": 3866, "chain1": 690, "attention1": 1510,
              "two_views1": 1150}[name]
-    assert search.lower(8000, working_set(graph)) == least == search.peak
+    assert search.lower(8000, working_set(graph)) == minimum == search.peak
     schedule = search.state.schedule()
     check_schedule(graph, schedule)
-    assert priced(graph, schedule) == (least, search.state.time)
+    assert priced(graph, schedule) == (minimum, search.state.time)
 
 
 @pytest.mark.parametrize("evaluations", [50, 200])

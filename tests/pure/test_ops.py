@@ -33,7 +33,7 @@ F32 = Tensor("float32", (64, 4), 1024)
 
 @pytest.fixture(autouse=True)
 def _restore(monkeypatch):
-    """Return what a test registers is gone after it."""
+    """Undo after each test what it registers."""
     for name in ("_records", "_families"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     monkeypatch.setattr(registry, "_found", {})

@@ -37,14 +37,14 @@ def chain(count, size=1, time=1):
 
 
 def small_graph(seed: int) -> CostGraph:
-    """Odd seeds: every feature of the simulator; even ones: a paper graph and its backward."""
+    """Return a graph with all features of the simulator (odd seeds), or a paper graph (even)."""
     if seed % 2:
         return random_joint_graph(seed, 8 + seed % 5)
     return with_backward((None, *random_paper_graph(seed, 2 + seed % 4, 0.4)))
 
 
 def assert_equal_to_search(graph: CostGraph) -> None:
-    """At every budget where the answer can change, and one byte below the least."""
+    """Compare at every budget where the answer can change, and one byte below the minimum."""
     front = best_schedule.front(graph)
     for budget in sorted({peak for peak, _ in front} | {front[0][0] + 5}):
         found = optimal.solve(graph, budget)
@@ -52,13 +52,13 @@ def assert_equal_to_search(graph: CostGraph) -> None:
         assert max(liveness.live_bytes(graph, found.schedule)) == found.peak_bytes <= budget
         assert found.time == found.bound == best_schedule.least_time(front, budget)
         assert found.status == optimal.OPTIMAL
-    least, time = front[-1]
-    for peak in (None, least):
+    minimum, time = front[-1]
+    for peak in (None, minimum):
         found = optimal.solve(graph, peak, objective="memory")
-        assert (found.peak_bytes, found.bound, found.time) == (least, least, time)
+        assert (found.peak_bytes, found.bound, found.time) == (minimum, minimum, time)
     with pytest.raises(InfeasibleBudgetError) as caught:
-        optimal.solve(graph, least - 1)
-    assert caught.value.smallest_bytes == least
+        optimal.solve(graph, minimum - 1)
+    assert caught.value.smallest_bytes == minimum
 
 
 @pytest.mark.parametrize("first", range(0, 300, 20))
@@ -88,11 +88,11 @@ def test_the_search_prices_as_the_second_derivation_of_liveness(seed):
 @pytest.mark.parametrize("seed", range(0, 30, 2))
 def test_a_bound_on_copies(seed):
     graph = small_graph(seed)
-    least = optimal.solve(graph, objective="memory")
+    minimum = optimal.solve(graph, objective="memory")
     plain = simulate(graph, plain_plan(graph).schedule).peak_bytes
     assert optimal.solve(graph, copies=0).peak_bytes == plain
     once = optimal.solve(graph, copies=1)
-    assert least.peak_bytes <= once.peak_bytes <= plain
+    assert minimum.peak_bytes <= once.peak_bytes <= plain
     assert max(copy for _, copy in once.schedule) <= 1
 
 
@@ -100,8 +100,8 @@ def test_chain_by_hand():
     # a | ab | abc | loss | C: abc+C | B: ab+C+B | A: a+B+A, of one byte each: 4 bytes.
     joint = chain(3)
     assert optimal.solve(joint, 4).time == 6
-    # Three: c goes before the loss is over and comes back before C, when b ... cannot be held
-    # beside a, c and C: the least is 4 whatever is recomputed.
+    # Three: c is freed by the end of the loss and recomputed before C, where b does not fit beside
+    # a, c and C. The minimum is 4 whatever is recomputed.
     with pytest.raises(InfeasibleBudgetError, match="minimum peak is 4 bytes"):
         optimal.solve(joint, 3)
 

@@ -1,4 +1,4 @@
-"""What `pip install` gives people: the built wheel and the source distribution, and their types."""
+"""The packages that `pip install` gets: the wheel and the source distribution, and their types."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ _SDIST = "import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])"
 
 
 def shipped(root: pathlib.Path) -> set[str]:
-    """Return what of the source people need: all modules, the native pass and the markers for
-    types.
-    """
+    """Return the files that users need: all modules, the native pass and the markers for types."""
     return {str(path.relative_to(root)) for name in PACKAGES for path in (root / name).rglob("*")
             if path.is_file() and path.suffix in (".py", ".cc", ".typed")}
 
 
 def run(*command: object, cwd: pathlib.Path, **environment: str) -> str:
-    """Standard output of a command that has to succeed."""
+    """Return the standard output of a command that has to succeed."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, text=True, timeout=800,
                           capture_output=True, check=False, env={**os.environ, **environment})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,8 +45,7 @@ def wheel_of(source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Return a copy of the source: a build leaves folders behind, and takes what older ones left.
-    """
+    """Return a copy of the source: a build makes folders in it, and uses those of older builds."""
     folder = tmp_path_factory.mktemp("source")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -62,7 +59,7 @@ def wheel(source, tmp_path_factory):
     return wheel_of(source, tmp_path_factory.mktemp("wheel"))
 
 
-def test_the_wheel_holds_all_that_is_needed(wheel):
+def test_the_wheel_contains_all_that_is_needed(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names == shipped(ROOT)
     assert names >= {"tfckpt/py.typed", "grappler_ext/py.typed",
@@ -93,7 +90,7 @@ def test_the_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Return the interpreter of an environment that holds the wheel, and all else from this one."""
+    """Return the interpreter of an environment with the wheel, and all else from this one."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     packages = next(folder.glob("lib/python*/site-packages"))

@@ -26,7 +26,7 @@ TABLE_2 = [row.name for row in ROWS if row.cut_off is not None]
 
 
 def cost_by_networkx(graph, checkpoints):
-    """Equation (1), the segments being found by networkx."""
+    """Return equation (1), with segments found by networkx."""
     joined = nx.Graph((u, v) for u, after in enumerate(graph.successors) for v in after)
     joined.remove_nodes_from(checkpoints)
     largest = max(sum(graph.bytes[v] for v in part) for part in nx.connected_components(joined))
@@ -44,7 +44,7 @@ def test_table_2_comes_out(name):
 
 
 def test_tensor_sizes_that_the_paper_states():
-    # AlexNet: the input holds 150,528 values, the first convolution with its activation 64x55x55.
+    # AlexNet: the input has 150,528 values, the first convolution with its activation 64x55x55.
     graph = reforwarding_graphs.alexnet()
     assert graph.bytes[:2] == (4 * 150_528, 4 * 193_600)
 
@@ -137,15 +137,15 @@ def test_remarks_name_what_misses_a_target():
     ]
 
 
-def test_what_chainer_holds_by_hand():
+def test_the_peak_of_chainer_by_hand():
     # conv 10 bytes, ReLU 10, conv 6, loss 4; parameters 1 and 2; the batch 3. By hand: live bytes
     # are highest when the gradient of the first conv is made from that of the ReLU.
     forward = from_edges([10, 10, 6, 4], [10, 1, 10, 1], [(0, 1), (1, 2), (2, 3)])
     tiny = Network("tiny", forward, ("conv", "relu", "conv", "loss"), (1, 0, 2, 0), 3, 1, 1)
     # Plain: 6 fixed, ReLU 10, conv 6, loss 4, probabilities 6, both gradients 10, parameters' 2.
     assert peak_bytes(tiny, plain_steps(tiny)) == 6 + 10 + 6 + 4 + 6 + 10 + 10 + 2
-    # The ReLU kept: the last segment's values are gone by then, but held without liveness are
-    # the recomputed conv, the conv's gradient, and the parameters' gradient 1 that comes last.
+    # The ReLU kept: the last segment's values are freed by then. Without liveness the recomputed
+    # conv, the conv's gradient, and the parameters' gradient 1, which comes last, stay allocated.
     steps = canonical_steps(tiny, (0b0011, 0b1111))
     assert peak_bytes(tiny, with_liveness(steps)) == 6 + 10 + 6 + 10 + 10 + 2
     assert peak_bytes(tiny, steps) == 6 + 10 + 6 + 10 + 10 + 2 + 10 + 6 + 1
@@ -156,15 +156,15 @@ def test_gradients_of_a_concatenation_are_views_of_one_buffer():
     forward = from_edges([5, 10, 20, 30, 4], [1] * 5, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 4)])
     kinds = ("relu", "relu", "relu", "concat", "loss")
     net = Network("fork", forward, kinds, (0,) * 5, 0, 1, 1)
-    # Three ReLUs' outputs, the joined value, the loss and its probabilities are held to the end;
+    # Three ReLUs' outputs, the joined value, the loss and its probabilities are kept to the end;
     # gradients: one buffer of 30 for both branches; then 5 and 5, their sum 5.
-    held = 5 + 10 + 20 + 30 + 4 + 30
-    assert peak_bytes(net, plain_steps(net)) == held + 30 + 5 + 5 + 5
+    kept = 5 + 10 + 20 + 30 + 4 + 30
+    assert peak_bytes(net, plain_steps(net)) == kept + 30 + 5 + 5 + 5
 
 
 def test_segments_of_chen_as_measured_by_hand():
     # Nine unit nodes: eight candidates and both ends, so three parts of 3 bytes; the first
-    # candidate behind 3 bytes holds 4, the first behind 6 holds 7.
+    # candidate after 3 bytes has 4, the first after 6 has 7.
     chain = from_edges([1] * 9, [1] * 9, [(i, i + 1) for i in range(8)])
     assert kusumoto.chen_segments(chain) == (0b1111, 0b1111111, 0b111111111)
     # One large node: no second segment ends before all three parts are passed.

@@ -286,7 +286,7 @@ def test_a_factor_that_is_read_from_a_copy_waits_there():
 
 
 def test_what_a_gradient_needs_of_the_forward_alone_waits_for_what_is_not_rearranged():
-    """The edge to a product is lost where Grappler moves the product: the op behind it stays."""
+    """The edge to a product is lost where Grappler moves the product: the op after it stays."""
     graph = graph_of([
         ("x", "Placeholder", (), FORWARD), ("a", "Tanh", ("x",), FORWARD),
         ("up", "MatMul", ("a", "a"), BACKWARD), ("scaled", "Mul", ("up", "a"), BACKWARD),
@@ -308,7 +308,7 @@ def test_other_products_are_left_alone(graph):
 
 
 class FakeStep:
-    """A plain step of which Grappler makes what is given."""
+    """A plain step whose graph after Grappler consists of the given nodes."""
 
     def __init__(self, *nodes: Node):
         self.nodes, self.asked = nodes, 0
@@ -373,7 +373,7 @@ def test_a_sum_that_derivatives_replace_is_left_alone():
 
 
 def cube(name: str) -> Graph:
-    """x^3 behind an op whose name may sort before or after that of Grappler's x^2."""
+    """Return x^3 of an op whose name may sort before or after that of Grappler's x^2."""
     return graph_of([
         ("x", "Placeholder", (), FORWARD), (name, "Tanh", ("x",), FORWARD),
         ("three", "Const", (), FORWARD, {"attrs": {"value": 3.0}}),

@@ -1,4 +1,4 @@
-"""Pictures and the page: what they show is what the report says, and the page stands alone."""
+"""Pictures and the page: they agree with the report, and the page needs no other file."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def test_fates_cover_what_the_plain_backward_reads(planned, report):
 def test_the_curve_is_the_timeline_and_the_peak_is_labelled(report):
     figure = pictures.step_figure({"": report})
     before, after = figure.axes
-    for axes, timeline, held in ((before, report.timeline_before, report.at_peak_before),
+    for axes, timeline, live in ((before, report.timeline_before, report.at_peak_before),
                                  (after, report.timeline_after, report.at_peak_after)):
         curve = max(axes.lines, key=lambda line: len(line.get_ydata()))
         assert [round(y * MB) for y in curve.get_ydata()] == list(timeline.live_bytes)
         said = " ".join(text.get_text() for text in axes.texts)
-        assert held[0].op in said and "live at the peak" in said
+        assert live[0].op in said and "live at the peak" in said
         assert "forward" in said and "backward" in said
     assert before.get_ylim() == after.get_ylim()  # one scale, so that heights can be compared
 
@@ -179,7 +179,7 @@ def test_without_matplotlib_the_error_names_the_extra(report, tmp_path, monkeypa
 
 
 class _Page(html.parser.HTMLParser):
-    """Collects what a page asks for and what its table holds."""
+    """Collects what a page loads and the cells of its table."""
 
     def __init__(self):
         super().__init__()
@@ -196,7 +196,7 @@ class _Page(html.parser.HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_stands_alone_and_holds_every_tensor(report, tmp_path):
+def test_the_page_stands_alone_and_lists_every_tensor(report, tmp_path):
     path = tmp_path / "report.html"
     report.html(str(path))
     text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a person asks to be kept or recomputed: which ops are meant, and schedules that obey."""
+"""Ops that a user asks to be kept or recomputed: which are meant, and schedules that obey."""
 
 from __future__ import annotations
 
@@ -75,33 +75,33 @@ def asked(seed: int, of: int = 3):
         dataclasses.replace(vertex, again=v in chosen) for v, vertex in enumerate(made.vertices)))
 
 
-def held(made, schedule, deferred=()):
-    """Vertices to be recomputed of which the backward reads what the forward has made."""
-    found, held = set(), set()
+def kept_against_the_policy(made, schedule, deferred=()):
+    """Return vertices to be recomputed whose original result the backward reads."""
+    found, originals = set(), set()
     left = [v for v, copy in schedule
             if not copy and made.vertices[v].region == FORWARD and v not in deferred]
     for v, copy in schedule:
         if not left:
-            found |= held & {made.storages[s].producer for s in made.vertices[v].reads}
-        held.discard(v)
+            found |= originals & {made.storages[s].producer for s in made.vertices[v].reads}
+        originals.discard(v)
         if made.vertices[v].again and not copy and left:
-            held.add(v)
+            originals.add(v)
         if not copy and v in left:
             left.remove(v)
     return found
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_nothing_is_held_of_what_is_to_be_recomputed(seed):
+def test_nothing_is_kept_of_what_is_to_be_recomputed(seed):
     made = asked(seed)
     plain = plain_plan(made).schedule
     schedule = recompute_as_asked(made, plain)
     check_schedule(made, schedule, plain_plan(made).moves.released)
-    assert not held(made, schedule)
+    assert not kept_against_the_policy(made, schedule)
     assert {v for v, copy in schedule if copy} <= made.again
     assert [s for s in schedule if not s[1]] == list(plain)
     planned = plan_step(made)
-    assert not held(made, planned.plan.schedule, planned.plan.moves.deferred)
+    assert not kept_against_the_policy(made, planned.plan.schedule, planned.plan.moves.deferred)
 
 
 def test_the_cost_graph_knows_what_is_asked():

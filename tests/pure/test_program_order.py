@@ -1,4 +1,4 @@
-"""The order of a program, found again in a graph whose order says nothing."""
+"""The order of a program, recovered from a graph that is in any topological order."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def reordered(graph: Graph, choose) -> Graph:
 
 
 def described(graph: Graph):
-    """Return all there is in a graph but its order."""
+    """Return all properties of a graph except its order."""
     def name(i):
         return graph.ops[i].name
 
@@ -124,7 +124,7 @@ def test_cuts_are_as_narrow_as_in_the_graph_that_was_written(choose):
 
     written = with_dropout(12)
     shuffled = reordered(written, choose)
-    assert widths(written) == 12 * [UNIT.bytes]  # one behind each layer
+    assert widths(written) == 12 * [UNIT.bytes]  # one after each layer
     assert len(widths(shuffled)) < 12
     assert widths(in_program_order(shuffled)) == widths(written)
 

@@ -41,7 +41,7 @@ def random_graph(rng) -> Graph:
 
 
 def random_edits(graph: Graph, rng) -> Edits:
-    """Edits that mostly exist; some names do not, some are taken, some edges close cycles."""
+    """Return edits, mostly valid: some names are missing or taken, some edges close cycles."""
     names = [op.name for op in graph.ops]
     fresh = [f"new{i}" for i in range(rng.randrange(4))]
     every = [*names, *fresh, *(["nobody"] if rng.random() < 0.1 else [])]
@@ -59,7 +59,7 @@ def random_edits(graph: Graph, rng) -> Edits:
 
 
 def expected(graph: Graph, edits: Edits):
-    """(inputs, controls) of each op of the edited graph, or None where it does not exist."""
+    """Return (inputs, controls) of each op of the edited graph, or None if it does not exist."""
     inputs = {op.name: [f"{graph.ops[s].name}:{slot}" for s, slot in op.inputs]
               for op in graph.ops}
     controls = {op.name: [graph.ops[c].name for c in op.controls] for op in graph.ops}
@@ -80,9 +80,7 @@ def expected(graph: Graph, edits: Edits):
 
 
 def exists(inputs, controls, added) -> bool:
-    """Return whether all that is read and awaited is there, new ops in time, and nothing is a
-    cycle.
-    """
+    """Return whether all ops read and awaited exist, new ones in time, without a cycle."""
     for n, new in enumerate(added):
         needed = {*(t.partition(":")[0] for t in new.inputs), *new.controls}
         if needed & {other.name for other in added[n:]}:

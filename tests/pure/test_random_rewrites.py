@@ -33,7 +33,7 @@ TARGETS = (Target(device=GPU), Target(device=GPU, optimised=True), Target().comp
            Target(device=GPU, otherwise=True).compiled())
 UNARY, BINARY = ("Tanh", "Sin", "Square", "Neg", "Identity"), ("Mul", "AddV2", "AddV2", "MatMul")
 REFUSED = ("a sum that writes into", "no incoming gradient")
-"""What cannot be realised for a reason, and says so."""
+"""Messages of plans that are refused because they cannot be carried out."""
 
 
 def drawn_op(rng, made: list[str], also: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -70,7 +70,7 @@ def random_step(rng) -> Graph:
 
 
 def random_plan(cost, target: Target, rng) -> Planned:
-    """Any plan that its checker accepts."""
+    """Return any plan that its checker accepts."""
     released = tuple(v for v, vertex in enumerate(cost.vertices)
                      if vertex.join and rng.random() < 0.7)
     schedule = tuple(step for step in random_schedule(cost, rng.randrange(1 << 30), 8)
@@ -87,7 +87,7 @@ def random_plan(cost, target: Target, rng) -> Planned:
 
 
 class Shuffled:
-    """A plain step of which Grappler keeps everything, and reads the terms of sums in any order."""
+    """A plain step in which Grappler keeps every op, but reads the terms of sums in any order."""
 
     def __init__(self, graph: Graph, rng):
         self.graph, self.rng = graph, rng
@@ -157,7 +157,7 @@ def test_random_plans_with_derivatives_are_realised(seed, layers, target):
         assert_same_numbers(graph, edits, 1e-3)
 
 
-def test_what_is_drawn_has_what_it_is_drawn_for():
+def test_random_rewrites_cover_all_kinds_of_edits():
     """Fences, waits, guards, extra readers, retained terms, bypassed joins and sorted terms."""
     found: set[str] = set()
     kinds = {"fence", "wait", "guard", "tap", "held", "slot", "term"}

@@ -153,7 +153,7 @@ def graphs():
     yield with_backward((None, *residual_network(20)))
 
 
-def test_proposals_are_executable_and_hold_their_limit():
+def test_proposals_are_executable_and_within_their_limit():
     proposals = 0
     for graph in graphs():
         evaluator = Evaluator(graph)
@@ -204,7 +204,7 @@ def with_masks(blocks: int) -> CostGraph:
     """Return a chain in which a large value is multiplied by a mask made just before; as in
     attention.
 
-    A mask costs much to make and little to hold; the values cost little to make.
+    A mask takes much time and few bytes; the values take little time.
     """
     sizes, times, edges = [9], [10], []
     for _ in range(blocks):
@@ -216,7 +216,7 @@ def with_masks(blocks: int) -> CostGraph:
     return with_backward((None, sizes, times, edges))
 
 
-def test_masks_are_kept_while_the_trunk_runs_again():
+def test_masks_are_kept_while_the_main_path_runs_again():
     graph = with_masks(12)
     evaluator = Evaluator(graph)
     priced = [evaluator.price(proposed(Candidate(frozenset()), proposal, "recursive"))

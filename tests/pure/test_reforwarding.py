@@ -58,7 +58,7 @@ def members(tree, index):
 
 
 def closed_sets_of(tree):
-    """(i, j, vertices) of every connected closed set that the tree stands for."""
+    """Return (i, j, vertices) of every connected closed set that the tree stands for."""
     found = set()
     for index, segment in enumerate(tree.segments):
         if segment.kind == COMPLICATED:
@@ -76,7 +76,7 @@ def closed_sets_of(tree):
 
 
 def test_supplement_figure_2():
-    # Checkpoints 10 + 9 + 10 = 29; the re-forwards hold 8 and 6 + 7 = 13; together 42.
+    # Checkpoints 10 + 9 + 10 = 29; the re-forwards take 8 and 6 + 7 = 13; together 42.
     found = price(chain(10, 8, 9, 6, 7, 10), (0, 2, 5))
     assert (found.stored, found.max_term, found.cost) == (29, 13, 42)
 
@@ -168,7 +168,7 @@ def test_complicated_inside_complicated():
 
 
 @given(paper_graphs(largest=8))
-def test_the_tree_holds_every_closed_set(graph):
+def test_the_tree_contains_every_closed_set(graph):
     bytes_, _, edges = graph
     if len(bytes_) > 1:
         tree = division_tree(graph_of(bytes_, edges))

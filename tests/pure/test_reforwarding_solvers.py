@@ -34,21 +34,21 @@ def chain(costs):
 
 
 def bridges(rng, count):
-    """(bytes, edges) with one input and one output: many complicated segments."""
+    """Return (bytes, edges) with one input and one output: many complicated segments."""
     edges = {(max(0, v - rng.randint(1, 3)), v) for v in range(1, count)}
     edges |= {(v, min(count - 1, v + rng.randint(1, 3))) for v in range(count - 1)}
     return [rng.choice(COSTS) for _ in range(count)], sorted(edges)
 
 
 def any_graph(rng, count):
-    """(bytes, edges) of any density, often disconnected."""
+    """Return (bytes, edges) of any density, often disconnected."""
     density = rng.choice((0.1, 0.3, 0.5, 0.8))
     edges = [(u, v) for v in range(count) for u in range(v) if rng.random() < density]
     return [rng.choice(COSTS) for _ in range(count)], edges
 
 
 def series_parallel(rng, count):
-    """(bytes, edges) made by replacing edges of a graph by two in a row or two in parallel."""
+    """Return (bytes, edges), where edges have been replaced by two in a row or in parallel."""
     edges, vertices = [(0.0, 1.0)], [0.0, 1.0]
     while len(vertices) < count:
         u, v = rng.choice(edges)
@@ -65,7 +65,7 @@ def series_parallel(rng, count):
 @pytest.mark.parametrize("family", [bridges, any_graph, series_parallel])
 @pytest.mark.parametrize("block", range(4))
 def test_acg_is_optimal_on_a_thousand_small_graphs(family, block):
-    # One input and one output each, and one of several; both assumptions of the paper hold.
+    # One input and one output each, and one of several; both assumptions of the paper are true.
     for seed in range(300 * block, 300 * (block + 1)):
         rng = random.Random(seed)
         bytes_, edges = family(rng, rng.randint(2, 8))

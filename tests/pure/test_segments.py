@@ -52,16 +52,16 @@ def _step(trips=12, entry=ENTRY, loops=1):
 
 @pytest.mark.parametrize("trips", [1, 2, 7, 12, 100])
 @pytest.mark.parametrize("entry", [10, STATE, 7 * STATE])
-def test_the_length_of_segments_holds_least(trips, entry):
+def test_the_length_of_segments_takes_the_minimum_of_memory(trips, entry):
     loop = next(op for op in _step(trips, entry).ops if op.name == "loop0")
-    held = [-(-trips // k) * (STATE + 4) + k * entry for k in range(1, trips + 1)]
-    assert held[best_length(loop) - 1] == min(held)
+    peaks = [-(-trips // k) * (STATE + 4) + k * entry for k in range(1, trips + 1)]
+    assert peaks[best_length(loop) - 1] == min(peaks)
     if trips == 100 and entry == STATE:
         assert best_length(loop) == pytest.approx(math.sqrt(trips), abs=1)
 
 
 @pytest.mark.parametrize("length", [1, 5, 12])
-def test_states_and_entries_of_one_segment_are_held(length):
+def test_states_and_entries_of_one_segment_are_kept(length):
     graph, edits = in_segments(_step(), {"loop0": length})
     new = {op.name: op for op in graph.ops}
     forward, backward = new["loop0" + MARK], new["gradient0" + MARK]
@@ -123,7 +123,7 @@ def test_choices_take_what_saves_and_longer_segments_for_several():
     assert loop_choice.choices(_step(trips=2, entry=1), HERE) == []
 
 
-def test_the_cost_graph_holds_a_segment_while_the_gradient_runs():
+def test_the_cost_graph_counts_a_segment_while_the_gradient_runs():
     graph, _ = in_segments(_step(), {"loop0": 3})
     cost = build_cost_graph(graph)
     vertex = next(v for v in cost.vertices if v.name == "gradient0" + MARK)

@@ -22,17 +22,17 @@ from tfckpt.simulate.simulate import simulate, simulate_order
 
 
 def assert_same(graph, schedule, timeline, order=None):
-    """A timeline equals the independent derivation, peak and what is live there included."""
+    """Assert that a timeline equals the independent derivation, with the tensors at its peak."""
     expected = liveness.live_bytes(graph, schedule, order)
     assert list(timeline.live_bytes) == expected
     assert timeline.peak_bytes == max(expected)
     assert timeline.peak_step == expected.index(max(expected))
     assert timeline.time == sum(graph.vertices[v].time for v, _ in schedule)
-    held = liveness.live_sets(graph, schedule, order)[timeline.peak_step]
+    live_there = liveness.live_sets(graph, schedule, order)[timeline.peak_step]
     assert {(live.storage, live.copy, live.bytes) for live in timeline.live_at_peak} == {
-        (i.storage, schedule[i.made][1], graph.storages[i.storage].bytes) for i in held}
+        (i.storage, schedule[i.made][1], graph.storages[i.storage].bytes) for i in live_there}
     sizes = [live.bytes for live in timeline.live_at_peak]
-    assert len(sizes) == len(held)
+    assert len(sizes) == len(live_there)
     assert sizes == sorted(sizes, reverse=True)
 
 
@@ -63,7 +63,7 @@ def test_plain_schedules_of_paper_graphs(graph):
 
 
 def build(rows, sizes, fetched=()):
-    """CostGraph from keyword rows; storage producers follow from `writes`."""
+    """Return a CostGraph from keyword rows; storage producers follow from `writes`."""
     producers = {s: v for v, row in enumerate(rows) for s in row.get("writes", ())}
     vertices = tuple(Vertex(**{"name": f"v{i}", "region": FORWARD, "time": 1.0, **row})
                      for i, row in enumerate(rows))
@@ -141,7 +141,7 @@ def test_workspace_counts_while_the_step_runs():
     assert simulate(graph, plain_plan(graph).schedule).live_bytes == (6, 2)
 
 
-def test_nothing_is_held_where_nothing_costs():
+def test_nothing_is_live_where_nothing_costs():
     empty = simulate(CostGraph((), ()), ())
     assert (empty.peak_bytes, empty.peak_step, empty.live_bytes) == (0, 0, ())
     free = build([{"writes": (0,)}, {"reads": (0,)}, {}], [0])

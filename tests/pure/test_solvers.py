@@ -26,7 +26,7 @@ def pruned_family(graph):
 
 
 def assert_optimal(solver, graph, prices):
-    """At every budget where the answer can change, the solver equals the brute force."""
+    """Assert that a solver equals the brute force at every budget where the answer can change."""
     forward = from_edges(*graph)
     peaks = sorted({need for _, need in prices})
     assert solver.smallest_budget(forward) == peaks[0]
@@ -67,9 +67,10 @@ def test_seeded_graphs_of_eight_vertices(seed):
 def test_approx_dp_is_never_better_than_exhaustive(seed):
     print(f"seed {seed}")
     forward = from_edges(*random_paper_graph(seed, 7, density=0.45))
-    least, pruned_least = exhaustive.smallest_budget(forward), approx_dp.smallest_budget(forward)
-    assert least <= pruned_least
-    for budget in (pruned_least, pruned_least + 5, 2 * pruned_least):
+    minimum = exhaustive.smallest_budget(forward)
+    pruned_minimum = approx_dp.smallest_budget(forward)
+    assert minimum <= pruned_minimum
+    for budget in (pruned_minimum, pruned_minimum + 5, 2 * pruned_minimum):
         exact, pruned = ({o: paper_overhead(forward, s.lower_sets(forward, budget, objective=o))
                           for o in OBJECTIVES} for s in (exhaustive, approx_dp))
         assert exact["time"] <= pruned["time"] <= pruned["memory"] <= exact["memory"]
@@ -77,7 +78,7 @@ def test_approx_dp_is_never_better_than_exhaustive(seed):
 
 @pytest.mark.parametrize("solver", [approx_dp, exact_dp, exhaustive])
 def test_chain_by_hand(solver):
-    # Four unit nodes. One segment needs 2*4 = 8. The least is 5: {0,1}, V needs 2*2 + 1 = 5
+    # Four unit nodes. One segment needs 2*4 = 8. The minimum is 5: {0,1}, V needs 2*2 + 1 = 5
     # for the first segment ((iv) is empty on a chain) and 1 + 2*2 = 5 for the second.
     forward = chain(4)
     assert solver.smallest_budget(forward) == 5
@@ -130,7 +131,7 @@ def test_equal_cost_chain_is_cut_into_about_root_n(count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16, 37, 100, 144])
-def test_least_budget_of_a_unit_chain_in_closed_form(count):
+def test_smallest_budget_of_a_unit_chain_in_closed_form(count):
     # Equation (2) on a chain: segment i (from 0) of m nodes needs i kept + 2m, and 1 more for
     # the gradient of the node that follows it unless it is the last.
     def longest(budget):
@@ -140,14 +141,14 @@ def test_least_budget_of_a_unit_chain_in_closed_form(count):
             before += max(0, (budget - 1 - i) // 2)
         return max(lengths)
 
-    least = next(budget for budget in range(2, 4 * count + 4) if longest(budget) >= count)
-    assert approx_dp.smallest_budget(chain(count)) == least
-    assert 2 * math.sqrt(count) - 1 <= least <= 2 * math.sqrt(count) + 2
+    minimum = next(budget for budget in range(2, 4 * count + 4) if longest(budget) >= count)
+    assert approx_dp.smallest_budget(chain(count)) == minimum
+    assert 2 * math.sqrt(count) - 1 <= minimum <= 2 * math.sqrt(count) + 2
 
 
 def test_chen_segments_by_hand():
     assert chen.lower_sets(chain(9)) == (0b111, 0b111111, 0b111111111)
-    # Segments end once they hold more than 2 bytes.
+    # Segments end once they have more than 2 bytes.
     assert chen.lower_sets(chain(7), budget=2) == (0b111, 0b111111, 0b1111111)
     assert chen.lower_sets(chain(3), budget=0) == (0b1, 0b11, 0b111)
     assert chen.lower_sets(chain(3), budget=100) == (0b111,)
@@ -179,11 +180,11 @@ def test_chen_is_valid_and_cuts_at_single_nodes(graph):
 
 def test_residual_network_of_three_hundred_nodes():
     forward = from_edges(*residual_network(50))
-    least = approx_dp.smallest_budget(forward)
+    minimum = approx_dp.smallest_budget(forward)
     one_segment = paper_peak(forward, (forward.everything,))
-    assert least < one_segment / 3
+    assert minimum < one_segment / 3
     previous = None
-    for budget in (least, 2 * least, one_segment):
+    for budget in (minimum, 2 * minimum, one_segment):
         masks = approx_dp.lower_sets(forward, budget)
         check_lower_sets(forward, masks)
         assert paper_peak(forward, masks) <= budget

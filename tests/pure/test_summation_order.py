@@ -1,8 +1,8 @@
-"""Which terms of a sum are held so that a kernel begins with the term it begins with in the plain
+"""Which terms of a sum are retained so that a kernel begins with the same term as in the plain
 step: by hand, on captured graphs written as words.
 
-The kernel writes into the first term, by name, whose buffer nothing else holds. Where that is the
-third or a later one, those before it are held; else all but the first two, which commute.
+The kernel writes into the first term, by name, whose buffer nothing else uses. If that is the third
+or a later one, the terms before it are retained; else all but the first two, which commute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOUR = "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x d=Cos:x sum=AddN:a,b,c,d end=Tanh
 
 
 def graph_of(words: str, fetches=("g",)) -> Graph:
-    """Ops as "name=Type:inputs"; backward from the first whose name begins with g."""
+    """Return a graph of ops "name=Type:inputs"; the backward begins at the first name with g."""
     names: list[str] = []
     ops = []
     for word in words.split():
@@ -59,7 +59,7 @@ def kept_in(graph: Graph, again: str, added=(), rewires=()) -> list[str]:
     return [h.tensor + (f" for copy {h.step[1]}" if h.step[1] else "") for h in found]
 
 
-@pytest.mark.parametrize(("read_later", "held"), [
+@pytest.mark.parametrize(("read_later", "retained"), [
     ("", ["c:0", "d:0"]),  # a is written into: a + b, then c and d in their order
     ("a", ["c:0", "d:0"]),  # b is, and a + b is b + a
     ("a,b", ["a:0", "b:0"]),  # c is: c + a + b + d
@@ -69,10 +69,10 @@ def kept_in(graph: Graph, again: str, added=(), rewires=()) -> list[str]:
     ("a,b,c,d", ["c:0", "d:0"]),  # none may be written into
 ])
 @pytest.mark.parametrize("again", ["a", "c", "d"])
-def test_what_is_read_later_decides(read_later, held, again):
+def test_what_is_read_later_decides(read_later, retained, again):
     more = f",{read_later}" if read_later else ""
     graph = graph_of(f"{FOUR} g=AddN:end,end{more}")
-    assert kept_in(graph, again) == held
+    assert kept_in(graph, again) == retained
     assert kept_in(graph, "") == []
     assert kept_in(graph, "end") == []  # neither the sum nor what it adds is repeated
 
@@ -103,7 +103,7 @@ def test_what_reads_a_shape_alone_reads_no_buffer(more):
     assert kept_in(graph_of(f"{FOUR} {more}"), "d") == ["c:0", "d:0"]
 
 
-def test_what_is_fetched_is_held_to_the_end():
+def test_what_is_fetched_is_live_to_the_end():
     graph = graph_of(f"{FOUR} g=AddN:end,end,a", fetches=("g", "b"))
     assert kept_in(graph, "d") == ["a:0", "b:0"]
 
@@ -139,15 +139,15 @@ def test_a_sum_of_three():
     assert kept_in(graph_of(f"{words},a,b"), "b") == ["a:0", "b:0"]
 
 
-@pytest.mark.parametrize(("tree", "held"), [
+@pytest.mark.parametrize(("tree", "retained"), [
     ("s=AddV2:a,b sum=AddV2:s,c", ["c:0"]),
     ("s=AddV2:c,b sum=AddV2:a,s", ["c:0"]),  # by name, not as they stand
     ("s=AddV2:a,b i=Identity:s sum=AddN:i,c,d", ["c:0", "d:0"]),
     ("s=AddV2:d,c u=AddV2:b,a sum=AddV2:s,u", ["c:0", "d:0"]),
     ("s=AddV2:d,c t=AddV2:s,b sum=AddV2:t,a", ["c:0", "d:0"])])
-def test_a_tree_of_sums_is_one_sum(tree, held):
+def test_a_tree_of_sums_is_one_sum(tree, retained):
     leaves = "x=Placeholder a=Tanh:x b=Exp:x c=Sin:x d=Cos:x"
-    assert kept_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=Mul:end,end"), "b") == held
+    assert kept_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=Mul:end,end"), "b") == retained
     assert kept_in(graph_of(f"{leaves} {tree} end=Tanh:sum g=AddN:end,a,b"), "b") == ["a:0", "b:0"]
 
 
@@ -176,7 +176,7 @@ def clone(name: str, *inputs: str) -> Clone:
     return Clone(copy_name(name, 1), name, inputs)
 
 
-def test_the_copy_of_a_sum_holds_what_it_reads():
+def test_the_copy_of_a_sum_retains_what_it_reads():
     graph = graph_of(f"{FOUR} g=AddN:end,end")
     copies = [clone("c", "x:0"), clone("sum", "a:0", "b:0", "c-1:0", "d:0")]
     assert kept_in(graph, "c sum", copies) == [

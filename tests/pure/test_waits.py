@@ -1,4 +1,4 @@
-"""Single waits: by hand, and on random schedules by reachability and by what is held."""
+"""Single waits: by hand, and on random schedules by reachability and by live bytes."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_what_is_returned_is_the_worst_executor_with_these_waits(seed, count, aw
     target = timeline_of(graph, schedule).peak_bytes
     waits, timeline, order = waits_of(graph, schedule, target, found=found,
                                       await_updates=await_updates)
-    held = peaks(graph, schedule, found, waits)
-    assert timeline.peak_bytes == max(held.values())
-    worst = next(policy for policy in POLICIES if held[policy] == timeline.peak_bytes)
+    peak_of = peaks(graph, schedule, found, waits)
+    assert timeline.peak_bytes == max(peak_of.values())
+    worst = next(policy for policy in POLICIES if peak_of[policy] == timeline.peak_bytes)
     assert list(order) == order_of(graph, schedule, worst, waits=waits, found=found)
     assert list(timeline.live_bytes) == liveness.live_bytes(graph, schedule, order)
     # never more than without them
@@ -77,7 +77,7 @@ def test_what_is_returned_is_the_worst_executor_with_these_waits(seed, count, aw
 
 @cases
 @settings(max_examples=60)
-def test_no_waits_where_executors_hold_no_more_than_the_target(seed, count, await_updates):
+def test_no_waits_where_executors_need_no_more_than_the_target(seed, count, await_updates):
     graph, schedule, found = drawn(seed, count)
     worst = max(peaks(graph, schedule, found).values())
     for target in (worst, worst + 1, FREE):
@@ -87,7 +87,7 @@ def test_no_waits_where_executors_hold_no_more_than_the_target(seed, count, awai
 
 
 def test_waits_pay_on_random_graphs():
-    """Of graphs where executors hold more than the plan, most come down to it."""
+    """For most graphs on which executors need more than the plan, waits reach the plan's peak."""
     improved = reached = above = 0
     for seed in range(120):
         graph, schedule, found = drawn(seed, 16)
@@ -121,7 +121,10 @@ def graph_of(rows: str, reuses: str = "", **marks) -> CostGraph:
 
 
 def found_in(graph, names: str, target: int | None = None, **options):
-    """Wait as "waiting<awaited", the peak without and with them; the target is the plan's peak."""
+    """Return waits as "waiting<awaited", the peak without waits, and the peak with them.
+
+    The target is the plan's peak if none is given.
+    """
     vertices = [v.name for v in graph.vertices]
     schedule = tuple((vertices.index(n), names[:i].count(n)) for i, n in enumerate(names))
     planned = timeline_of(graph, schedule).peak_bytes if target is None else target
@@ -134,7 +137,7 @@ def found_in(graph, names: str, target: int | None = None, **options):
 
 
 EARLY = "a=1 b=500:a c=500:b d=1:c m=900 z=1:dm"
-"""m needs nothing: it runs at once, and is held beside b and c, 1,900 bytes; the plan has 1,000."""
+"""m reads nothing, so it runs at once and is live with b and c: 1,900 bytes; the plan has 1,000."""
 
 
 def test_what_runs_ahead_waits_for_the_step_before_it():
@@ -151,14 +154,14 @@ def test_what_runs_ahead_of_the_step_at_the_peak_waits_for_it():
 
 @pytest.mark.parametrize("mark", ["fusible", "conditional", "join"])
 def test_nothing_waits_for_what_cannot_be_awaited(mark):
-    """The step before it is waited for, which helps less, or not at all."""
+    """A wait for the step before it is made instead, which helps less, or not at all."""
     assert found_in(graph_of(EARLY, **{mark: "d"}), "abcdmz") == (["m<c"], 1900, 1401)
     assert found_in(graph_of(EARLY, **{mark: "cd"}), "abcdmz") == ([], 1900, 1900)
 
 
 @pytest.mark.parametrize("mark", ["fusible", "conditional"])
 def test_what_cannot_be_awaited_is_passed_over(mark):
-    """The step before it is waited for, k; not c, which d reads."""
+    """The wait is for the step before it, k; not for c, which d reads."""
     graph = graph_of("a=1 b=500:a c=500:b k=1:c d=1:c m=900 z=1:dmk", **{mark: "d"})
     assert found_in(graph, "abckdmz") == (["m<k"], 1900, 1402)
 
@@ -180,7 +183,7 @@ def test_updates_are_waited_for_unless_told_otherwise():
 
 
 def test_the_head_of_a_chain_that_shares_a_buffer_waits():
-    """n and o write into m's buffer; to hold o alone would leave m's where it is."""
+    """n and o write into m's buffer; to delay o alone would leave m's allocated."""
     graph = graph_of("a=1 b=500:a c=500:b d=1:c m=900 n=900:m o=900:n z=1:do", reuses="no")
     assert found_in(graph, "abcdmnoz") == (["m<d"], 1900, 1000)
 
@@ -197,7 +200,7 @@ def test_the_head_waits_though_other_steps_are_planned_in_between():
 
 
 def test_what_it_reads_waits_where_that_ran_ahead_as_well():
-    """m waits for d; beside that n, which is where the peak is, waits for the reader of b."""
+    """m waits for d; in addition n, at which the peak is, waits for the reader of b."""
     graph = graph_of("a=1 b=500:a c=500:b d=1:c m=900 n=800:m z=1:dn")
     assert found_in(graph, "abcdmnz") == (["m<d", "n<c"], 2200, 1701)
 
@@ -208,14 +211,14 @@ def test_a_step_that_allocates_waits_for_a_reader_that_lags():
 
 
 def test_small_tensors_are_not_worth_a_wait():
-    """What is smaller than a fifth of a percent of the peak."""
+    """Small means less than a fifth of a percent of the peak."""
     rows = "a=1 b=50000:a c=50000:b d=1:c m={} z=1:dm"
     for size, waits in ((150, []), (200, []), (201, ["m<d"]), (250, ["m<d"]), (390, ["m<d"])):
         assert found_in(graph_of(rows.format(size)), "abcdmz", 1)[0] == waits
 
 
 def test_unless_nothing_is_much_larger():
-    """What is smaller than a quarter of the largest: here there are 200 of 10 bytes each."""
+    """Small means less than a quarter of the largest, too: here there are 200 of 10 bytes each."""
     def case(size, first=10, others=10):
         many = range(200)
         vertices = [Vertex(f"v{i}", FORWARD, 1.0, reads=(i - 1,) if i else (), writes=(i,))

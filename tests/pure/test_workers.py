@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def run(graph, schedule, threads, reverse=False):
-    """Start and ends of a schedule, every step expensive."""
+    """Return starts and ends of a schedule all of whose steps are expensive."""
     resolved = resolve(graph, schedule)
     readers, waiting = Edges(graph, resolved, (), ()).waiting_for(())
     seconds = [graph.vertices[v].time for v, _ in schedule]
@@ -91,7 +91,7 @@ def test_one_thread_is_counted_as_steps_one_after_the_other(seed, count):
         graph, resolved, order).peak_bytes
 
 
-def test_what_another_thread_makes_meanwhile_is_held():
+def test_what_another_thread_makes_meanwhile_is_counted():
     """While `long` runs, with 64 MiB to itself, a second thread makes a, b and c in turn."""
     def chain(name, reads, writes):
         return Vertex(name, FORWARD, 1e-3, reads=reads, writes=writes)
@@ -135,8 +135,8 @@ def test_a_variable_that_is_still_read_is_copied_when_it_is_updated(order, peak)
     assert min(found) == peak * MIB
     without = dataclasses.replace(graph, vertices=tuple(
         dataclasses.replace(v, reads_variables=(), updates=-1) for v in graph.vertices))
-    least = min(allocated_peaks(without, resolved, order))
-    assert least == (24 if order[2] == 2 else 16) * MIB
+    minimum = min(allocated_peaks(without, resolved, order))
+    assert minimum == (24 if order[2] == 2 else 16) * MIB
 
 
 def test_threads_of_the_pool_take_the_oldest_of_another_thread():
@@ -149,7 +149,7 @@ def test_threads_of_the_pool_take_the_oldest_of_another_thread():
 
 
 def _two_branches(rows: int) -> CostGraph:
-    """Branches that two threads may run at once, each of a large and a small tensor."""
+    """Return branches that two threads may run at once, each of a large and a small tensor."""
     vertices, storages = [Vertex("root", FORWARD, 1e-3, writes=(0,))], [Storage("root", MIB, 0)]
     for row in range(rows):
         n = len(storages)
@@ -174,7 +174,7 @@ def test_the_bound_covers_other_paces_and_is_the_same_each_time():
 
 
 def test_variables_that_move_leave_memory_in_pieces():
-    """Steps in the long run need more than the second one, where a variable moves in each."""
+    """If a variable moves in each step, later steps need more than the second one."""
     rows = 12
     vertices, storages = [], []
     for row in range(rows):

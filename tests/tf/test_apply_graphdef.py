@@ -109,7 +109,7 @@ def test_a_saved_model_trains_where_there_is_no_tfckpt(tmp_path):
 
 
 def test_nested_functions_of_a_session_graph():
-    """What they are made of is rewritten; their results can still be fetched by name."""
+    """Their bodies are rewritten; their results can still be fetched by name."""
     definition = saved.tf1_graph(
         activation=tf.function(lambda h: tf.tanh(tf.nn.softplus(h)))).as_graph_def()
     calls = [node.name for node in definition.node if node.op == "PartitionedCall"]

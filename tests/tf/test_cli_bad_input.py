@@ -153,7 +153,7 @@ def test_a_full_disk_leaves_the_old_output_or_none(tool, monkeypatch, source, ta
 
 @contextlib.contextmanager
 def full_disk(folder: pathlib.Path, size: int):
-    """A disk that holds `size` bytes."""
+    """Mount a disk of `size` bytes."""
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
                       capture_output=True, check=False).returncode:
         pytest.skip("no disk can be mounted here")
@@ -165,7 +165,7 @@ def full_disk(folder: pathlib.Path, size: int):
 
 @contextlib.contextmanager
 def full_quota(folder: pathlib.Path, size: int):
-    """No file of this process may hold more than `size` bytes."""
+    """Limit every file of this process to `size` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -192,7 +192,7 @@ def test_a_disk_that_is_really_full(tool, tmp_path, source, target, limit):
         assert code == 1 and list(contents(disk).values()) == [b"what was there before"]
 
 
-def test_a_full_disk_behind_standard_output(tool, monkeypatch):
+def test_standard_output_to_a_full_disk(tool, monkeypatch):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         code, out, err = tool("inspect", "@graph.pb")

@@ -114,7 +114,7 @@ sys.exit(main())
 
 
 def test_a_reader_that_leaves_in_the_middle():
-    """More than a pipe holds."""
+    """The output is longer than a pipe's buffer."""
     program = ("from tfckpt import cli; cli._answer = lambda _: print('x' * 70 + chr(10), end='') "
                "or [print('y' * 70) for _ in range(100000)] or 0; raise SystemExit(cli.main([]))")
     done = subprocess.run(

@@ -37,7 +37,7 @@ def _measured(function, *args):
     return asked - result.shape.num_elements() * result.dtype.size
 
 
-def test_what_xla_holds_inside_is_what_the_allocator_counts():
+def test_what_xla_allocates_inside_is_what_the_allocator_counts():
     inner = _inner()
     _, (call,) = _ops(tf.function(lambda x: inner(x) + 1.), X)
     assert call.workspace > 0
@@ -100,5 +100,5 @@ def test_a_budget_counts_it_and_the_report_names_it():
     step(X)
     taken = _ops(tf.function(inner), X)[1][0].workspace
     assert taken > 2 * MIB
-    held = step.report.curves[0].at_peak
-    assert any(h.why == "workspace while it runs" and h.bytes == taken for h in held), held
+    live = step.report.curves[0].at_peak
+    assert any(h.why == "workspace while it runs" and h.bytes == taken for h in live), live

@@ -168,7 +168,7 @@ def test_what_becomes_log1p_is_one_vertex_that_writes_both():
     assert sorted(found["log"]) == ["log:0", "plus:0"] and "plus" not in found
 
 
-def test_a_sum_is_part_of_a_later_sum_behind_other_work():
+def test_a_sum_is_part_of_a_later_sum_after_other_work():
     def body(x):
         early = tf.add(x, 0.5, name="early")
         return tf.add(early, tf.matmul(x, x, name="product"), name="late")
@@ -332,9 +332,9 @@ def test_what_gradients_are_added_up_in_is_one_buffer():
     with graph.as_default():
         x = tf.compat.v1.placeholder(tf.float32, (8, 4), "x")
         made = tf.raw_ops.TemporaryVariable(shape=(8, 4), dtype=tf.float32, var_name="v", name="v")
-        held = tf.raw_ops.Assign(ref=made, value=tf.zeros((8, 4)))
-        with tf.control_dependencies([tf.raw_ops.AssignAdd(ref=held, value=tf.tanh(x))]):
-            total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v")
+        assigned = tf.raw_ops.Assign(ref=made, value=tf.zeros((8, 4)))
+        with tf.control_dependencies([tf.raw_ops.AssignAdd(ref=assigned, value=tf.tanh(x))]):
+            total = tf.raw_ops.DestroyTemporaryVariable(ref=assigned, var_name="v")
         last = tf.identity(total, "last")
     captured = capture(graph, fetches=[last])
     assert root_of(captured, "last") == "v"

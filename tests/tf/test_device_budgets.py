@@ -1,4 +1,4 @@
-"""Which budget holds on a device; that plans keep to it is in `tests/zoo/test_distribution.py`."""
+"""Which budget applies to a device; `tests/zoo/test_distribution.py` tests plans against it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tfckpt.request.device_budgets import Budgets, parse_budgets
 from tfckpt.request.options import make_options
 
 WORKER = "/job:worker/replica:0/task:1/device:GPU:1"
-HALF, LEAST, SIZE = Budget(fraction=0.5), Budget(), Budget(device_bytes=10**9)
+HALF, MINIMUM, SIZE = Budget(fraction=0.5), Budget(), Budget(device_bytes=10**9)
 
 
 @pytest.mark.parametrize(("given", "device", "wanted"), [
-    ("min", "", LEAST), (0.5, WORKER, HALF),
+    ("min", "", MINIMUM), (0.5, WORKER, HALF),
     ({"CPU:0": 0.5}, "", HALF), ({"/device:CPU:0": 0.5}, "/CPU:0", HALF),
     ({"cpu": 0.5}, "/job:localhost/replica:0/task:0/device:CPU:3", HALF),
     ({"/job:localhost/replica:0/task:0/device:CPU:0": 0.5}, "", HALF),
     ({"GPU:1": 0.5, "*": "min"}, WORKER, HALF), ({"GPU:0": 0.5, "*": "1GB"}, WORKER, SIZE),
     ({"/job:worker/task:1": 0.5, "*": "min"}, WORKER, HALF),
-    ({"/job:worker/task:0": 0.5, "*": "min"}, WORKER, LEAST),
+    ({"/job:worker/task:0": 0.5, "*": "min"}, WORKER, MINIMUM),
     ({"GPU": "min", "GPU:1": 0.5, "/job:worker/task:1/GPU:1": "1GB"}, WORKER, SIZE),
     ({"/job:worker/task:1/GPU:1": "1GB", "GPU": "min", "GPU:1": 0.5}, WORKER, SIZE),
     ({"*": 0.5}, WORKER, HALF), ({"CPU": 0.5}, "/CPU", HALF),

@@ -1,4 +1,4 @@
-"""What README and docs/ name exists, and the pages of the API can be built."""
+"""Checks that all that README and docs/ name exists, and that the API's pages can be built."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_a_custom_gradient_that_is_not_the_derivative_is_refused(activation):
 
 
 def test_a_clipped_gradient_stays_clipped():
-    """What comes behind the clip is the derivative; the clip itself stays where it is."""
+    """The ops after the clip become the derivative; the clip itself stays where it is."""
     graph, offers = between_dense_layers(clipped_gradient)
     for alternative in offers.alternatives:
         gone = {graph.ops[i].type for i in alternative.removed}

@@ -1,6 +1,6 @@
-"""What Grappler is asked about before a step runs is what it is asked about when the step runs.
+"""The graph that Grappler is given before a step runs is the one that it gets when the step runs.
 
-The oracle is what TensorFlow instantiates for a call: both are compared term by term.
+The oracle is the function that TensorFlow instantiates for a call: both are compared term by term.
 """
 
 from __future__ import annotations

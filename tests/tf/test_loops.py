@@ -1,4 +1,4 @@
-"""What while loops keep for their gradient: iterations times the bytes of an entry."""
+"""The bytes that while loops keep for their gradient: iterations times the bytes of an entry."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_loop_takes_as_long_as_its_iterations():
 
 
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU])
-def test_an_unknown_batch_is_known_behind_recurrent_layers_too(layer):
+def test_an_unknown_batch_is_known_after_recurrent_layers_too(layer):
     """Each layer is given the stacked lists of the one before; bodies read variables and lists."""
     process.fresh()
     model = keras.Sequential([keras.Input((6, WIDTH)),

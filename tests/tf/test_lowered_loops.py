@@ -1,4 +1,4 @@
-"""What Grappler makes of steps with lowered loops and branches, with these as ops again."""
+"""Steps with lowered loops and branches as Grappler optimises them, with these as ops again."""
 
 from __future__ import annotations
 

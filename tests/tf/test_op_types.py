@@ -14,7 +14,7 @@ NAMED = {
     "tfckpt/rewrite/names.py": "_XlaCompile is an attribute as well",
     "tfckpt/rewrite/segments.py": "what the functions of loops over segments are made of",
 }
-"""Modules that hold the name of an op type, and why; never more than four."""
+"""Modules that contain the name of an op type, and why; never more than four."""
 
 
 def test_op_types_are_named_in_records_alone():

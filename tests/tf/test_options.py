@@ -44,7 +44,7 @@ def test_a_front_end_takes_every_option(front_end):
 @pytest.mark.parametrize("front_end", FUNCTIONS)
 @pytest.mark.parametrize("name", [*OTHER, *OF_TRACES])
 def test_a_front_end_hands_an_option_on(monkeypatch, front_end, name):
-    """What it makes of the option reaches `make_options`."""
+    """The option reaches `make_options` in the form that the front end gives it."""
     class Made(Exception):
         pass
 

@@ -1,4 +1,4 @@
-"""What XLA made of recomputed ops, told from modules that are written by hand."""
+"""Fates of recomputed ops under XLA, read from modules that are written by hand."""
 
 from __future__ import annotations
 

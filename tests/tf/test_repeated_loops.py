@@ -21,9 +21,7 @@ ROWS, WIDTH, TRIPS = 8, 4, 6
 
 
 def _captured(body, *arguments, after=None, compiled=False):
-    """Return the graph of a step whose forward is a loop over `body`; `after` comes behind the
-    loop.
-    """
+    """Return the graph of a step whose forward is a loop over `body`, followed by `after`."""
     process.fresh()
 
     @tf.function(autograph=False)

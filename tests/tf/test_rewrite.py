@@ -30,15 +30,15 @@ from tfckpt.simulate.order import base_order
 
 
 def test_references_are_never_guarded():
-    """What passes a reference on hands on a value: TensorFlow would refuse the graph."""
+    """A guard would turn a reference into a value, and TensorFlow would refuse the graph."""
     live = tf.Graph()
     with live.as_default():
         x = tf.compat.v1.placeholder(tf.float32, (1 << 10,), "x")
         made = tf.raw_ops.TemporaryVariable(shape=x.shape, dtype=x.dtype, var_name="v", name="v")
-        held = tf.raw_ops.Assign(ref=made, value=tf.exp(x), name="first")
-        added = tf.raw_ops.AssignAdd(ref=held, value=tf.tanh(x), name="second")
+        assigned = tf.raw_ops.Assign(ref=made, value=tf.exp(x), name="first")
+        added = tf.raw_ops.AssignAdd(ref=assigned, value=tf.tanh(x), name="second")
         with tf.control_dependencies([added]):
-            total = tf.raw_ops.DestroyTemporaryVariable(ref=held, var_name="v", name="sum")
+            total = tf.raw_ops.DestroyTemporaryVariable(ref=assigned, var_name="v", name="sum")
     graph = capture(live, fetches=[total])
     cost = build_cost_graph(graph)
     builder = EditBuilder(graph, cost, plain_plan(cost))
@@ -96,7 +96,7 @@ def wanted():
     ("update_input", 5), ("add_control_input", 1), ("add_control_input", 12),
 ])
 def test_a_failure_midway_leaves_the_graph_as_it_was(monkeypatch, wanted, function, nth):
-    """What was added is no part of it, and the next plan is used."""
+    """Ops that were added are not part of it, and the next plan is used."""
     faults, seen = Faults({nth}), []
 
     def applied(graph, edits, changes, **options):
@@ -151,7 +151,7 @@ def last_write_before_last_copies():
 
 
 def test_nothing_waits_for_a_copy_that_waits_for_it():
-    """The last fence awaits the last write, so that write must not await what is behind it."""
+    """The last fence awaits the last write, so that write must not await what follows the fence."""
     graph, cost, plan = last_write_before_last_copies()
     types = [graph.ops[cost.vertices[v].ops[0]].type for v, _ in plan.schedule]
     write, = (i for i, kind in enumerate(types) if kind == "AssignSubVariableOp")
@@ -173,7 +173,7 @@ PAYLOADS = {"float32": np.uint32(0x7FADBEEF), "float64": np.uint64(0x7FF4DEADBEE
 
 
 def guarded(trigger: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Return the value behind a guard on this trigger, through the edits and their applier."""
+    """Return the value that a guard on this trigger passes on, by the edits and their applier."""
     graph = tf.Graph()
     with graph.as_default():
         fed = tf.compat.v1.placeholder(trigger.dtype, trigger.shape, "trigger")

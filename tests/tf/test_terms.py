@@ -200,7 +200,7 @@ def test_constants_count_by_value_and_type():
 
 
 def variable(reads_after: bool, writes: int = 1):
-    """Return a step that writes a variable, and returns what it read before, or behind it."""
+    """Return a step that writes a variable, and returns what it read before or after that."""
     wrote = [op(f"w{i}", "AssignSubVariableOp", "variable", "x", *([f"^w{i - 1}"] if i else []))
              for i in range(writes)]
     read = op("r", "ReadVariableOp", "variable", *(["^w0"] if reads_after else []))
@@ -341,16 +341,16 @@ def added(*others, terms=("a", "b", "c")):
     ("abc", ("Neg", "a", "^s"), True),  # then it begins with b, which is exchanged with a
     ("abc", ("Neg", "c", "^s"), True),
     ("cba", ("Neg", "c", "^s"), False)])  # with b: b + c + a
-def test_a_sum_begins_with_a_term_that_nothing_holds(order, other, equal):
+def test_a_sum_begins_with_a_term_that_nothing_else_uses(order, other, equal):
     later = [] if other is None else [op("later", *other)]
     assert same(added(), added(*later, terms=tuple(order))) == equal
 
 
 def test_a_sum_that_must_not_write_into_the_first_two_begins_with_another():
     """The kernel adds c + b + a: `tests/e2e/test_same_arithmetic.py` has a step that shows it."""
-    held = [op("p", "Neg", "a", "^s"), op("q", "Neg", "b", "^s")]
-    assert not same(added(), added(*held))
-    assert same(added(terms=("c", "b", "a")), added(*held))
+    retained = [op("p", "Neg", "a", "^s"), op("q", "Neg", "b", "^s")]
+    assert not same(added(), added(*retained))
+    assert same(added(terms=("c", "b", "a")), added(*retained))
     twice = [*given("x"), op("a", "Tanh", "x"), op("c", "Sin", "x")]
     doubled = [*twice, op("s", "AddN", "a", "a", "c"), result("s")]
     assert same(doubled, [*twice, op("s", "AddN", "c", "a", "a"), result("s")])

@@ -33,14 +33,14 @@ def square():
 def holes(request):
     """Yield a heap as other tests left it, and with some more holes in it."""
     sizes = np.random.default_rng(1).integers(SIDE * SIDE, 2 * SIDE * SIDE, 2 * request.param)
-    held = [tf.zeros((size,)) for size in sizes]
-    del held[::2]
+    allocated = [tf.zeros((size,)) for size in sizes]
+    del allocated[::2]
     yield
-    del held
+    del allocated
 
 
 def kept(x):
-    """Tensors that leave the step: all are live at its end."""
+    """Return tensors that leave the step: all are live at its end."""
     made = [tf.roll(x, 1, 0)]
     for _ in range(LANES - 1):
         made.append(tf.roll(made[-1], 1, 0))

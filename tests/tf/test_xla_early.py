@@ -1,4 +1,4 @@
-"""What XLA could compute at any time waits for its turn: random numbers, zeros, gradients."""
+"""Ops that XLA could run at any time wait for their turn: random numbers, zeros, gradients."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_zeros_come_with_what_is_scattered(monkeypatch):
     assert len(scatters) == 2  # one of the forward, one where both gradients meet
 
 
-def test_gradients_are_read_behind_those_of_weights(monkeypatch):
-    """What a layer's gradient is made of is not held until that of its weights is there."""
+def test_gradients_are_read_after_those_of_weights(monkeypatch):
+    """The inputs of a layer's gradient do not stay in memory until that of its weights is there."""
     edits, _, _ = edits_of(monkeypatch)
     read = {(r.op, r.index): r.tensor for r in edits.rewires}
     found = 0
@@ -131,22 +131,22 @@ def test_weights_are_updated_after_the_last_that_reads_them(monkeypatch):
     """The gradient of a layer's input, where that of its weights comes before it."""
     monkeypatch.setattr(xla_updates, "LARGE", 1024)  # the layers are small
     edits, _, _ = edits_of(monkeypatch)
-    held = [c for c in edits.added if c.name.startswith("tfckpt/update_")]
-    for barrier in held:
+    barriers = [c for c in edits.added if c.name.startswith("tfckpt/update_")]
+    for barrier in barriers:
         weights, last = (t.removesuffix(":0") for t in barrier.inputs)
         assert weights == f"{last}_1" and last.endswith("/MatMul/MatMul")
         readers = [r.op for r in edits.rewires if r.tensor == f"{barrier.name}:0"]
         assert len(readers) == 1 and not readers[0].startswith("gradient_tape")
-    assert len(held) >= 4
+    assert len(barriers) >= 4
 
 
 def test_what_products_read_passes_barriers(monkeypatch):
-    """A select of it would be one more copy; what is read by what XLA fuses passes selects."""
+    """A select would make one more copy of a product's input; inputs of fused ops pass selects."""
     edits, _, _ = edits_of(monkeypatch)
     made = {f"{c.name}:0": c.type for c in edits.added if isinstance(c, Create)}
     reads = [(c.name, t) for c in edits.added if isinstance(c, Clone) for t in c.inputs]
     reads += [(r.op, r.tensor) for r in edits.rewires]
-    held = [(op, made[t]) for op, t in reads if t in made and ("_guard" in t or "_wait" in t)]
-    products = [kind for op, kind in held if "MatMul" in op]
+    delayed = [(op, made[t]) for op, t in reads if t in made and ("_guard" in t or "_wait" in t)]
+    products = [kind for op, kind in delayed if "MatMul" in op]
     assert len(products) >= 4 and set(products) == {"XlaOptimizationBarrier"}
-    assert {kind for op, kind in held if "Gelu/mul" in op} == {"SelectV2"}
+    assert {kind for op, kind in delayed if "Gelu/mul" in op} == {"SelectV2"}
