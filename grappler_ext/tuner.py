@@ -148,6 +148,7 @@ class _Function:
         self.chosen = plan.rewriter
         if plan.report is not None and plan.row.peak_bytes is not None:
             name = plan.report.name
+            plan.report.allowed_bytes = self.allowed  # it was made for a share of that
             self.plans[0].rewriter.reports[name] = plan.report
             say(f"{name}: {plan.row.name} is taken: {format_bytes(plan.row.peak_bytes)}")
             note(plan.report, plan.row.peak_bytes)

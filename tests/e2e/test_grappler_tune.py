@@ -54,7 +54,7 @@ def test_calls_by_which_plans_are_measured_train_as_any_other(budget):
 
 
 def test_a_plan_that_takes_too_much_is_not_kept(monkeypatch):
-    """All plans are measured as if they took a tenth more."""
+    """All plans are measured as if they took three tenths more."""
     from grappler_ext import tuner
 
     real = tuner.memory_info
@@ -64,15 +64,16 @@ def test_a_plan_that_takes_too_much_is_not_kept(monkeypatch):
         found = dict(real(device, reset))
         if reset:
             state["start"] = found["current"]
-        found["peak"] = state["start"] + int(1.1 * (found["peak"] - state["start"]))
+        found["peak"] = state["start"] + int(1.3 * (found["peak"] - state["start"]))
         return found
 
     monkeypatch.setattr(tuner, "memory_info", told)
     function, x, _ = trained(budget=.9, tune=True)
     report = grappler_ext.reports()["step"]
     peak = statistics.median(peak_of_call(function, (x,), {}, "CPU:0") for _ in range(5))
-    assert 1.02 * peak <= report.allowed_bytes  # a tenth less threads that race
+    assert 1.2 * peak <= report.allowed_bytes  # less, by threads that race
     assert report.measured_peak_bytes <= report.allowed_bytes
+    assert report.allowed_bytes == int(.9 * report.expected_bytes[0])  # not the share for the plan
 
 
 def test_without_statistics_it_is_said_that_nothing_is_tuned(monkeypatch):

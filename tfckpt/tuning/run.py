@@ -122,8 +122,8 @@ class _Tuning:
         options = dataclasses.replace(
             self.step.options, budgets=Budgets(((OTHERS, kept.budget),)),
             objective=kept.objective, op_seconds=kept.op_seconds)
-        report = self._adopt(kept.chosen, kept.plain, options if kept.planned else None,
-                             kept.other, None)
+        report = self._adopt(kept.chosen, kept.plain, kept.allowed_bytes,
+                             options if kept.planned else None, kept.other, None)
         return Tuned(self.step.__name__, str(self._asked), kept.allowed_bytes, kept.plain,
                      kept.plans, kept.chosen, report.front, time.perf_counter() - self.started,
                      made=kept.made)
@@ -258,7 +258,7 @@ class _Tuning:
             tf_adapter.compiles_with_xla(taken.function.plain)
             != tf_adapter.compiles_with_xla(self.step.plain))
         options = taken.function.options if planned else None
-        report = self._adopt(taken.row, plain.row, options, other,
+        report = self._adopt(taken.row, plain.row, allowed, options, other,
                              None if self.draws else taken.function)
         found = Tuned(self.step.__name__, str(self._asked), allowed, plain.row,
                       tuple(ran.row for ran in self.ran), taken.row, report.front,
@@ -279,13 +279,15 @@ class _Tuning:
                                       "" if self.complete else f" in {self.limit:.0f} s; raise "
                                       "limit_seconds to try more plans"))
 
-    def _adopt(self, taken: Measured, plain: Measured, options: Options | None, other: bool,
-               function: Any) -> Report:
+    def _adopt(self, taken: Measured, plain: Measured, allowed: int | None,
+               options: Options | None, other: bool, function: Any) -> Report:
         """Have the step do what was taken, and return its report.
 
         Args:
           taken: what was measured of what is taken.
           plain: what was measured of the plain step.
+          allowed: the bytes that were asked for, of which a plan may have been given a share; None
+            for the minimum.
           options: those of a plan; None where the step is to run as it is.
           other: whether XLA compiles what is taken where it does not compile the step, or the other
             way round.
@@ -310,7 +312,7 @@ class _Tuning:
         assert report is not None
         report.measured_peak_bytes, report.measured_baseline_bytes = (
             taken.peak_bytes, plain.peak_bytes)
-        report.observed_calls = OBSERVED
+        report.observed_calls, report.allowed_bytes = OBSERVED, allowed
         say(f"  {taken.name} is taken: {format_bytes(taken.peak_bytes or 0)}")
         gc.collect()
         return report
