@@ -1,6 +1,6 @@
 """Loops recomputed segment by segment: peak and time of the plain and of the rewritten step.
 
-    python -m benchmarks.loops [--jobs=lstm,lstm3,ctc,heat] [--compiled] [--tiny]
+    python -m benchmarks.loops [--jobs=lstm,lstm3,open3,ctc,heat] [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
@@ -20,7 +20,7 @@ from absl import app, flags
 from benchmarks.rows import head, in_own_process, line
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("jobs", ["lstm", "lstm3", "ctc", "heat"], "Which to measure.")
+flags.DEFINE_list("jobs", ["lstm", "lstm3", "open3", "ctc", "heat"], "Which to measure.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
 flags.DEFINE_string("one", "", "The job that this process measures, for the program itself.")
@@ -28,7 +28,8 @@ flags.DEFINE_string("one", "", "The job that this process measures, for the prog
 _COLUMNS = ("job", "plain MB", "ours MB", "ours / plain", "planned / measured", "time", "segments",
             "identical")
 _CALLS = 5
-
+_OPEN = ("open3",)
+"""Jobs whose trace leaves the lengths of sequences open."""
 
 _FEATURES = 16
 
@@ -38,7 +39,8 @@ def _recurrent(keras, kind, count: int, units: int, steps: int, batch: int):
     import numpy as np
     import tensorflow as tf
 
-    model = keras.Sequential([keras.Input((steps, _FEATURES), batch_size=batch), *(
+    known = {} if FLAGS.one in _OPEN else {"batch_size": batch}
+    model = keras.Sequential([keras.Input((steps if known else None, _FEATURES), **known), *(
         kind(units, return_sequences=n < count - 1, use_cudnn=False) for n in range(count))])
     x = np.random.default_rng(0).standard_normal((batch, steps, _FEATURES), dtype=np.float32)
     return (lambda x: tf.reduce_mean(tf.square(model(x, training=True)))), x, [
@@ -46,21 +48,26 @@ def _recurrent(keras, kind, count: int, units: int, steps: int, batch: int):
 
 
 def lstm(shrink: int):
-    """One LSTM layer of 256 units, 256 steps, batch 320."""
+    """Return one LSTM layer of 256 units, 256 steps, batch 320."""
     import keras
 
     return _recurrent(keras, keras.layers.LSTM, 1, 256, 256 // shrink, 320)
 
 
 def lstm3(shrink: int):
-    """Three LSTM layers of 128 units, 64 steps, batch 512."""
+    """Return three LSTM layers of 128 units, 64 steps, batch 512."""
     import keras
 
     return _recurrent(keras, keras.layers.LSTM, 3, 128, 64 // shrink, 512)
 
 
+def open3(shrink: int):
+    """Return the same, traced for batches and sequences of any length."""
+    return lstm3(shrink)
+
+
 def ctc(shrink: int):
-    """Two GRU layers of 128 units over 800 frames, batch 512, CTC loss over 32 labels."""
+    """Return two GRU layers of 128 units over 800 frames, batch 512, CTC loss over 32 labels."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -117,7 +124,8 @@ def measure() -> dict:
         return value
 
     x = tf.constant(x)
-    plain, ours = (wrap(tf.function(train, jit_compile=FLAGS.compiled))
+    signature = [tf.TensorSpec((None, None, _FEATURES))] if FLAGS.one in _OPEN else None
+    plain, ours = (wrap(tf.function(train, signature, jit_compile=FLAGS.compiled))
                    for wrap in (lambda f: f, tfckpt.checkpoint))
     start = [w.numpy() for w in weights]
     found = []

@@ -142,6 +142,61 @@ def test_an_open_batch(forced):
            spec=[tf.TensorSpec((None, LENGTH, WIDTH))])
 
 
+def _of_weight(step_of):
+    """Return what a model of its input and one weight is made by."""
+    def make():
+        weight = _weight()
+        return (lambda x: step_of(x, weight)), [weight]
+
+    return make
+
+
+def _while(x, weight):
+    return tf.while_loop(lambda i, h: i < tf.shape(x)[1],
+                         lambda i, h: (i + 1, tf.tanh(h @ weight + x[:, i])),
+                         (0, tf.zeros_like(x[:, 0])))[1]
+
+
+@pytest.mark.filterwarnings("ignore:tfckpt. step was planned for 8x9x16")
+@pytest.mark.parametrize("make, count", [
+    (_layers(lambda: keras.layers.LSTM(return_sequences=True, **_UNITS),
+             lambda: keras.layers.GRU(**_UNITS), shape=(None, WIDTH), batch=None), 2),
+    (_layers(lambda: keras.layers.Bidirectional(keras.layers.LSTM(
+        return_sequences=True, **_UNITS)), shape=(None, WIDTH), batch=None), 2),
+    (_layers(keras.layers.Masking, lambda: keras.layers.LSTM(**_UNITS), shape=(None, WIDTH),
+             batch=None), 1),
+    (_of_weight(_while), 1),
+    (_of_weight(lambda x, w: tf.scan(lambda h, row: tf.tanh(h @ w + row),
+                                tf.transpose(x, [1, 0, 2]))), 1),
+    (_of_weight(lambda x, w: tf.foldl(lambda h, row: tf.tanh(h @ w + row),
+                                 tf.transpose(x, [1, 0, 2]))), 1),
+    (_of_weight(lambda x, w: tf.map_fn(lambda row: tf.tanh(row @ w), tf.transpose(x, [1, 0, 2]))), 1),
+], ids=["layers", "both_ways", "masked", "while", "scan", "fold", "map"])
+def test_lengths_that_differ_from_call_to_call(make, count, forced):
+    """What is planned for the first call runs with more segments, and with a single one."""
+    def trained(wrap):
+        process.fresh()
+        forward, weights = make()
+
+        @wrap
+        @tf.function(input_signature=[tf.TensorSpec((None, None, WIDTH))])
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(forward(x)))
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        return [step(_inputs(BATCH, n, WIDTH)).numpy().tobytes() for n in (9, 23, 3, 1, 9)] + [
+            w.numpy().tobytes() for w in weights], step
+
+    (wanted, _), (found, step) = trained(lambda f: f), trained(tfckpt.checkpoint)
+    report = step.report
+    assert report.applied and len(report.segments) == count, str(report)
+    assert found == wanted
+    assert tfckpt.verify.same_arithmetic(step, _inputs(BATCH, 9, WIDTH)).same
+
+
 def _loop(body, **options):
     """Return a loop over rows of its argument, its weight trained."""
     def make():
@@ -330,3 +385,21 @@ def test_compiled_by_xla(make, forced):
     assert found == wanted
     told = step.report.compiled
     assert told.after.temp_bytes < told.before.temp_bytes
+
+
+def test_xla_is_given_no_loop_of_open_length(forced):
+    """Its lists have room for a number of entries that is known when it compiles."""
+    weight = _weight()
+
+    @tfckpt.checkpoint
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec((None, None, WIDTH))])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.while_loop(
+                lambda i, h: i < tf.shape(x)[1], lambda i, h: (i + 1, tf.tanh(h @ weight)),
+                (0, x[:, 0]), maximum_iterations=tf.shape(x)[1])[1])
+        return loss, tape.gradient(loss, weight)
+
+    step(_inputs())
+    assert not step.report.segments
+    assert any("differs from call to call" in line for line in step.report.refused), step.report

@@ -231,6 +231,21 @@ def test_handle_shape_of_eager_handles():
     assert shape.as_list() == [2, 5] and dtype == tf.float32
 
 
+def test_static_value():
+    def step(x):
+        length = tf.shape(x)[1]
+        return {"known": 2 * length + 1, "open": tf.shape(x)[0], "given": x[0, 0],
+                "list": tf.raw_ops.EmptyTensorList(element_shape=[2], max_num_elements=length,
+                                                   element_dtype=tf.float32)}
+
+    graph = traced(step, tf.TensorSpec((None, 7)))
+    before = len(graph.get_operations())
+    found = {name: tf_adapter.static_value(graph.structured_outputs[name])
+             for name in ("known", "open", "given", "list")}
+    assert found == {"known": 15, "open": None, "given": None, "list": None}
+    assert len(graph.get_operations()) == before
+
+
 def test_functions_that_a_graph_calls():
     @tf.function
     def layer(x):

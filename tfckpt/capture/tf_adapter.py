@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python import pywrap_tfe
@@ -33,6 +34,7 @@ from tensorflow.python.framework import (
     function_def_to_graph,
     op_callbacks,
     op_def_registry,
+    smart_cond,
 )
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import (
@@ -753,6 +755,24 @@ def is_stateful_type(op_type: str) -> bool:
     """
     known = op_def_registry.get(op_type)
     return known is not None and known.is_stateful
+
+
+def static_value(tensor: tf.Tensor) -> np.ndarray | None:
+    """Return the value of a tensor that constants and known shapes decide.
+
+    Unlike `tf.get_static_value` this computes with them, so that a slice of a shape is known too.
+    Nothing is added to the graph.
+
+    Args:
+      tensor: of any graph.
+
+    Returns:
+      None where the value is not known, and for what is no number: a handle, a list.
+    """
+    if tensor.dtype in (tf.resource, tf.variant):
+        return None
+    value = smart_cond.smart_constant_value(tensor)
+    return None if value is None else np.asarray(value)
 
 
 def handle_shape(resource: tf.Tensor) -> tuple[tf.TensorShape, tf.DType] | None:

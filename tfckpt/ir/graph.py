@@ -70,13 +70,15 @@ class Loop:
     """Properties of a while loop beyond its inputs and outputs.
 
     Attributes:
-      trips: the most iterations.
+      trips: the most iterations of a call of the planned sizes.
       body: what an iteration does, to be priced; its ops are in the order of the body.
       shares: for a list that has the entries of another, and thus its memory, the other's slot.
       takes: for a list, the inputs of the loop whose memory it can have, first wish first.
       later_writes: names of the ops that may run only after the loop's copies, since they may
         write a variable that it reads.
       segments: how it can be recomputed segment by segment; None where it cannot.
+      bound: the most iterations of any call; None where the call's sizes decide, as with sequences
+        whose length the trace leaves open.
     """
 
     trips: int
@@ -85,6 +87,7 @@ class Loop:
     takes: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     later_writes: tuple[str, ...] = ()
     segments: Segments | None = None
+    bound: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ register(
     _LIST("TensorListGetItem", lists=ListUse(shape=2)),
     _LIST("TensorListPopBack", lists=ListUse(shape=1, removes=True)),
     _LIST("TensorListStack", lists=ListUse(stacks=True)),
+    _LIST("TensorListLength", lists=ListUse(counts=True)),
     _LIST("OptionalFromValue"), _LIST("OptionalNone"),
 )
 register_families(_LIST("TensorList"))

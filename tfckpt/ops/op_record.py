@@ -101,6 +101,7 @@ class ListUse:
       shape: the input that says which shape the entry has that it takes.
       removes: what it takes leaves the list.
       stacks: it makes one tensor of all entries.
+      counts: it gives the number of entries.
     """
 
     empty: bool = False
@@ -111,6 +112,7 @@ class ListUse:
     shape: int | None = None
     removes: bool = False
     stacks: bool = False
+    counts: bool = False
 
     @property
     def begins(self) -> bool:

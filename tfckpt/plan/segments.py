@@ -46,7 +46,7 @@ class Role:
     Attributes:
       forward, gradient: names of the two loops that are replaced.
       length: iterations of a segment.
-      count: how many segments there are, at most.
+      count: how many segments there are, at most, in a call of the planned sizes.
       is_gradient: whether it takes the place of the gradient's loop.
       segments: how the loops belong together.
     """
@@ -209,7 +209,9 @@ class _Change:
 
     def _before(self) -> list[_New]:
         """Return the lists of states, empty, and what they are made of."""
-        made = [self._constant("count", 0), self._constant("most", self.count)]
+        bound = self.loop.bound
+        most = -1 if bound is None else math.ceil(bound / self.length)  # -1: as many as there are
+        made = [self._constant("count", 0), self._constant("most", most)]
         for n, slot in enumerate(self.segments.states):
             shape = self.forward.outputs[slot].shape
             known = [d for d in shape or () if d is not None]
@@ -240,7 +242,8 @@ class _Change:
         left = {slot: root for slot, root in self.loop.shares.items()
                 if slot not in lists and root not in lists}
         loop = Loop(self.loop.trips, self.loop.body, left, {
-            slot: takes for slot, takes in self.loop.takes.items() if slot not in lists})
+            slot: takes for slot, takes in self.loop.takes.items() if slot not in lists},
+            bound=self.loop.bound)
         new = dataclasses.replace(
             op, name=self.name, inputs=(), controls=(), outputs=outputs, pure=False, loop=loop,
             attrs={SEGMENTED: self._role(False)}, workspace=op.workspace + self._held())
@@ -264,7 +267,7 @@ class _Change:
         loop = Loop(op.loop.trips, _both(self.loop.body, op.loop.body), {
             place[s]: place[r] for s, r in op.loop.shares.items() if s in place and r in place}, {
             place[s]: tuple(place[w] for w in wishes if w in place)
-            for s, wishes in op.loop.takes.items() if s in place})
+            for s, wishes in op.loop.takes.items() if s in place}, bound=op.loop.bound)
         inputs = self._inputs(op)
         new = dataclasses.replace(
             op, name=new_name(op.name), inputs=(), controls=(), outputs=outputs, pure=False,

@@ -74,7 +74,7 @@ def _op(op: Op, index: Mapping[str, int]) -> tuple:
 
 
 def _loop(loop: Loop, index: Mapping[str, int]) -> tuple:
-    return (loop.trips, graph_digest(loop.body), tuple(sorted(loop.shares.items())),
+    return (loop.trips, loop.bound, graph_digest(loop.body), tuple(sorted(loop.shares.items())),
             tuple(sorted(loop.takes.items())), tuple(index[name] for name in loop.later_writes),
             loop.segments and (index[loop.segments.gradient],
                                *dataclasses.astuple(loop.segments)[1:]))

@@ -103,6 +103,57 @@ def entry_shape(loop: tf.Operation, slot: int, known: Callable[[tf.Operation], t
     return tf.TensorShape(None) if entry is None else this.shape(entry)
 
 
+def entries_shape(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]
+                  ) -> tf.TensorShape:
+    """Return the shape of a list's entries; as `kept_lists`.
+
+    Args:
+      tensor: the list, of the graph that is captured.
+      known: gives an op of the graph with as much known of its shapes as can be.
+
+    Returns:
+      A shape of unknown rank where nothing is known of it.
+
+    Raises:
+      ValueError: the body of a loop that makes it cannot be read.
+    """
+    made = _origin(tensor)
+    if record(made.op.type).lists.rows:
+        shape = known(made.op).inputs[0].shape
+        return shape[1:] if shape.rank else tf.TensorShape(None)
+    if record(made.op.type).is_loop:
+        return entry_shape(made.op, made.value_index, known)
+    return tf.TensorShape(None)
+
+
+def list_length(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]) -> int | None:
+    """Return how many entries a list has that nothing appends to; as `kept_lists`.
+
+    Args:
+      tensor: the list, of the graph that is captured.
+      known: gives an op of the graph with as much known of its shapes as can be.
+
+    Returns:
+      None where that is not known.
+
+    Raises:
+      ValueError: the body of a loop that hands it on cannot be read.
+    """
+    tensor = _origin(tensor)
+    op, use = tensor.op, record(tensor.op.type).lists
+    if use.rows:
+        shape = known(op).inputs[0].shape
+        return shape[0] if shape.rank else None
+    if use.reserves:
+        count = _origin(op.inputs[1]).op
+        if record(count.type).lists.counts:
+            return list_length(count.inputs[0], known)
+        return _value(known(op).inputs[1])
+    if record(op.type).is_loop and _Loop(op, known).keeps_length(tensor.value_index):
+        return list_length(op.inputs[tensor.value_index], known)
+    return None
+
+
 class _Loop:
     """A loop, its body and its condition."""
 
@@ -132,7 +183,9 @@ class _Loop:
         if self._told_trips() is not None:
             passed, workspace = self._of_segments(trips)
             found.update(passed)
-        return Kept(found, unknown, Loop(trips, self._priced(), shares, takes), workspace)
+        bound = _Loop(self.op, lambda op: op, self.target).trips()
+        return Kept(found, unknown, Loop(trips, self._priced(), shares, takes, bound=bound),
+                    workspace)
 
     def _told_trips(self) -> int | None:
         """Return how often the loop runs, where tfckpt has made it."""
@@ -167,6 +220,13 @@ class _Loop:
         if record(memory.op.type).access is Access.VALUE:
             return 0
         return 1 if self._is_fixed(memory) or self._overwrites(slot) else trips
+
+    def keeps_length(self, slot: int) -> bool:
+        """Return whether the body hands a list on in its own slot, at most with entries set."""
+        tensor = _origin(self.body.outputs[slot])
+        while record(tensor.op.type).lists.index is not None:
+            tensor = _origin(tensor.op.inputs[0])
+        return self._slots.get(tensor.name) == slot
 
     def _emptied(self) -> tuple[int, ...]:
         """Return the lists from which each iteration takes an entry, by input."""
@@ -269,10 +329,23 @@ class _Loop:
     def _limit(self, tensor: tf.Tensor) -> int | None:
         """Return the value of a tensor of the condition that no iteration changes."""
         slot = argument(self.cond, _origin(tensor))
-        if slot is None:
-            return _value(tensor)
-        passed = argument(self.body, _origin(self.body.outputs[slot]))
-        return self._outside(slot) if passed == slot else None
+        if slot is not None:
+            return self._outside(slot) if self._is_passed(slot) else None
+        value = _value(tensor)
+        return value if value is not None else _value(
+            self._cond_as_given.get_tensor_by_name(tensor.name))
+
+    def _is_passed(self, slot: int) -> bool:
+        """Return whether each iteration hands an argument on as it is."""
+        return argument(self.body, _origin(self.body.outputs[slot])) == slot
+
+    @functools.cached_property
+    def _cond_as_given(self) -> tf_adapter.FuncGraph:
+        """Return the condition with the shapes of the arguments that no iteration changes."""
+        return tf_adapter.called_graph(self.op, "cond", [
+            given.shape if self._is_passed(slot) else here.shape
+            for slot, (given, here) in enumerate(zip(
+                self.known(self.op).inputs, self.cond.inputs, strict=True))])
 
     def _step(self, slot: int) -> int | None:
         """By how much each iteration raises a counter."""
@@ -384,5 +457,5 @@ def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
 
 def _value(tensor: tf.Tensor) -> int | None:
     """Return the value of an integer, where the graph tells."""
-    value = tf.get_static_value(_origin(tensor))
+    value = tf_adapter.static_value(_origin(tensor))
     return int(value) if value is not None and value.size == 1 else None

@@ -16,7 +16,8 @@ their first variable and have a bound for them in the second. Read from their bo
      adds in the order of names, and those of what a loop is handed depend on where it stands. Where
      one is, `tfckpt.verify.arithmetic.loop_bodies` looks.
   5. For XLA no function that the forward's body calls may be called twice, as it changes what it
-     has read; and of each list the shape of the entries must be known, or it reads bodies twice.
+     has read; and of each list the shape of the entries must be known, or it reads bodies twice,
+     and the most iterations of any call, as its lists have room for so many.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ def with_segments(operations: Sequence[tf.Operation], ops: Sequence[Op],
         try:
             segments = _segments(operations, ops, i, readers, fetched)
             if calls_once:
+                if op.loop.bound is None:
+                    raise _Refusal("XLA compiles it, and its number of iterations differs from "
+                                   "call to call")
                 _check_for_xla(operations[i], next(
                     op for op in operations if op.name == segments.gradient))
         except (_Refusal, KeyError, ValueError, IndexError, tf.errors.OpError) as reason:
@@ -197,7 +201,7 @@ def _check_gradient(operations: Sequence[tf.Operation], ops: Sequence[Op], i: in
 
 
 def _static(tensor: tf.Tensor) -> int | None:
-    value = tf.get_static_value(origin(tensor))
+    value = tf_adapter.static_value(origin(tensor))
     return int(value) if value is not None and value.size == 1 else None
 
 

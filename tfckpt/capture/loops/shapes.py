@@ -3,7 +3,7 @@
 A loop says what shapes its results have when it is traced, so an unknown batch stays unknown
 after it, even if the shapes of all its inputs are known. Here a definition is imported piece by
 piece, and after each loop the shapes that its body gives are filled in: of a result, where an
-iteration keeps the shape; of a stacked list, that of an entry.
+iteration keeps the shape; of what is made of a list, its length and the shape of its entries.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.loops.lists import entry_shape, result_shapes
-from tfckpt.capture.variables import origin
+from tfckpt.capture.loops.lists import entries_shape, list_length, result_shapes
 from tfckpt.ir.graph import depth_first_order
 from tfckpt.ops import record
 
@@ -62,7 +61,7 @@ def _pieces(definition: tf.compat.v1.GraphDef) -> list[list[Any]]:
     pieces: list[list[Any]] = [[]]
     for node in (nodes[name] for name in order):
         pieces[-1].append(node)
-        if record(node.op).is_loop or record(node.op).lists.stacks:
+        if record(node.op).is_loop or _takes_entries(node.op):
             pieces.append([])
     return [piece for piece in pieces if piece]
 
@@ -99,13 +98,31 @@ def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _
             for slot, shape in result_shapes(op, known).items():
                 known(op).outputs[slot].set_shape(shape)
                 node.attr["output_shapes"].list.shape[slot].CopyFrom(shape.as_proto())
-        elif record(node.op).lists.stacks:
-            made = origin(op.inputs[0])
-            shape = (entry_shape(made.op, made.value_index, known)
-                     if record(made.op.type).is_loop else tf.TensorShape(None))
-            if shape.is_fully_defined():
-                known(op).outputs[0].set_shape(tf.TensorShape([None]).concatenate(shape))
-                node.input[1] = tf_adapter.add_shape(
-                    definition.node, f"{node.name}/element_shape_known", shape)
+        elif _takes_entries(node.op):
+            _tell_entries(definition, node, op, known)
     except (KeyError, IndexError, ValueError, TypeError, tf.errors.OpError):
         return  # a body unlike any known: its shapes stay as they are
+
+
+def _takes_entries(op_type: str) -> bool:
+    """Return whether an op makes a tensor of an entry of a list, or of all of them."""
+    use = record(op_type).lists
+    return use.stacks or use.shape is not None and not use.removes
+
+
+def _tell_entries(definition: tf.compat.v1.GraphDef, node: Any, op: tf.Operation, known: _Known
+                  ) -> None:
+    """As `_tell`, of what is made of a list's entries."""
+    use = record(node.op).lists
+    shape = entries_shape(op.inputs[0], known)
+    if not shape.is_fully_defined():
+        return
+    place = 1 if use.shape is None else use.shape
+    node.input[place] = tf_adapter.add_shape(
+        definition.node, f"{node.name}/element_shape_known", shape)
+    if use.stacks:
+        length = list_length(op.inputs[0], known)
+        if length is not None:
+            node.attr["num_elements"].i = length
+        shape = tf.TensorShape([length]).concatenate(shape)
+    known(op).outputs[0].set_shape(shape)
