@@ -151,6 +151,10 @@ def _of_weight(step_of):
     return make
 
 
+def _swapped(x):
+    return tf.transpose(x, [1, 0, 2])
+
+
 def _while(x, weight):
     return tf.while_loop(lambda i, h: i < tf.shape(x)[1],
                          lambda i, h: (i + 1, tf.tanh(h @ weight + x[:, i])),
@@ -166,11 +170,9 @@ def _while(x, weight):
     (_layers(keras.layers.Masking, lambda: keras.layers.LSTM(**_UNITS), shape=(None, WIDTH),
              batch=None), 1),
     (_of_weight(_while), 1),
-    (_of_weight(lambda x, w: tf.scan(lambda h, row: tf.tanh(h @ w + row),
-                                tf.transpose(x, [1, 0, 2]))), 1),
-    (_of_weight(lambda x, w: tf.foldl(lambda h, row: tf.tanh(h @ w + row),
-                                 tf.transpose(x, [1, 0, 2]))), 1),
-    (_of_weight(lambda x, w: tf.map_fn(lambda row: tf.tanh(row @ w), tf.transpose(x, [1, 0, 2]))), 1),
+    (_of_weight(lambda x, w: tf.scan(lambda h, row: tf.tanh(h @ w + row), _swapped(x))), 1),
+    (_of_weight(lambda x, w: tf.foldl(lambda h, row: tf.tanh(h @ w + row), _swapped(x))), 1),
+    (_of_weight(lambda x, w: tf.map_fn(lambda row: tf.tanh(row @ w), _swapped(x))), 1),
 ], ids=["layers", "both_ways", "masked", "while", "scan", "fold", "map"])
 def test_lengths_that_differ_from_call_to_call(make, count, forced):
     """What is planned for the first call runs with more segments, and with a single one."""
