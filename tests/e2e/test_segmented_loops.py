@@ -165,15 +165,13 @@ def _while(x, weight):
 @pytest.mark.parametrize("make, count", [
     (_layers(lambda: keras.layers.LSTM(return_sequences=True, **_UNITS),
              lambda: keras.layers.GRU(**_UNITS), shape=(None, WIDTH), batch=None), 2),
-    (_layers(lambda: keras.layers.Bidirectional(keras.layers.LSTM(
+    (_layers(keras.layers.Masking, lambda: keras.layers.Bidirectional(keras.layers.LSTM(
         return_sequences=True, **_UNITS)), shape=(None, WIDTH), batch=None), 2),
-    (_layers(keras.layers.Masking, lambda: keras.layers.LSTM(**_UNITS), shape=(None, WIDTH),
-             batch=None), 1),
     (_of_weight(_while), 1),
     (_of_weight(lambda x, w: tf.scan(lambda h, row: tf.tanh(h @ w + row), _swapped(x))), 1),
     (_of_weight(lambda x, w: tf.foldl(lambda h, row: tf.tanh(h @ w + row), _swapped(x))), 1),
     (_of_weight(lambda x, w: tf.map_fn(lambda row: tf.tanh(row @ w), _swapped(x))), 1),
-], ids=["layers", "both_ways", "masked", "while", "scan", "fold", "map"])
+], ids=["layers", "both_ways", "while", "scan", "fold", "map"])
 def test_lengths_that_differ_from_call_to_call(make, count, forced):
     """What is planned for the first call runs with more segments, and with a single one."""
     def trained(wrap):

@@ -289,6 +289,19 @@ def test_loops_are_told_apart_by_their_bodies():
     assert not same(loop("Exp"), loop("Tanh")) and not same(loop("Exp"), loop("Exp", "x"))
 
 
+def test_the_order_of_ops_tells_no_loops_apart():
+    """What one variable of a loop is given anew is not made of that variable."""
+    def graph(first, second):
+        return [*given("x", "y"), *first, *second, result("bm")]
+
+    def variable(name, other):
+        return [op(f"{name}e", "Enter", "x"), op(f"{name}m", "Merge", f"{name}e", f"{name}n"),
+                op(f"{name}f", "Exp", f"{other}m"), op(f"{name}n", "NextIteration", f"{name}f")]
+
+    assert same(graph(variable("a", "a"), variable("b", "a")),
+                graph(variable("a", "a"), variable("b", "a")[::-1]))
+
+
 def test_what_one_device_sends_to_another_is_the_same_tensor():
     def moved(node):
         node.attr["tensor_name"].s = b"edge"

@@ -184,9 +184,15 @@ class _Graph:
                        *(name for name, (_, is_known) in self.sums.items() if not is_known))))
 
     def tensor(self, tensor: Tensor, before: Mapping[str, str]) -> str:
-        """Return the term of a result, seen through what only passes it on."""
+        """Return the term of a result, seen through what only passes it on.
+
+        Of what the next iteration is given it is always that of the round before: whether this
+        round has one already is a matter of the graph's order.
+        """
         name, slot = self._source(tensor)
-        return f"{self.terms.get(name) or before.get(name, '')}:{slot}"
+        again = self.nodes[name].type in BACK
+        term = "" if again else self.terms.get(name, "")
+        return f"{term or before.get(name, '')}:{slot}"
 
     def _source(self, tensor: Tensor) -> Tensor:
         name, slot = tensor
