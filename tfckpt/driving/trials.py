@@ -23,7 +23,7 @@ from tfckpt.driving.proposals import FASTER, NOTHING_TO_GAIN
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import ORDER
-from tfckpt.plan.planner import ROOM, executed_peaks
+from tfckpt.plan.planner import ROOM, executed_peaks, minimum_of
 from tfckpt.request.budget import OVER, format_bytes
 from tfckpt.verify.asking.xla import NotAsked
 
@@ -343,7 +343,10 @@ class Trials:
             return None
         if part.allowed is None:
             assert self.plain is not None
-            lowest = min(t.memory.bound for t in fitting)
+            planned = fitting[0].proposal.decision.planned
+            lowest = minimum_of([(t.memory.bound, t.proposal.decision.planned.time)
+                                 for t in fitting], self.plain.temp_bytes,
+                                planned.baseline.time, self.objective)
             room = 0.0 if self.objective == "memory" else ROOM * self.plain.temp_bytes
             near = max(lowest / SIMILAR, lowest + room)
             fitting = [t for t in fitting if t.memory.bound <= near]

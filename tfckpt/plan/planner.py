@@ -51,6 +51,9 @@ WORTH = 0.75
 EXPECTED = 0.75
 """Of the peaks simulated on several threads, the share that is below the expected one: where
 measured medians lie in the mean (`benchmarks.executor_budgets`)."""
+TAIL = 0.1
+"""What is no minimum: a peak where each percent less takes more than 1 / 0.1 percent of the plain
+time more."""
 MARGIN = 0.002
 """Of the plain peak and time: plans nearer to each other than this are equal."""
 
@@ -340,8 +343,8 @@ def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int
     """Return which of several plans of one step to take: an index, the earliest among equals.
 
     The plans may be of different graphs of the step; all fit the budget and share one baseline.
-    The rule is that by which a plan of one graph is chosen: time under a budget, and `ROOM` and
-    `WORTH` for the minimum peak. Plans within `MARGIN` of the best are its equals.
+    The rule is that by which a plan of one graph is chosen: time under a budget, and `TAIL`, `ROOM`
+    and `WORTH` for the minimum peak. Plans within `MARGIN` of the best are its equals.
 
     Args:
       plans: at least one.
@@ -351,10 +354,39 @@ def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int
     if budget is not None and objective == "time":
         scores = [p.time / max(p.baseline.time, 1e-12) for p in plans]
     else:
-        near = min(p.peak_bytes + ROOM * p.baseline_bytes for p in plans)
+        near = most_for_minimum([(p.peak_bytes, p.time) for p in plans], plans[0].baseline_bytes,
+                                plans[0].baseline.time, objective)
         scores = [_cost(p.peak_bytes, p.time, p.baseline_bytes, p.baseline.time, objective)
                   if p.peak_bytes <= near else math.inf for p in plans]
     return next(n for n, score in enumerate(scores) if score <= min(scores) + MARGIN)
+
+
+def minimum_of(points: Sequence[tuple[int, float]], plain_peak: int, plain_time: float,
+               objective: str) -> int:
+    """Return the peak in bytes that is taken for the minimum of some plans: `TAIL` says which.
+
+    Args:
+      points: peak and time of each plan; at least one.
+      plain_peak: bytes of the plain step, counted in the same way.
+      plain_time: of the plain step, in the same unit.
+      objective: "memory" takes the smallest peak, whatever its time.
+    """
+    tail = 0.0 if objective == "memory" else TAIL
+    return min(points, key=lambda point: (
+        point[0] / max(plain_peak, 1) + tail * point[1] / max(plain_time, 1e-12), point))[0]
+
+
+def most_for_minimum(points: Sequence[tuple[int, float]], plain_peak: int, plain_time: float,
+                     objective: str) -> float:
+    """Return up to which peak in bytes a plan is near the minimum: `ROOM` above it.
+
+    Args:
+      points: peak and time of each plan; at least one.
+      plain_peak: bytes of the plain step, counted in the same way.
+      plain_time: of the plain step, in the same unit.
+      objective: as for `minimum_of`.
+    """
+    return minimum_of(points, plain_peak, plain_time, objective) + ROOM * plain_peak
 
 
 def _alone(priced: Sequence[Priced]) -> search.Pool:
@@ -517,7 +549,7 @@ class StepPlanner:
         first, up to a limit.
         """
         plain = self.plain.peak_bytes, self.plain.timeline.time
-        room = ROOM * self.plain.peak_bytes
+        room, whole, pool = ROOM * self.plain.peak_bytes, pool, self._without_tail(pool)
 
         def cost(peak: int, time: float) -> float:
             return _cost(peak, time, *plain, self.objective)
@@ -538,12 +570,20 @@ class StepPlanner:
                 break
             if self._floor(priced) <= _smallest_peak(finished) + room:
                 finished.append(self._finish(priced))
-        for group in (finished, self._further(pool)):
+        for group in (finished, self._further(whole)):
             rest = list(group)
             while rest:
                 best = chosen(rest)
                 yield best
                 rest = [f for f in rest if f is not best]
+
+    def _without_tail(self, pool: search.Pool) -> search.Pool:
+        """Return the pool with no choice below what is taken for the minimum."""
+        plain = self.plain.timeline
+        least = minimum_of([(p.peak, p.time) for p in pool.choices], plain.peak_bytes, plain.time,
+                           self.objective)
+        return dataclasses.replace(pool, choices=tuple(
+            p for p in pool.choices if p.peak >= least))
 
     def _further(self, pool: search.Pool) -> Iterator[_Finished]:
         """Finish choices from the whole front, for callers that refused all earlier plans."""
