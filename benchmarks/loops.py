@@ -5,9 +5,10 @@
 Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
 calls), and the processor's seconds of a call (minimum of five, plain and rewritten step in turns).
-Entries of the loops' lists are large enough for the allocator to count. Printed too: planned over
-measured peak, and whether losses and weights of three steps are the same in every bit. With
-`--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer assignment.
+Entries of the loops' lists are large enough for the allocator to count. Printed too: over the
+measured peak the expected one (the middle of what is simulated) and the planned one (the worst of
+it, which a budget counts), and whether losses and weights of three steps are the same in every bit.
+With `--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer assignment.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
 flags.DEFINE_string("one", "", "The job that this process measures, for the program itself.")
 
-_COLUMNS = ("job", "plain MB", "ours MB", "ours / plain", "planned / measured", "time", "segments",
-            "identical")
+_COLUMNS = ("job", "plain MB", "ours MB", "ours / plain", "expected / measured",
+            "planned / measured", "time", "segments", "identical")
 _CALLS = 5
 _OPEN = ("open3",)
 """Jobs whose trace leaves the lengths of sequences open."""
@@ -145,7 +146,8 @@ def measure() -> dict:
             step(x).numpy()
             seconds.append(time.process_time() - began)
     return {"peaks": peaks, "seconds": [min(seconds) for seconds in taken],
-            "planned": report.planned_peak_bytes, "refused": report.refused,
+            "planned": report.planned_peak_bytes,
+            "expected": report.expected_bytes[1], "refused": report.refused,
             "segments": report.segments, "identical": found[0] == found[1]}
 
 
@@ -159,7 +161,8 @@ def row(name: str) -> str:
     before, after = found["peaks"]
     plain, ours = found["seconds"]
     return line([name, f"{before / 1e6:.1f}", f"{after / 1e6:.1f}", f"{after / before:.2f}",
-                 f"{found['planned'] / after:.2f}", f"{ours / plain:.2f}x",
+                 f"{found['expected'] / after:.2f}", f"{found['planned'] / after:.2f}",
+                 f"{ours / plain:.2f}x",
                  ", ".join(str(length) for _, length in found["segments"]) or "none",
                  "yes" if found["identical"] else "no"])
 

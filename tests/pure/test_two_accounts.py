@@ -57,3 +57,24 @@ def test_a_workspace_is_requested_while_its_step_runs():
     resolved = resolve(graph, ((0, 0), (1, 0), (2, 0)))
     assert simulate_order(graph, resolved, None).peak_bytes == 272 * mib
     assert set(allocated_peaks(graph, resolved, None)) == {272 * mib}
+
+
+def test_a_list_is_requested_in_pieces():
+    """12 MiB at once get the hole of 20 MiB whole; four times three leave some of it."""
+    mib = 1 << 20
+
+    def peaks(pieces):
+        graph = CostGraph(
+            (Vertex("a", FORWARD, 1.0, writes=(0,)),
+             Vertex("b", FORWARD, 1.0, reads=(0,), writes=(1,)),
+             Vertex("c", FORWARD, 1.0, reads=(1,), writes=(2,)),
+             Vertex("d", BACKWARD, 1.0, reads=(1, 2), writes=(3,), workspace=12 * mib,
+                    pieces=pieces)),
+            (Storage("a", 20 * mib, 0), Storage("b", 20 * mib, 1),
+             Storage("c", 12 * mib, 2, pieces=pieces), Storage("d", 4 * mib, 3)))
+        resolved = resolve(graph, tuple((v, 0) for v in range(4)))
+        assert simulate_order(graph, resolved, None).peak_bytes == 48 * mib
+        return allocated_peaks(graph, resolved, None)
+
+    whole, pieces = peaks(1), peaks(4)
+    assert sum(pieces) < sum(whole) and all(p <= w for p, w in zip(pieces, whole, strict=True))

@@ -9,9 +9,11 @@ import pytest
 import tensorflow as tf
 
 from tests.support import process
+from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
+from tfckpt.capture.variables import origin
 from tfckpt.cost.time import seconds
 from tfckpt.ir.target import Rates, Target
 from tfckpt.ops import record
@@ -130,6 +132,22 @@ def test_a_list_of_a_variables_value_takes_nothing():
     kept = _sizes(_graph(lambda x: tf.while_loop(
         lambda i, t: i < 6, lambda i, t: (i + 1, t @ variable), (0, x))[1]))
     assert sorted(kept.bytes.values()) == [0, 6 * ENTRY] and not kept.unknown
+
+
+def test_a_list_to_which_gradients_are_added_counts_an_entry_for_each_iteration():
+    """What was read from rows gets its gradient row by row, in a list that begins with zeros."""
+    def forward(x):
+        rows = tf.TensorArray(tf.float32, 6, element_shape=(ROWS, WIDTH)).unstack(
+            tf.reshape(tf.repeat(x[None], 6, 0), (6, ROWS, WIDTH)))
+        return tf.while_loop(lambda i, t: i < 6, lambda i, t: (i + 1, tf.tanh(t + rows.read(i))),
+                             (0, x))[1]
+
+    graph = _graph(forward)
+    gradient = _loops(graph)[1]
+    kept = kept_lists(gradient, lambda o: o)
+    summed = [slot for slot, t in enumerate(tf_adapter.called_graph(gradient, "body").outputs)
+              if t.dtype == tf.variant and origin(t).op.type == "AddN"]
+    assert not kept.unknown and [kept.bytes[slot] for slot in summed] == [6 * ENTRY]
 
 
 def test_an_entry_that_is_written_over_counts_once():

@@ -173,10 +173,15 @@ def merged_pairs(graph: Graph) -> dict[int, int]:
 def _storages(graph: Graph, members: Sequence[Sequence[int]], big: Mapping[TensorId, int],
               fetched: Collection[TensorId]) -> tuple[list[Storage], dict[TensorId, int]]:
     storages = [Storage(f"{graph.ops[i].name}:{slot}", big[i, slot], v, (i, slot) in fetched,
-                        (i, slot))
+                        (i, slot), _entries(graph.ops[i], slot))
                 for v, ops in enumerate(members) for i in ops
                 for slot in range(len(graph.ops[i].outputs)) if (i, slot) in big]
     return storages, {storage.tensor: index for index, storage in enumerate(storages)}
+
+
+def _entries(op: Op, slot: int) -> int:
+    """Return how many tensors a result is: of a loop's list one for each iteration."""
+    return op.loop.trips if op.loop is not None and op.outputs[slot].dtype == "variant" else 1
 
 
 def _reuses(op: Op, root: Roots, index: Mapping[TensorId, int], own: int, read: Sequence[int],
@@ -240,6 +245,7 @@ def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[S
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs, time=time,
         reuses=reuses, recomputable=recomputable, workspace=extra,
+        pieces=1 if op.loop is None else op.loop.trips,
         cheap=cheap, donates=read if known.access is Access.ASSIGN else (), ops=tuple(members),
         fusible=merges_into_its_reader(graph, anchor, readers),
         join=known.joins and len(op.inputs) > 1 and anchor not in awaited,

@@ -30,6 +30,7 @@ class Storage:
       producer: vertex that allocates it.
       fetched: kept until the step ends.
       tensor: (op, slot) in the captured `Graph` that allocates it.
+      pieces: in how many requests of one size it is allocated: of a loop's list one for each entry.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Storage:
     producer: int
     fetched: bool = False
     tensor: tuple[int, int] = (-1, -1)
+    pieces: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Vertex:
       reuses: pairs (written, read): the kernel may write into the buffer of an input that dies.
       recomputable: pure and in the forward region: may run again.
       workspace: extra bytes allocated while it runs.
+      pieces: in how many requests of one size these are allocated.
       cheap: moves bytes rather than computing (element-wise and the like).
       donates: storages that become part of the resident set when it runs (a variable takes
         over the buffer of its new value and frees the old one).
@@ -80,6 +83,7 @@ class Vertex:
     reuses: tuple[tuple[int, int], ...] = ()
     recomputable: bool = False
     workspace: int = 0
+    pieces: int = 1
     cheap: bool = False
     donates: tuple[int, ...] = ()
     ops: tuple[int, ...] = ()

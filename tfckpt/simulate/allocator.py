@@ -5,8 +5,9 @@ a free chunk whole unless it is at least twice as large as the request or 128 Mi
 statistics count whole chunks. On the plans of the benchmark models that is 5 to 40 % more than
 the bytes asked for, so a budget checked against requested bytes would not be the peak. This
 module runs a schedule's requests through the same rules: size classes by powers of two, best fit
-within a class, regions that double, coalescing with free neighbours. A step's workspace is one
-request, made after its results and freed when it ends. A variable that is updated while something
+within a class, regions that double, coalescing with free neighbours. A step's workspace is
+requested after its results and freed when it ends. What loops keep are many requests, of which
+`MOST_PIECES` are served at most. A variable that is updated while something
 still reads its value is copied to another address.
 """
 
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import statistics
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfckpt.ir.costgraph import CostGraph
+from tfckpt.ir.costgraph import CostGraph, Vertex
 from tfckpt.ir.schedule import Resolved
 from tfckpt.ir.target import CPU_SMALLEST
 from tfckpt.simulate.liveness import Moment, walk
@@ -27,6 +29,8 @@ from tfckpt.simulate.liveness import Moment, walk
 ALIGNMENT = 256
 FIRST_REGION = 2 << 20
 MAX_SLACK = 128 << 20
+MOST_PIECES = 16
+"""Requests that stand for those of a loop's list: so many fill the gaps that others leave."""
 _GAP = 1 << 44  # regions are never adjacent
 _ADDRESS_BITS = 64
 BEFORE = (0, 2_000_000, 5_000_000, 11_000_000, 17_000_000, 43_000_000)
@@ -208,6 +212,7 @@ def _peak(requests: _Requests, block: int, settled: bool) -> int:
     return peak
 
 
+_Request = tuple[int, int, int]
 _ALLOCATE, _RELEASE, _WORK, _UPDATE, _DONATE = range(5)
 
 
@@ -226,7 +231,7 @@ class _Requests:
 
     variables: tuple[int, ...]
     slots: int
-    steps: tuple[tuple[int, int, int], ...]
+    steps: tuple[_Request, ...]
     moves: bool
 
 
@@ -236,34 +241,53 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
     variables, in_use = graph.variable_bytes, collections.Counter(
         v for vertex, *_ in moments for v in vertex.reads_variables)
     sizes = frozenset(v for v in variables if v >= smallest)
-    slot: dict[int, int] = {}  # of each instance that has a chunk
+    names = itertools.count(len(size) + len(variables))
+    slots: dict[int, tuple[int, ...]] = {}  # of each instance that has chunks
     old: set[int] = set()  # variables whose old value is still to be read
-    found: list[tuple[int, int, int]] = []
+    found: list[_Request] = []
+
     for vertex, made, taken, freed in moments:
         for i in made:
             if i not in taken:
                 if size[i] >= smallest:
-                    slot[i] = i
-                    found.append((_ALLOCATE, i, size[i]))
-            elif taken[i] in slot:
-                slot[i] = slot.pop(taken[i])
+                    of = graph.storages[storage[i]] if i < len(storage) else vertex
+                    slots[i], asked = _pieces(i, size[i], of.pieces, smallest, names)
+                    found += asked
+            elif taken[i] in slots:
+                slots[i] = slots.pop(taken[i])
         updated = vertex.updates
         if updated in in_use and variables[updated] >= smallest:
             old.add(updated)
             found.append((_UPDATE, len(size) + updated, variables[updated]))
         if vertex.workspace >= smallest:
-            found.append((_WORK, 0, vertex.workspace))
+            found += _work(vertex, smallest, names)
         for i in freed:
-            if i in slot:
+            if i in slots:
                 donated = i < len(storage) and storage[i] in vertex.donates
                 kind = _DONATE if donated and size[i] in sizes else _RELEASE
-                found.append((kind, slot.pop(i), size[i]))
+                found.extend((kind, slot, size[i]) for slot in slots.pop(i))
         if vertex.reads_variables:
             found.extend((_RELEASE, len(size) + variable, 0)
                          for variable in _let_go(vertex.reads_variables, in_use) if variable in old)
-    found.extend((_RELEASE, s, 0) for s in slot.values())
-    return _Requests(tuple(v for v in variables if v >= smallest), len(size) + len(variables),
+    found.extend((_RELEASE, slot, 0) for made in slots.values() for slot in made)
+    return _Requests(tuple(v for v in variables if v >= smallest), next(names),
                      tuple(found), any(kind in (_UPDATE, _DONATE) for kind, *_ in found))
+
+
+def _pieces(first: int, total: int, pieces: int, smallest: int, names: Iterator[int]
+            ) -> tuple[tuple[int, ...], list[_Request]]:
+    """Return the slots of so many bytes in pieces, the first of them given, and their requests."""
+    count = max(1, min(pieces, MOST_PIECES, total // smallest))
+    made = (first, *(next(names) for _ in range(count - 1)))
+    return made, [(_ALLOCATE, slot, total // count) for slot in made]
+
+
+def _work(vertex: Vertex, smallest: int, names: Iterator[int]) -> list[_Request]:
+    """Return the requests for a workspace that is freed when its step ends."""
+    if vertex.pieces == 1:
+        return [(_WORK, 0, vertex.workspace)]
+    made, asked = _pieces(next(names), vertex.workspace, vertex.pieces, smallest, names)
+    return asked + [(_RELEASE, slot, 0) for slot in made]
 
 
 def _let_go(reads: Sequence[int], in_use: collections.Counter[int]) -> list[int]:

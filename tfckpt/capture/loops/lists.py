@@ -83,26 +83,6 @@ def result_shapes(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operati
     return found
 
 
-def entry_shape(loop: tf.Operation, slot: int, known: Callable[[tf.Operation], tf.Operation]
-                ) -> tf.TensorShape:
-    """Return the shape of what a loop puts into a list; as `result_shapes`.
-
-    Args:
-      loop: a While or StatelessWhile.
-      slot: which of the loop's outputs the list is.
-      known: gives an op of the graph with as much known of its shapes as can be.
-
-    Returns:
-      A shape of unknown rank where no iteration puts anything into the list.
-
-    Raises:
-      ValueError: the body cannot be read.
-    """
-    this = _Loop(loop, known)
-    entry = _entry(this.body.outputs[slot])
-    return tf.TensorShape(None) if entry is None else this.shape(entry)
-
-
 def entries_shape(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]
                   ) -> tf.TensorShape:
     """Return the shape of a list's entries; as `kept_lists`.
@@ -117,13 +97,18 @@ def entries_shape(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operatio
     Raises:
       ValueError: the body of a loop that makes it cannot be read.
     """
-    made = _origin(tensor)
+    made = _like(_origin(tensor))
     if record(made.op.type).lists.rows:
         shape = known(made.op).inputs[0].shape
         return shape[1:] if shape.rank else tf.TensorShape(None)
-    if record(made.op.type).is_loop:
-        return entry_shape(made.op, made.value_index, known)
-    return tf.TensorShape(None)
+    if not record(made.op.type).is_loop:
+        return tf.TensorShape(None)
+    loop, slot = _Loop(made.op, known), made.value_index
+    entry = _entry(loop.body.outputs[slot])
+    if entry is not None:
+        return loop.shape(entry)
+    return entries_shape(made.op.inputs[slot], known) if loop.keeps_length(slot) else (
+        tf.TensorShape(None))
 
 
 def list_length(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]) -> int | None:
@@ -139,7 +124,7 @@ def list_length(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]
     Raises:
       ValueError: the body of a loop that hands it on cannot be read.
     """
-    tensor = _origin(tensor)
+    tensor = _like(_origin(tensor))
     op, use = tensor.op, record(tensor.op.type).lists
     if use.rows:
         shape = known(op).inputs[0].shape
@@ -224,7 +209,8 @@ class _Loop:
     def keeps_length(self, slot: int) -> bool:
         """Return whether the body hands a list on in its own slot, at most with entries set."""
         tensor = _origin(self.body.outputs[slot])
-        while record(tensor.op.type).lists.index is not None:
+        while record(tensor.op.type).lists.index is not None or (
+                record(tensor.op.type).adds and tensor.dtype == tf.variant):
             tensor = _origin(tensor.op.inputs[0])
         return self._slots.get(tensor.name) == slot
 
@@ -241,9 +227,10 @@ class _Loop:
 
     def _overwrites(self, slot: int) -> bool:
         """Return whether every iteration writes the same entry of a list."""
-        op = _origin(self.body.outputs[slot]).op
-        index = record(op.type).lists.index
-        return index is not None and self._is_fixed(self._memory(op.inputs[index]))
+        op = _setting(self.body.outputs[slot])
+        index = None if op is None else record(op.type).lists.index
+        return op is not None and index is not None and self._is_fixed(
+            self._memory(op.inputs[index]))
 
     def _shared(self, lists: Sequence[tuple[int, tf.Tensor]], sizes: Mapping[int, int]
                 ) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
@@ -385,15 +372,10 @@ class _Loop:
         """Return the shapes of the entries of lists that the loop is given, where known."""
         found = {}
         for k, tensor in enumerate(self.op.inputs):
-            made = _origin(tensor) if tensor.dtype == tf.variant else tensor
-            if record(made.op.type).is_loop and made.dtype == tf.variant:
-                shape = entry_shape(made.op, made.value_index, self.known)
-            elif record(made.op.type).lists.rows:
-                shape = self.known(made.op).inputs[0].shape[1:]
-            else:
-                continue
-            if shape.is_fully_defined():
-                found[k] = shape
+            if tensor.dtype == tf.variant:
+                shape = entries_shape(tensor, self.known)
+                if shape.is_fully_defined():
+                    found[k] = shape
         return found
 
     def _bytes(self, entry: tf.Tensor) -> int | None:
@@ -448,11 +430,29 @@ def _origin(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
+def _like(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the list of which a list of zeros, with which sums of gradients begin, is made."""
+    while record(tensor.op.type).fills == 0.0 and tensor.dtype == tf.variant:
+        tensor = _origin(tensor.op.inputs[0])
+    return tensor
+
+
 def _entry(tensor: tf.Tensor) -> tf.Tensor | None:
     """Return what an iteration puts into a list; None where it puts nothing there."""
+    op = _setting(tensor)
+    return None if op is None else op.inputs[record(op.type).lists.entry]
+
+
+def _setting(tensor: tf.Tensor) -> tf.Operation | None:
+    """Return the op that puts an entry into a list.
+
+    The gradient of an entry that was read is put into an empty list, and that added to the list of
+    all gradients so far: entry by entry, so that it has one more.
+    """
     op = _origin(tensor).op
-    entry = record(op.type).lists.entry
-    return None if entry is None else op.inputs[entry]
+    if record(op.type).adds and tensor.dtype == tf.variant:
+        return next((found for t in op.inputs if (found := _setting(t)) is not None), None)
+    return op if record(op.type).lists.entry is not None else None
 
 
 def _value(tensor: tf.Tensor) -> int | None:
