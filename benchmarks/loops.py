@@ -8,7 +8,8 @@ calls), and the processor's seconds of a call (minimum of five, plain and rewrit
 Entries of the loops' lists are large enough for the allocator to count. Printed too: over the
 measured peak the expected one (the middle of what is simulated) and the planned one (the worst of
 it, which a budget counts), and whether losses and weights of three steps are the same in every bit.
-With `--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer assignment.
+With `--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer
+assignment.
 """
 
 from __future__ import annotations
