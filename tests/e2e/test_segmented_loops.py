@@ -197,6 +197,29 @@ def test_lengths_that_differ_from_call_to_call(make, count, forced):
     assert tfckpt.verify.same_arithmetic(step, _inputs(BATCH, 9, WIDTH)).same
 
 
+def test_weights_that_are_updated_in_a_branch(forced):
+    """As where an optimizer scales losses: with gradients that are not finite nothing is updated.
+
+    The branch may write the weights that the copy of the loop reads, and waits for it.
+    """
+    found = []
+    for on in (False, True):
+        process.fresh()
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((None, WIDTH)), *(keras.layers.LSTM(
+            dtype="mixed_float16", return_sequences=n < 1, **_UNITS) for n in range(2))])
+        if on:
+            model = tfckpt.keras.checkpoint(model)
+        model.compile(keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.1)), "mse",
+                      jit_compile=False)
+        history = model.fit(_inputs(3 * BATCH, LENGTH, WIDTH), _inputs(3 * BATCH, WIDTH),
+                            batch_size=BATCH, epochs=2, verbose=0, shuffle=False).history
+        found.append((history["loss"], [v.numpy().tobytes() for v in model.variables]))
+    report = tfckpt.keras.report(model)
+    assert report.applied and len(report.segments) == 2, str(report)
+    assert found[0] == found[1]
+
+
 def _loop(body, **options):
     """Return a loop over rows of its argument, its weight trained."""
     def make():

@@ -15,6 +15,7 @@ from tfckpt.capture.loops.repeated import repeat_loops
 from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.purity import is_pure, is_write
 from tfckpt.capture.regions import is_gradient_scope, regions
+from tfckpt.capture.variables import may_write
 from tfckpt.errors import CaptureError
 from tfckpt.ir.branches import conditions, has_branches
 from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor, check_graph, topological_order
@@ -195,10 +196,14 @@ def gradient_inside(graph: tf.Graph) -> str:
 def _writes(op: tf.Operation, stateful: bool) -> bool:
     """Return whether an op writes a variable.
 
-    What writes a reference is not registered as stateful.
+    What writes a reference is not registered as stateful. A branch or a function writes what its
+    ops do: optimizers that scale losses update the weights in a branch. A loop that only reads
+    variables need not say so, and is no write.
     """
     if any(map(tf_adapter.is_reference, op.inputs)):
         return is_write(op.type, True, True)
+    if stateful and tf_adapter.called_functions(op) and not record(op.type).is_loop:
+        return bool(may_write(op))
     return is_write(op.type, stateful and any(t.dtype == tf.resource for t in op.inputs), stateful)
 
 
