@@ -231,6 +231,14 @@ def test_handle_shape_of_eager_handles():
     assert shape.as_list() == [2, 5] and dtype == tf.float32
 
 
+def test_two_ops_of_one_name_are_refused_and_end_no_process():
+    meta = tf.compat.v1.MetaGraphDef()
+    for _ in range(2):
+        meta.graph_def.node.add(name="twice", op="NoOp")
+    with pytest.raises(ValueError, match="two ops are called twice"):
+        tf_adapter.optimize_graph(tf_adapter.configured(), meta)
+
+
 def test_static_value():
     def step(x):
         length = tf.shape(x)[1]

@@ -408,3 +408,19 @@ def test_a_lowered_loop_waits_for_no_more_than_the_runtime_has_it_wait():
     for nodes in (asked.node, ran):
         first = [node for node in nodes if node.op == "Enter" and node.name.startswith("while/")]
         assert first and not any(name.startswith("^") for node in first for name in node.input)
+
+
+def test_a_branch_that_is_known_to_be_taken(hook):
+    """Its condition gives way to a constant of the lowered branch, and lowering makes that anew."""
+    v = tf.Variable(2.0)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            value = tf.cond(tf.constant(True), lambda: tf.pow(v, 3.0), lambda: v * 1.0)
+        return x * tape.gradient(value, v)
+
+    plain, ours, told = optimised(hook, step, tf.TensorSpec((4,)))
+    x = tf.constant([1.0, 2.0, 3.0, 4.0])
+    assert told is not None and ours(x).numpy().tolist() == plain(x).numpy().tolist()
+    assert ours(x).numpy().tolist() == [12.0, 24.0, 36.0, 48.0]
+    assert certificate(plain, ours, x).same

@@ -7,6 +7,7 @@ version that moved one of them says so.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -1122,10 +1123,14 @@ def optimize_graph(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1
       meta: the graph; its collection `train_op` names what has to run.
 
     Raises:
-      ValueError, tf.errors.OpError: Grappler does not accept the graph.
+      ValueError, tf.errors.OpError: Grappler does not accept the graph, or two ops have one name,
+        for which it ends the process.
     """
     from tensorflow.python.grappler import cluster, tf_optimizer
 
+    names = collections.Counter(node.name for node in meta.graph_def.node)
+    if twice := next((name for name, count in names.items() if count > 1), ""):
+        raise ValueError(f"two ops are called {twice}")
     with cluster.Provision(devices=[_own_cpu()], disable_detailed_stats=True) as machine:
         return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
 

@@ -18,7 +18,7 @@ from tfckpt.verify.arithmetic.op_labels import CONSTANT, SHAPES
 from tfckpt.verify.arithmetic.terms import Computation, Terms, first_differences, terms_of
 
 _COPY = re.compile(r"-tfckpt\d+(?=$|/)")
-_NUMBER = re.compile(r"/_\d+(?=/|$)")
+_NUMBER = re.compile(r"/_+\d+(?=/|$)")
 """What TensorFlow puts into the names of ops of lowered bodies."""
 ARRIVING = ("sums add their terms in the order in which these arrive, which may be another: that "
             "of")
