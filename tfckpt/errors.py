@@ -42,3 +42,14 @@ class RewriteError(TfckptError):
 
 class VerificationError(TfckptError):
     """A check of the rewritten step failed, or the means to measure it are missing."""
+
+
+def unreadable(path: str, error: OSError) -> CaptureError:
+    """Return what is raised where an input cannot be read.
+
+    Args:
+      path: of the input, as it was given.
+      error: what the operating system says.
+    """
+    return CaptureError(f"capture: {path!r} cannot be read: {error.strerror}; check the path and "
+                        "its permissions")

@@ -230,3 +230,11 @@ def test_fuzzed_graphs_are_rewritten_or_refused(seconds, seed):
     assert done.returncode == 0, f"from seed {seed}: {done.stderr[-3000:]}"
     rewritten, refused = map(int, re.findall(r"\d+", done.stdout))
     assert rewritten > 0 and refused > 0, f"from seed {seed}: {done.stdout}"
+
+
+def test_a_file_that_is_not_there_is_named_before_tensorflow_is_loaded(tmp_path):
+    code = ("import sys; from tfckpt.cli import main; code = main(sys.argv[1:]); "
+            "sys.exit(code if 'tensorflow' not in sys.modules else 9)")
+    done = subprocess.run([sys.executable, "-c", code, "plan", str(tmp_path / "none.pb")],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "none.pb' cannot be read: No such file" in done.stderr

@@ -12,7 +12,7 @@ from google.protobuf import message, text_format
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tfckpt.capture import tf_adapter
-from tfckpt.errors import CaptureError
+from tfckpt.errors import CaptureError, unreadable
 
 SAVED_MODEL, META_GRAPH, GRAPH_DEF = "SavedModel", "MetaGraphDef", "GraphDef"
 _FILES = ("saved_model.pb", "saved_model.pbtxt")
@@ -116,8 +116,7 @@ def read_path(path: str) -> Document:
             return read_bytes(_contents(inside), path, saved_model=True)
         return read_bytes(_contents(where), path)
     except OSError as error:
-        raise CaptureError(f"capture: {path!r} cannot be read: {error.strerror}; check the path "
-                           "and its permissions") from error
+        raise unreadable(path, error) from error
 
 
 def _contents(file: pathlib.Path) -> bytes:

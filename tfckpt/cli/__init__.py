@@ -82,6 +82,7 @@ def _answer(arguments: list[str]) -> int:
         from tfckpt.cli import plan_store
 
         return plan_store.run(request)
+    known.check_inputs(request)
     load_tensorflow()
     from tfckpt.cli import commands
     from tfckpt.verify.memory import ask_for_statistics

@@ -387,7 +387,8 @@ class Trials:
         tried, who = len(self.tried), self.words.who
         if not tried:
             return "No plan is predicted to take less than the plain step"
-        said = f"{who} was asked about {tried} {'plan' if tried == 1 else 'plans'}"
+        plans = "plan" if tried == 1 else "plans"
+        said = f"{who[0].upper()}{who[1:]} was asked about {tried} {plans}"
         if tried < self.most or not self.words.option:
             return f"{said}; no other is predicted to take less"
         more = 2 * self.most
