@@ -19,13 +19,13 @@ MATRIX   := tests/tf/test_adapter.py tests/e2e/test_bit_identity.py tests/e2e/te
             tests/e2e/test_keras_fit.py tests/e2e/test_xla.py tests/e2e/test_xla_trials.py
 
 .PHONY: help demo test test-matrix lint types docs bench nightly snapshot third-party \
-        keras-tests mutants sanitize clean
+        keras-tests tensorflow-tests mutants sanitize clean
 
 help:
 	@echo "make demo     train two networks with and without tfckpt, print a table, draw a plot"
 	@echo "make test     run the tests"
 	@echo
-	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | snapshot | third-party | keras-tests | mutants | sanitize | clean"
+	@echo "make test-matrix | test-tf-2.18 | lint | types | docs | bench | nightly | snapshot | third-party | keras-tests | tensorflow-tests | mutants | sanitize | clean"
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo
@@ -74,6 +74,13 @@ third-party: .venv-third-party/.tfckpt-installed
 # Keras' own tests, plain and with a plan forced on every step; KERAS="--only layers/rnn" takes some.
 keras-tests: $(STAMP)
 	$(BIN)/python -m tests.keras_layer_tests $(KERAS)
+
+# TensorFlow's own tests likewise. They are not in its wheel:
+#   git clone --depth 1 --branch v2.21.0 https://github.com/tensorflow/tensorflow ~/tensorflow
+#   make tensorflow-tests TENSORFLOW="~/tensorflow --only control_flow"
+TENSORFLOW ?= ../tensorflow
+tensorflow-tests: $(STAMP)
+	$(BIN)/python -m tests.tensorflow_tests $(TENSORFLOW)
 
 # MUTANTS="--all --module plan/allocator" tries every one of a module; see tests/mutation.py.
 mutants: $(STAMP)

@@ -1,4 +1,7 @@
-"""Keras' own tests where its wheel is installed: what they lack there, and more to train."""
+"""A pytest plugin: Keras' own tests where its wheel is installed.
+
+It gives them what they lack there, and Keras' `run_layer_test` more to train.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,19 @@ import pytest
 
 PACKAGES = ("grain", "jax")
 """That test files import for the few tests that use them."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the plugin to work."""
+    config.addinivalue_line("markers", "requires_trainable_backend: of Keras' own conftest")
+    train_more()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Have test files imported that import what is not installed."""
+    with stand_ins():
+        return (yield)
 
 
 @contextlib.contextmanager
