@@ -28,9 +28,11 @@ def test_auto_is_never_above_either_way_alone(name):
     assert peaks["auto"] <= min(peaks[False], peaks[True]) * 1.005
     fast = tfckpt.checkpoint(budget="min", fad="auto")(tf.function(step, autograph=False))
     assert worst(fast(x), wanted) <= 1e-6
-    # "min" may give some memory for time, alike with and without derivatives; it searches fewer
-    # plans for the minimum than the other objective
-    room = (ROOM + 0.02) * reports["auto"].baseline_peak_bytes
-    assert fast.report.planned_peak_bytes <= min(peaks.values()) + room
+    # "min" may give some memory for time, alike with and without derivatives: a percent of the peak
+    # for ten of the time and `ROOM`; it searches fewer plans than the other objective
+    for report in reports.values():
+        more = (fast.report.planned_peak_bytes - report.planned_peak_bytes) / (
+            report.baseline_peak_bytes)
+        assert more <= 0.1 * max(0.0, report.overhead - fast.report.overhead) + ROOM + 0.02
     print(name, {str(f): f"{p / reports[f].baseline_peak_bytes:.3f}" for f, p in peaks.items()},
           f"{fast.report.planned_peak_bytes / fast.report.baseline_peak_bytes:.3f}")

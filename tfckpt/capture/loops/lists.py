@@ -207,10 +207,16 @@ class _Loop:
         return 1 if self._is_fixed(memory) or self._overwrites(slot) else trips
 
     def keeps_length(self, slot: int) -> bool:
-        """Return whether the body hands a list on in its own slot, at most with entries set."""
+        """Return whether the body hands a list on in its own slot, at most with entries set.
+
+        Setting an entry may make a list longer, as that of a `TensorArray` of dynamic size.
+        """
         tensor = _origin(self.body.outputs[slot])
         while record(tensor.op.type).lists.index is not None or (
                 record(tensor.op.type).adds and tensor.dtype == tf.variant):
+            grows = tf_adapter.node_attrs(tensor.op).get("resize_if_index_out_of_bounds")
+            if grows is not None and grows.b:
+                return False
             tensor = _origin(tensor.op.inputs[0])
         return self._slots.get(tensor.name) == slot
 
