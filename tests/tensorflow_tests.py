@@ -17,6 +17,15 @@ import tempfile
 
 from tests.support.other_tests import Suite
 
+_ALIVE = "it counts the tensors that are alive, and reports keep those of their graphs"
+EXPECTED = {
+    "eager/backprop_test.py::*Jacobian*CalledMultipleTimes": _ALIVE,
+    "eager/backprop_test.py::*JacobianInsideGradientTapeScope": _ALIVE,
+    "eager/backprop_test.py::*::testNameScope": (
+        "it counts the ops of the graph, of which equal ones have become one"),
+}
+"""Tests, as patterns, that come out otherwise or leave other bits, each with the reason."""
+
 
 def suite(checkout: pathlib.Path, folder: pathlib.Path) -> Suite:
     """Return TensorFlow's tests.
@@ -34,7 +43,7 @@ def suite(checkout: pathlib.Path, folder: pathlib.Path) -> Suite:
     return Suite(
         "tests.tensorflow_tests", __doc__.splitlines()[0], root=folder, below=".",
         trains=re.compile(r"\.gradient\(|gradients_impl\.|GradientTape|compute_gradient"),
-        left_out=(), expected={}, files=1)
+        left_out=(), expected=EXPECTED, files=1)
 
 
 def main(arguments: list[str]) -> int:
