@@ -16,6 +16,7 @@ import tensorflow as tf
 from grappler_ext.frames import Frame, collapse, expand
 from tfckpt.capture.grappler.items import importable
 from tfckpt.capture.inlining.inline import readable
+from tfckpt.capture.nodes import op_of
 from tfckpt.capture.order import in_program_order
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.capture.shapes import planned_shapes
@@ -178,7 +179,8 @@ class Item:
 def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v1.GraphDef:
     """Return the item's graph, edited.
 
-    The placer has run already, so what is added says on which device: that of its first source.
+    The placer has run already, so what is added says on which device: that of its first source,
+    or of a reader.
 
     Args:
       definition: graph of the item; not changed.
@@ -187,10 +189,15 @@ def rewrite_item(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.compat.v
     edited = apply_to_graph_def(definition, edits)
     _forget_shapes(edited)
     device = {node.name: node.device for node in edited.node}
-    for node in edited.node[len(definition.node):]:
+    known = {node.name for node in definition.node}
+    added = [node for node in edited.node if node.name not in known]
+    for node in added:
         if not node.device and node.input:
-            source = node.input[0].removeprefix("^").partition(":")[0]
-            node.device = device[node.name] = device[source]
+            node.device = device[node.name] = device[op_of(node.input[0])]
+    reader = {op_of(text): node.device for node in edited.node for text in node.input}
+    for node in added:  # a fence that nothing comes before
+        if not node.device:
+            node.device = reader.get(node.name, "")
     return edited
 
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 import tensorflow as tf
 
+from grappler_ext.item import rewrite_item
 from tests.support import saved
 from tfckpt.capture.files import META_GRAPH, SAVED_MODEL, read_bytes, read_path
 from tfckpt.capture.steps import training_steps
@@ -285,3 +286,19 @@ def test_graph_def_names():
     assert list(edited.node[-1].input) == ["split:2", "split"]
     with pytest.raises(RewriteError, match="nobody"):
         apply_to_graph_def(graph.as_graph_def(), Edits(rewires=(Rewire("sum", 0, "nobody:0"),)))
+
+
+def test_what_the_native_pass_adds_is_placed():
+    """The placer has run by then, and XLA's passes fail where an op is on no device."""
+    device = "/job:localhost/replica:0/task:0/device:CPU:0"
+    with tf.Graph().as_default() as graph, tf.device(device):
+        x = tf.constant([1.0], name="x")
+        tf.exp(tf.sin(x, name="sin"), name="exp")
+    edited = rewrite_item(graph.as_graph_def(), Edits(
+        added=(Create("fence", "NoOp", (), (), (), {}),
+               Create("guard", "Identity", ("x:0",), ("fence",), ("float32",),
+                      {"T": "dtype:float32"}),
+               Clone("sin-tfckpt1", "sin", ("guard:0",))),
+        rewires=(Rewire("exp", 0, "sin-tfckpt1:0"),)))
+    assert {node.name: node.device for node in edited.node} == dict.fromkeys(
+        ("x", "sin", "exp", "fence", "guard", "sin-tfckpt1"), device)
