@@ -16,6 +16,7 @@ from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.in_place import Body, is_on_one_cpu, optimise_in_place
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.ir.edits import PROTECTED
+from tfckpt.verify import wait_for_certificates
 from tfckpt.verify.arithmetic import instantiated, same
 
 OPEN = tf.TensorSpec((None, 32), tf.float32)
@@ -254,6 +255,19 @@ def test_a_tape_outside_of_the_step_finds_the_gradients_of_the_trace(called_befo
     with pytest.warns(UserWarning, match="a tape around step asks for its gradient"):
         assert all(map(np.array_equal, _around(ours, w, x), wanted))
     assert ours(x)[0].numpy() == wanted[0]
+
+
+@pytest.mark.filterwarnings("ignore:tfckpt. a tape around")
+@pytest.mark.parametrize("setting", ["on", "off"])
+def test_a_tape_outside_of_the_step_has_no_part_in_its_certificate(monkeypatch, setting):
+    """It adds results to the step's graph before anybody asks."""
+    monkeypatch.setenv("TFCKPT_CERTIFICATES", "on")
+    monkeypatch.setenv("TFCKPT_OPTIMIZED", setting)
+    step, w, x = _meta_step()
+    ours = tfckpt.checkpoint(tf.function(step), budget="min")
+    _around(ours, w, x)
+    assert ours.report.applied and wait_for_certificates()
+    assert ours.report.identical, ours.report.certificate
 
 
 def test_a_function_around_the_step_finds_them_too():

@@ -154,6 +154,7 @@ class Traced:
         self.func_graph, self.mark, self.inputs = func_graph, mark, inputs
         self.changes = LiveChanges(func_graph)
         self._body: Body | None = None
+        self._arithmetic: Arithmetic | None = None
 
     @property
     def optimised(self) -> bool:
@@ -178,6 +179,8 @@ class Traced:
         told = sizes if sizes.inputs(self.inputs) else CallSizes()
         self.mark.records.note(told, shapes is not None)
         body = self._body
+        self._arithmetic = None if plain is None else Arithmetic(
+            graph, plain, body is not None, body.answer if body else None)
         if inlining is not None and body is not None:
             inlining.functions = (*body.inlined, *inlining.functions)
         found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled,
@@ -186,8 +189,7 @@ class Traced:
                         asked_for(graph, found, options.target) if compiled else None,
                         functools.partial(Optimised, graph, found),
                         gradient_inside=lambda: gradient_inside(graph),
-                        arithmetic=None if plain is None else Arithmetic(
-                            graph, plain, body is not None, body.answer if body else None),
+                        arithmetic=self._arithmetic,
                         doubt=functools.partial(self._doubt, compiled))
 
     def _doubt(self, compiled: bool) -> str:
@@ -253,13 +255,20 @@ class Traced:
         if outcome.unwanted:
             warnings.warn(f"tfckpt: {self.mark.name} trains unchanged: {outcome.unwanted}",
                           stacklevel=2)
-        if outcome.edits is not None and self._body is not None:
+        if outcome.edits is not None:
             tf_adapter.before_gradients(self.func_graph,
-                                        functools.partial(self._as_traced, start))
+                                        functools.partial(self._before_gradients, start))
         return outcome
 
-    def _as_traced(self, start: Point) -> None:
-        """Take everything back: a tape outside of the step wants gradients of its ops."""
+    def _before_gradients(self, start: Point) -> None:
+        """Prepare the graph for a tape outside of the step, which wants gradients of its ops.
+
+        TensorFlow adds results to it. Where the ops are Grappler's everything is taken back.
+        """
+        if self._arithmetic is not None:
+            self._arithmetic.keep()
+        if self._body is None:
+            return
         self.changes.revert(start)
         warnings.warn(f"tfckpt: a tape around {self.mark.name} asks for its gradient: calls that a "
                       "tape watches run as traced, without tfckpt; other calls do not change",

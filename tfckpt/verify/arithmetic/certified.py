@@ -8,6 +8,7 @@ same is tested with random steps.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,7 +76,7 @@ class Arithmetic:
           fit.
         """
         try:
-            return self._compared(self._edited(edits), edits.renamed)
+            return self._compared(self._question(self._edited(edits), edits.renamed))
         except _REFUSALS as error:
             return _unknown(error)
 
@@ -92,7 +93,8 @@ class Arithmetic:
           do not fit.
         """
         try:
-            ours = self._asked(self._edited(edits), edits.renamed)
+            ours = question(self.live, (), self._edited(edits), edits.renamed,
+                            self._plain.config).answer(lower=True)
             found = loop_bodies.differences(self._answer, ours, edits)
         except _REFUSALS as error:
             return _unknown(error)
@@ -106,26 +108,39 @@ class Arithmetic:
         return edited
 
     def after(self) -> Certificate:
-        """Compare the step with what has become of it."""
-        return self._compared(tf_adapter.shown_definition(self.live))
-
-    def _compared(self, edited: tf.compat.v1.GraphDef,
-                  renamed: Mapping[str, str] | None = None) -> Certificate:
-        if has_segments(edited):
-            if not self.marked:  # what is around might be rearranged otherwise than is seen here
-                return Certificate(None, reason=SEGMENTED)
-            edited = with_single_loops(edited, self.live)
+        """Compare the step with what has become of it, by now or by the call of `keep`."""
         try:
-            ours = self._asked(edited, renamed)
-            return certificate_of_definitions(self._answer, ours, functools.partial(
-                tf_adapter.find_function, self.live))
+            return self._compared(self._kept)
         except _REFUSALS as error:
             return _unknown(error)
 
-    def _asked(self, edited: tf.compat.v1.GraphDef, renamed: Mapping[str, str] | None
-               ) -> tf.compat.v1.GraphDef:
-        """Return what Grappler makes of the edited step, called as the plain one was."""
-        return question(self.live, (), edited, renamed, self._plain.config).answer(lower=True)
+    def keep(self) -> None:
+        """Remember what has become of the step: its graph is about to be changed by others."""
+        with contextlib.suppress(*_REFUSALS):
+            self._kept  # noqa: B018 - cached
+
+    @functools.cached_property
+    def _kept(self) -> Question | None:
+        return self._question(tf_adapter.shown_definition(self.live))
+
+    def _compared(self, ours: Question | None) -> Certificate:
+        if ours is None:
+            return Certificate(None, reason=SEGMENTED)
+        return certificate_of_definitions(
+            self._answer, ours.answer(lower=True),
+            functools.partial(tf_adapter.find_function, self.live))
+
+    def _question(self, edited: tf.compat.v1.GraphDef, renamed: Mapping[str, str] | None = None
+                  ) -> Question | None:
+        """Return the edited step to be asked about, called as the plain one was.
+
+        None where what is around loops in segments might be rearranged otherwise than is seen here.
+        """
+        if has_segments(edited):
+            if not self.marked:
+                return None
+            edited = with_single_loops(edited, self.live)
+        return question(self.live, (), edited, renamed, self._plain.config)
 
     @functools.cached_property
     def _answer(self) -> tf.compat.v1.GraphDef:
