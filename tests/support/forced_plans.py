@@ -183,16 +183,15 @@ def _in_segments(choose: Callable) -> Callable:
 
 def _mark(func_graph: Any) -> None:
     """Mark the graph of a function called eagerly that computes a gradient, and is not marked."""
-    import tensorflow as tf
-
     from tfckpt.capture.inlining.inline import is_rewritten
     from tfckpt.capture.regions import is_gradient_scope
     from tfckpt.carriers import trace_hook
     from tfckpt.request.options import make_options
 
-    if not tf.compat.v1.executing_eagerly_outside_functions() or (
-            func_graph.outer_graph is not None and func_graph.outer_graph.building_function):
-        return  # a body of a loop, or a function that is called in another
+    if func_graph.outer_graph is not None and func_graph.outer_graph.building_function:
+        return  # a function that is called in another
+    if type(func_graph).__name__ != "FuncGraph":
+        return  # a body of a loop or branch, which nobody can wrap
     names = [op.name for op in func_graph.get_operations()]
     if hasattr(func_graph, trace_hook._MARK) or not any(map(is_gradient_scope, names)) or any(
             map(is_rewritten, names)):
