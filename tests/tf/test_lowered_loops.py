@@ -10,7 +10,9 @@ from tests.support.executed_ops import counted
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import lowered_loops
 from tfckpt.capture.grappler import question as grappler
+from tfckpt.capture.grappler.in_place import optimise_in_place
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops
+from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.nodes import functions_of
 from tfckpt.verify.arithmetic import instantiated
 
@@ -182,6 +184,31 @@ def test_what_branches_are_given_is_joined_as_the_executor_joins_it(body):
     ours = tfckpt.checkpoint(_step(body, _weights()), budget="min")
     ours(_batch())
     assert instantiated.same_arithmetic(ours, _batch()).same
+
+
+def test_what_is_left_of_a_lowered_branch_has_a_name_of_its_own(hook):
+    """TensorFlow numbers anew what it lowers when the step runs, and refuses equal names."""
+    weight = tf.Variable(2.0)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            chosen = tf.cond(tf.constant(True), lambda: tf.pow(weight, 3),
+                             lambda: weight.read_value())
+        return tape.gradient(chosen, weight)
+
+    wanted = step().numpy()
+    asked = grappler.question(step.get_concrete_function().graph)
+    lowered = {node.name for node in asked.answer(lower=True).node}
+    raised = asked.answer()
+    assert has_loops(raised)
+    assert not {node.name for node in raised.node if "/_" in node.name} & lowered
+    hook(lambda graph: optimise_in_place(graph, LiveChanges(graph), grappler.question(
+        graph, (), tf_adapter.shown_definition(graph))) if graph.name == "step" else None)
+    again = tf_adapter.clone_function(step, step.python_function)
+    assert again().numpy() == wanted
+    assert any(op.name.startswith("optimized/") for op in
+               again.get_concrete_function().graph.get_operations())
 
 
 def test_what_is_in_a_loop_does_not_stand_for_what_is_around_it():

@@ -12,6 +12,8 @@ of a branch, the op that was lowered stands for it.
   2. It waits for what it waited for before.
   3. What Grappler keeps apart for two branches though it is one, since it was made by two ops that
      were found to be equal later, is handed to each by an op of its own.
+  4. What is left of a lowered loop or branch gets another name: TensorFlow numbers what it makes
+     when it lowers, does so again when the step runs, and refuses a name that is there already.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from tfckpt.ops import Calls, record
 from tfckpt.ops.names import CONST, ENTER, EXIT, IDENTITY, LOWERED, MERGE, SWITCHES
 
 _NUMBERED = re.compile(r"(.+)/([^/]+)/_(\d+)$")
+_GIVEN = re.compile(r"/_(?=\d+(?:/|$))")
+"""Before a number that TensorFlow gives when it lowers or inlines."""
 _RESULTS = ("output", "merge")
 """What TensorFlow calls the results of a lowered branch."""
 _RUN = frozenset(("branch_executed", "LoopExecuted"))
@@ -112,7 +116,20 @@ class _Raised:
         raised = tf.compat.v1.GraphDef(library=self.library, versions=self.versions)
         raised.node.extend(found.values())
         wait_as_asked(self.asked, raised)
+        self._rename(raised)
         return raised
+
+    def _rename(self, raised: tf.compat.v1.GraphDef) -> None:
+        """Rename what is left of lowered loops and branches (rule 4)."""
+        names = {node.name for node in raised.node}
+        given = {name: _GIVEN.sub("/", name) for name in names - self.before.keys()}
+        if len({given.get(name, name) for name in names}) < len(names):
+            raise NotRaised("two ops that are left of loops or branches would have one name")
+        for node in raised.node:
+            node.name = given.get(node.name, node.name)
+            for i, text in enumerate(node.input):
+                name = op_of(text)
+                node.input[i] = text.replace(name, given.get(name, name), 1)
 
     def _node(self, name: str) -> tf.compat.v1.NodeDef:
         """Return an op as it stands in the graph."""
