@@ -17,14 +17,19 @@ import tempfile
 
 from tests.support.other_tests import Suite
 
-_ALIVE = "it counts the tensors that are alive, and reports keep those of their graphs"
+LEFT_OUT = ("client/*", "compiler/*", "data/*", "distribute/*", "eager/benchmarks*",
+            "eager/memory_tests/*", "eager/remote_execution_test.py", "framework/experimental/*",
+            "ops/memory_tests/*", "tpu/*")
+_PENDING = ("it counts Python objects: those of a step that was just traced are there until its "
+            "certificate is made, some seconds later")
 EXPECTED = {
-    "eager/backprop_test.py::*Jacobian*CalledMultipleTimes": _ALIVE,
-    "eager/backprop_test.py::*JacobianInsideGradientTapeScope": _ALIVE,
-    "eager/backprop_test.py::*::testNameScope": (
-        "it counts the ops of the graph, of which equal ones have become one"),
+    "eager/backprop_test.py::BackpropTest::test*Jacobian*": _PENDING,
+    "eager/forwardprop_test.py::ForwardpropTest::testHVPCorrectness": _PENDING,
+    "eager/forwardprop_test.py::ForwardpropTest::testNumericHigherOrder*": _PENDING,
+    "eager/backprop_test.py::BackpropTest::testNameScope":
+        "it counts two equal ops in the graph, which Grappler, asked while it is traced, merges",
 }
-"""Tests, as patterns, that come out otherwise or leave other bits, each with the reason."""
+"""Tests, as patterns, that come out otherwise, each with the reason."""
 
 
 def suite(checkout: pathlib.Path, folder: pathlib.Path) -> Suite:
@@ -43,7 +48,7 @@ def suite(checkout: pathlib.Path, folder: pathlib.Path) -> Suite:
     return Suite(
         "tests.tensorflow_tests", __doc__.splitlines()[0], root=folder, below=".",
         trains=re.compile(r"\.gradient\(|gradients_impl\.|GradientTape|compute_gradient"),
-        left_out=(), expected=EXPECTED, files=1)
+        left_out=LEFT_OUT, expected=EXPECTED, files=1)
 
 
 def main(arguments: list[str]) -> int:

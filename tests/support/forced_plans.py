@@ -9,7 +9,7 @@ would get: whatever of the forward pass may run twice is recomputed, loops in se
 lowers the peak or not, so that the tiny steps of tests are rewritten as large ones are. What
 decides whether a plan is fit to be applied is as ever.
 
-Without it too, each test begins with the same seeds, and ops run one after the other.
+Without it too, each test begins with the same seeds.
 
 Each test adds a line of JSON to FILE: `test`, `outcome` (passed, failed or skipped), `why`,
 `numbers` (after each training a digest of the model's variables, and their norms), and `steps`,
@@ -30,6 +30,7 @@ from typing import Any
 
 import pytest
 from _pytest.unittest import TestCaseFunction
+from absl import flags
 
 MODELS, NATIVE = "models", "native"
 SEGMENT = 2
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Put the plugin to work."""
     if config.option.outcomes is not None:
         TestCaseFunction.errors = TestCaseFunction.skipped = ()  # TensorFlow's test cases read them
+        flags.FLAGS.mark_as_parsed()
         numbers = _numbers_of_trainings()
         way = config.option.forced_plans
         steps = force(way == NATIVE) if way else []
@@ -92,10 +94,8 @@ class _Outcomes:
 
 def _numbers_of_trainings() -> list[list]:
     """Return a list that takes what each training from now on leaves in the model's variables."""
-    import tensorflow as tf
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    tf.config.threading.set_inter_op_parallelism_threads(1)  # or sums differ from run to run
     found: list[list] = []
 
     def noting(method: Callable) -> Callable:

@@ -1,6 +1,7 @@
 """A pytest plugin: Keras' own tests where its wheel is installed.
 
-It gives them what they lack there, and Keras' `run_layer_test` more to train.
+It gives them what they lack there, and Keras' `run_layer_test` more to train. Ops run one after the
+other, so that what trainings leave behind can be compared in every bit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ PACKAGES = ("grain", "jax")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the plugin to work."""
+    import tensorflow as tf
+
     config.addinivalue_line("markers", "requires_trainable_backend: of Keras' own conftest")
+    tf.config.threading.set_inter_op_parallelism_threads(1)  # or sums differ from run to run
     train_more()
 
 
