@@ -48,7 +48,8 @@ def suite(checkout: pathlib.Path, folder: pathlib.Path) -> Suite:
     return Suite(
         "tests.tensorflow_tests", __doc__.splitlines()[0], root=folder, below=".",
         trains=re.compile(r"\.gradient\(|gradients_impl\.|GradientTape|compute_gradient"),
-        left_out=LEFT_OUT, expected=EXPECTED, files=1)
+        left_out=LEFT_OUT, expected=EXPECTED, files=1,
+        plugin="tests.support.tensorflow_cases")
 
 
 def main(arguments: list[str]) -> int:

@@ -60,7 +60,7 @@ class Suite:
     left_out: Sequence[str]
     expected: Mapping[str, str]
     files: int
-    plugin: str = "tests.support.forced_plans"
+    plugin: str
 
     def test_files(self, patterns: Sequence[str]) -> list[str]:
         """Return the test files that train something.
