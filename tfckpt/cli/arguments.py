@@ -27,6 +27,8 @@ COMMANDS = {
 SHELLS = ("bash", "zsh", "fish")
 CHOICES = {"completion": SHELLS, "cache": ("list", "clear")}
 """The arguments of each command that takes no paths."""
+_NOT_READ = ("OUT", "FOLDER")
+"""What is written, and what says by itself what it misses."""
 _GRAPH = """\
 GRAPH is a SavedModel directory, a GraphDef or a MetaGraphDef, binary or text; - reads a GraphDef
 or MetaGraphDef from standard input. Results go to standard output, messages to standard error.
@@ -102,10 +104,11 @@ def check_inputs(request: Request) -> None:
     Raises:
       CaptureError: it names the path, and why that cannot be read.
     """
-    inputs = [path for name, path in zip(COMMANDS[request.command][0].split(), request.paths,
-                                         strict=True) if name in ("GRAPH", "A", "B")]
-    for path in inputs:
-        if path == "-" or "://" in path:
+    if request.command in CHOICES:
+        return
+    names = COMMANDS[request.command][0].split()
+    for name, path in zip(names, request.paths, strict=True):
+        if name in _NOT_READ or path == "-" or "://" in path:
             continue
         try:
             os.stat(path)

@@ -30,7 +30,6 @@ import dataclasses
 import functools
 import heapq
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +52,6 @@ _PASSED = "Func/"
 """Before the names of what passes arguments and results of an inlined function on."""
 _READ = "_read"
 """Ends the names of what stands for the inputs of loops and branches."""
-_LOWERED = re.compile(r"/_(\d+)(?=/|$)")
 _MOST_CONSTANTS = 64 << 20
 """Bytes of constants that are copied: the ops of the trace are hidden and not gone."""
 
@@ -140,21 +138,6 @@ def _constant_bytes(op: tf.Operation) -> int:
     return int(made.shape.num_elements() or 0) * int(made.dtype.size)
 
 
-def _rename_lowered(found: tf.compat.v1.GraphDef, asked: Collection[str]) -> None:
-    """Rename what is left of lowered branches and loops: a constant, to which equal ones gave way.
-
-    TensorFlow numbers the ops that it lowers, and takes the same number again when the step runs.
-    """
-    renamed = {node.name: _LOWERED.sub(r"/__\1", node.name) for node in found.node
-               if node.name not in asked and _LOWERED.search(node.name)}
-    for node in found.node if renamed else ():
-        node.name = renamed.get(node.name, node.name)
-        for n, text in enumerate(node.input):
-            name = op_of(text)
-            if name in renamed:
-                node.input[n] = text.replace(name, renamed[name], 1)
-
-
 def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDef,
           found: tf.compat.v1.GraphDef, changes: LiveChanges) -> Body:
     """Put what Grappler made in the place of what is shown.
@@ -168,7 +151,6 @@ def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDe
     """
     inputs = {tensor.op.name: tensor for tensor in graph.inputs}
     scope = tf_adapter.free_scope(graph, OPTIMIZED)
-    _rename_lowered(found, {node.name for node in asked.node})
     results = {node.attr["index"].i: node.input[0] for node in found.node if node.op == RETVAL}
     body = tf.compat.v1.GraphDef(versions=found.versions)
     turns = _turns(asked, shown)
