@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
+import keras
 import pytest
+import tensorflow as tf
 
 import tfckpt
 from tfckpt.cli.arguments import COMMANDS, usage
@@ -53,6 +57,18 @@ def test_commands_and_flags_exist(text):
             listed = usage(command)
             for flag in re.findall(r"--(\w+)", rest):
                 assert f"--{flag}" in listed or f"--[no]{flag}" in listed, (command, flag)
+
+
+def test_the_walk_is_what_its_script_writes(tmp_path):
+    """But for what is measured; names of ops are those of the newest TensorFlow and Keras."""
+    if not (tf.__version__.startswith("2.21.") and keras.__version__.startswith("3.15.")):
+        pytest.skip("names of ops are those of TensorFlow 2.21 and Keras 3.15")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    subprocess.run([sys.executable, tmp_path / "docs" / "walk.py"], check=True, timeout=300,
+                   env={**os.environ, "PYTHONPATH": str(ROOT)})
+    said, written = (re.sub(r"(?s)\n11\. .*?\n12\. ", "", (folder / "docs" / "walk.md").read_text())
+                     for folder in (ROOT, tmp_path))
+    assert said == written, "run python docs/walk.py"
 
 
 @pytest.mark.nightly

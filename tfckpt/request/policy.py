@@ -70,7 +70,7 @@ def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> 
             matching = _matching(option, pattern, names)
             if not matching:
                 raise PlanError(f"plan: {option}={pattern!r} matches no layer and no op of the "
-                                f"forward pass of {graph.name!r}; there are "
+                                "forward pass; there are "
                                 f"{_near(pattern, list(names.values()))}")
             for i in matching:
                 other, why = asked.setdefault(i, (option, pattern))
