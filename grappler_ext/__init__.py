@@ -74,7 +74,7 @@ def enable(budget: object = "min", *, solver: str = "auto", objective: str = "ti
         each, and from then on with the fastest whose measured peak fits. All plans compute the
         same: these calls train as any other. Of functions that XLA does not compile. The highest
         count of the device's allocator is reset meanwhile.
-      time_limit: seconds after which a function that is still being planned runs as it was.
+      time_limit: seconds after which the search for a plan ends with the best that it has found.
       exact: as for `tfckpt.checkpoint`, but that it refuses neither loops nor branches nor calls:
         Grappler has seen them.
       effort: how much the search of "auto" may evaluate, as a multiple of the default.

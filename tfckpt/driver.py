@@ -213,8 +213,7 @@ def run(carrier: Carrier, options: Options, refused: str = "") -> Outcome:
       CaptureError, CostError: the step cannot be read or priced; it is untouched.
       InfeasibleBudgetError: states the smallest feasible budget in the unit it was given in.
       PlanError: a device has no budget, or one that is not there has; a pattern of `keep` or
-        `recompute` matches nothing; or the time limit is over before the step is priced (later,
-        the report says so).
+        `recompute` matches nothing.
     """
     with time_limit(options.time_limit):
         return _run(carrier, options, refused)

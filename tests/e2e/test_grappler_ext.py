@@ -354,7 +354,8 @@ def test_a_configuration_without_options_is_refused(monkeypatch):
         grappler_ext.session_config()
 
 
-def test_planning_ends_when_its_time_is_over(monkeypatch, caplog):
+@pytest.mark.parametrize("seconds", [1, 20])
+def test_a_search_ends_when_its_time_is_over(monkeypatch, seconds):
     """The clock of a step that is hard to plan, which goes much faster here."""
     ticks = iter(range(10 ** 6))
     monkeypatch.setattr(clock, "time", types.SimpleNamespace(monotonic=lambda: next(ticks)))
@@ -363,18 +364,20 @@ def test_planning_ends_when_its_time_is_over(monkeypatch, caplog):
         process.fresh()
         made = MODELS["dense_gelu"](gradients=False)
         if on:
-            grappler_ext.enable(time_limit=20)
+            grappler_ext.enable(time_limit=seconds)
         step = tf.function(made.step)
         for batch in made.batches:
             step(*batch)
         trained.append([v.numpy().tobytes() for v in made.variables()])
     assert trained[0] == trained[1]
-    assert 20 < next(ticks) < 100
+    assert seconds < next(ticks) < 100
     report = grappler_ext.reports()["step"]
-    assert not report.applied and "longer than time_limit=20 seconds" in str(report)
-    assert caplog.text.count("step is not rewritten: plan: planning took longer") == 1
-    with grappler_ext.enabled(time_limit=20, strict=True), pytest.raises(
-            tf.errors.InvalidArgumentError, match="time_limit=20 seconds"):
+    assert f"time_limit={seconds} seconds ended the search" in str(report)
+    if seconds > 1:  # the first proposals are there by then
+        assert report.applied
+        assert report.planned_peak_bytes < 0.9 * report.baseline_peak_bytes
+    with grappler_ext.enabled(budget=0.01, time_limit=seconds, strict=True), pytest.raises(
+            tf.errors.InvalidArgumentError, match=f"time_limit={seconds} seconds ended the search"):
         step(*made.batches[0])
     with pytest.raises(tfckpt.PlanError, match="time_limit='x' must be a positive number"):
         grappler_ext.enable(time_limit="x")

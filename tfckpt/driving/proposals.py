@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tfckpt.capture.devices import device_parts, has_inner_collective
 from tfckpt.capture.loops.repeated import without_loops
 from tfckpt.common import faults
+from tfckpt.common.clock import ended_by
 from tfckpt.cost.measured import measured_rates
 from tfckpt.driving.parts import DevicePart, Part, Proposal, priced, unchanged
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptError
@@ -384,8 +385,10 @@ def decisions(part: Part, options: Options, limits: Limits,
         yield from within(part.room)
     except InfeasibleBudgetError as error:
         if part.asked is None:
-            raise part.budget.refusal(error.smallest_bytes, plain.peak_bytes,
-                                      cost.resident_bytes, part.device) from None
+            ended = ended_by()
+            raise part.budget.refusal(
+                error.smallest_bytes, plain.peak_bytes, cost.resident_bytes, part.device,
+                f"; {ended} ended the search" if ended else "") from None
         yield from within(error.smallest_bytes)
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from tfckpt.common.clock import check_time
+from tfckpt.common.clock import time_is_over
 from tfckpt.common.messages import waiting_for
 from tfckpt.driving.judges import Candidate, Rejected
 from tfckpt.driving.parts import Part, Proposal, unchanged
@@ -27,6 +27,7 @@ from tfckpt.plan.planner import ROOM, executed_peaks, minimum_of
 from tfckpt.request.budget import OVER, format_bytes
 from tfckpt.verify.asking.xla import NotAsked
 
+TIME_OVER = "the time limit is over"
 NEAR = 0.97
 """Of what is allowed, what a plan may leave unused before a faster one is looked for."""
 SIMILAR = 0.95
@@ -172,7 +173,6 @@ class Trials:
     def _memory(self, what: str, edits: Edits | None, proposal: Proposal | None) -> XlaMemory:
         compiler = self._compiler
         assert compiler is not None
-        check_time()
         self.answers.append(None)
         started = time.perf_counter()
         with waiting_for(f"asking {self.words.who} what {what} of {self.name} takes") as done:
@@ -217,7 +217,11 @@ class Trials:
             self._check_unchanged(proposal)
             return
         trial = self._trial(proposal)
-        if trial is None and self._count >= self._bound:
+        over = trial is None and time_is_over()
+        if over and not self.tried:  # nobody knows better than what was planned
+            self.plain, self.reason = None, TIME_OVER
+            return
+        if over or trial is None and self._count >= self._bound:
             raise self._ended(proposal.part, f"{self.words.who} is not asked about more plans")
         new = trial is None
         trial = trial or self._compile(candidate, proposal)

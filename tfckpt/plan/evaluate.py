@@ -97,7 +97,8 @@ class Evaluator:
           candidate: of this evaluator's graph.
 
         Raises:
-          PlanError: planning has a time limit, which is over; or the schedule cannot be executed.
+          PlanError: the schedule cannot be executed.
+          OutOfTimeError: planning has a time limit, which is over (where a search asks).
         """
         known = self._known.get(candidate)
         if known is not None:

@@ -34,7 +34,7 @@ def descend(evaluator: Evaluator, start: Priced, target: int, evaluations: int) 
       The candidate with the smallest peak found; `start` where nothing improves it.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     best = start
     limit = len(evaluator.priced) + evaluations
@@ -99,7 +99,7 @@ def speed_up(evaluator: Evaluator, start: Priced, budget: int, evaluations: int)
       The fastest candidate found; `start` where nothing is faster.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     best = start
     limit = len(evaluator.priced) + evaluations

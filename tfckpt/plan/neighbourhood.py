@@ -289,7 +289,7 @@ class Neighbourhood:
           lower: stop as soon as the budget is met.
 
         Raises:
-          PlanError: planning has a time limit, which is over.
+          OutOfTimeError: planning has a time limit, which is over.
         """
         check_time()
         state = self.state
@@ -329,7 +329,7 @@ class Neighbourhood:
           bound: bytes that no schedule stays below.
 
         Raises:
-          PlanError: planning has a time limit, which is over.
+          OutOfTimeError: planning has a time limit, which is over.
         """
         self.left += evaluations
         end = self.left - evaluations
@@ -369,7 +369,7 @@ class Neighbourhood:
           evaluations: changes that may be tried, shared evenly among the budgets.
 
         Raises:
-          PlanError: planning has a time limit, which is over.
+          OutOfTimeError: planning has a time limit, which is over.
         """
         for budget in budgets:
             fitting = [(time, peak, copies) for copies, (peak, time) in self.found.items()
@@ -424,7 +424,7 @@ def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
       evaluations: changes that are tried, or a few more.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     search = Neighbourhood(graph, starts[0])
     for start in starts:

@@ -232,8 +232,7 @@ def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO
 
     Raises:
       PlanError: effort that is not positive; unknown solver or objective; a graph that the solver
-        does not take; OR-tools is missing for "optimal"; or planning has a time limit, which is
-        over.
+        does not take; or OR-tools is missing for "optimal".
       InfeasibleBudgetError: no plan found fits; names the smallest peak found.
     """
     return next(plans_of(graph, budget, solver=solver, objective=objective, free_moves=free_moves,
@@ -423,8 +422,7 @@ class StepPlanner:
           budget: dynamic bytes that the peak must not pass; None for the minimum peak.
 
         Raises:
-          PlanError: the solver does not take the graph, OR-tools is missing for "optimal", or
-            planning has a time limit, which is over.
+          PlanError: the solver does not take the graph, or OR-tools is missing for "optimal".
           InfeasibleBudgetError: the first plan is asked for, and none found fits; names the
             smallest peak found.
         """

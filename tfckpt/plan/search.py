@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
-from tfckpt.common.clock import time_is_over
+from tfckpt.common.clock import OutOfTimeError, check_time, ended_by, until_time_is_over
 from tfckpt.errors import PlanError
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Moves
@@ -67,7 +67,12 @@ class _Run(Evaluator):
         self._mine: dict[Candidate, Priced] = {}
 
     def price(self, candidate: Candidate) -> Priced:
-        """Return what the shared evaluator says."""
+        """Return what the shared evaluator says, while there is time."""
+        check_time()
+        return self.take(candidate)
+
+    def take(self, candidate: Candidate) -> Priced:
+        """Return what the shared evaluator says, whatever the time."""
         found = self._mine[candidate] = self.whole.price(candidate)
         return found
 
@@ -122,22 +127,32 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
     is priced on the fine one.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     graph = evaluator.graph
     families = [OWN, *((solve,) for solve in solvers if solve not in OWN)]
     if len(graph.vertices) > LARGEST:
         return _explore_coarse(evaluator, patterns, families, plain_bytes, effort)
     groups: list[Collection[Priced]] = []
-    for family in families:
-        run = _Run(evaluator)
-        groups += proposals(run, patterns, family)
-        if not run.priced:
-            continue
-        improve(run, plain_bytes, effort, family is OWN)
-        reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES))
-        groups.append(run.priced)
-    groups.append(recurse(evaluator, patterns, plain_bytes, effort))
+    with until_time_is_over():
+        for family in families:
+            run = _Run(evaluator)
+            groups += proposals(run, patterns, family)
+            if not run.priced:
+                continue
+            groups.append(run.priced)
+            improve(run, plain_bytes, effort, family is OWN)
+            reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES))
+        groups.append(recurse(evaluator, patterns, plain_bytes, effort))
+    return _whole_pool(evaluator, patterns, groups)
+
+
+def _whole_pool(evaluator: Evaluator, patterns: Sequence[Candidate],
+                groups: Sequence[Collection[Priced]]) -> Pool:
+    """Return the pool of a search; where the time limit ended it, all that was priced by then."""
+    untouched = [evaluator.price(pattern) for pattern in patterns]
+    if ended_by():
+        groups = [*groups, evaluator.priced, untouched]
     return pool_of(evaluator.priced, groups)
 
 
@@ -154,16 +169,17 @@ def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[S
       Priced candidates, the patterns among them, for each solver and objective.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     found: list[Collection[Priced]] = []
     for solve in solvers:
         for objective in OBJECTIVES:
             try:
                 found.append(starts(run, patterns, (solve,), objective))
+            except OutOfTimeError:
+                raise
             except PlanError:  # it refuses the graph
-                if time_is_over():
-                    raise
+                continue
     return found
 
 
@@ -177,26 +193,29 @@ def _explore_coarse(evaluator: Evaluator, patterns: Sequence[Candidate],
     rough = Evaluator(coarse.graph)
     rough_patterns = templates(rough, False)
     groups: list[Collection[Priced]] = []
-    for family in families:
-        search, run = _Run(rough), _Run(evaluator)
-        proposals(search, rough_patterns, family)
-        if not search.priced:
-            continue
-        improve(search, plain_bytes, effort, family is OWN)
-        for untouched in patterns:
-            run.price(untouched)
-        count = few(graph, REFINED) if family is OWN else max(2, few(graph, REFINED) // 4)
-        for p in spread(non_dominated(search.priced), count):
-            run.price(dataclasses.replace(
-                pattern, keep=coarse.fine(p.candidate.keep), again=coarse.fine(p.candidate.again),
-                source=p.candidate.source))
-        if family is OWN:
-            climb(run, min(p.peak for p in run.priced), plain_bytes,
-                  int(effort * EVALUATIONS / len(graph.vertices)))
-        reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES))
-        groups.append(run.priced)
-    groups.append(recurse(evaluator, patterns, plain_bytes, effort))
-    return pool_of(evaluator.priced, groups)
+    with until_time_is_over():
+        for family in families:
+            search, run = _Run(rough), _Run(evaluator)
+            with until_time_is_over():
+                proposals(search, rough_patterns, family)
+                if search.priced:
+                    improve(search, plain_bytes, effort, family is OWN)
+            if not search.priced:
+                continue
+            groups.append(run.priced)
+            for untouched in patterns:
+                run.take(untouched)
+            count = few(graph, REFINED) if family is OWN else max(2, few(graph, REFINED) // 4)
+            for p in spread(non_dominated(search.priced), count):
+                run.take(dataclasses.replace(
+                    pattern, keep=coarse.fine(p.candidate.keep),
+                    again=coarse.fine(p.candidate.again), source=p.candidate.source))
+            if family is OWN:
+                climb(run, min(p.peak for p in run.priced), plain_bytes,
+                      int(effort * EVALUATIONS / len(graph.vertices)))
+            reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES))
+        groups.append(recurse(evaluator, patterns, plain_bytes, effort))
+    return _whole_pool(evaluator, patterns, groups)
 
 
 def recurse(evaluator: Evaluator, patterns: Sequence[Candidate], plain_bytes: int,
@@ -212,7 +231,7 @@ def recurse(evaluator: Evaluator, patterns: Sequence[Candidate], plain_bytes: in
       effort: see `explore`.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     run = _Run(evaluator)
     starts(run, patterns, (recursive,), OBJECTIVES[0])
@@ -286,7 +305,8 @@ def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterabl
       objective: "time" or "memory": what solvers search for.
 
     Raises:
-      PlanError: a solver refuses the graph, or planning has a time limit, which is over.
+      PlanError: a solver refuses the graph.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     found = [evaluator.price(proposed(patterns[-1], proposal, solve.__name__))
              for solve in solvers for proposal in solve(evaluator, objective)]
@@ -303,7 +323,7 @@ def improve(run: Evaluator, plain_bytes: int, effort: float, whole: bool) -> Non
       whole: whether it is made faster as well, on the way back up.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     vertices = max(len(run.graph.vertices), 1)
     evaluations = effort * max(FEWEST, min(MOST, EVALUATIONS // vertices))
@@ -323,7 +343,7 @@ def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int)
       evaluations: candidates that may be priced, shared evenly among the rungs.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     each = evaluations // len(RUNGS)
     for rung in RUNGS if each else ():
@@ -343,7 +363,7 @@ def reschedule(run: Evaluator, share: float) -> None:
       share: of `CHANGES`.
 
     Raises:
-      PlanError: planning has a time limit, which is over.
+      OutOfTimeError: planning has a time limit, which is over.
     """
     graph, vertices = run.graph, len(run.graph.vertices)
     if not vertices:

@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Sequence
 
+from tfckpt.common.clock import ended_by
 from tfckpt.driving.parts import Proposal
 from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.ir.costgraph import CostGraph
@@ -57,6 +58,7 @@ class Report:
       fences, pins: control barriers and single wait edges that were added.
       plan_seconds: capture, planning and rewriting, in seconds.
       stored: the day on which the plan was made, where it was taken from the plan store; else "".
+      ended_by: what ended the search before its evaluations were spent; "" where nothing did.
       planned_for: the sizes that were planned for, where the trace leaves them open: shapes, or a
         batch.
       op_count: ops of the captured step that run, and its arguments.
@@ -117,6 +119,7 @@ class Report:
     unknown_variables: int = 0
     compiled: CompiledReport | None = None
     stored: str = ""
+    ended_by: str = ""
     bound_bytes: int = 0
     allowed_bytes: int | None = None
     measured_baseline_bytes: int | None = None
@@ -169,8 +172,10 @@ class Report:
             *([("taken apart", f"{self.released_joins} ops that only join others: these are freed "
                 "one by one")] if self.released_joins else []),
             *([("forward AD", self._forward_ad())] if self.forward_ad_regions else []),
-            ("plan", f"proposed by {self.solver}, {self._origin} in {self.plan_seconds:.1f} s"
-             if self.applied else f"{self._origin} in {self.plan_seconds:.1f} s"),
+            ("plan", (f"proposed by {self.solver}, " if self.applied else "")
+             + f"{self._origin} in {self.plan_seconds:.1f} s"
+             + (f"; {self.ended_by} ended the search: the best found by then"
+                if self.ended_by else "")),
             ("applied", "yes" if self.applied else f"no: {self.reason}"),
             *([("identical", self.certificate)] if self.certificate else []),
         ]
@@ -326,6 +331,7 @@ def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edi
     report = _report_of_part(name, graph, proposals[0], edits, seconds)
     report.rejected, report.planned_for, report.compiled = rejected, planned_for, compiled
     report.stored, report.allowed_bytes = stored, proposals[0].part.allowed
+    report.ended_by = ended_by()
     report.refused = tuple(dict.fromkeys(
         (*report.refused, *(line for p in proposals for line in p.part.graph.refused))))[:REFUSALS]
     if len(proposals) > 1:

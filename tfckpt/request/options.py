@@ -26,7 +26,7 @@ class Options:
       solver, objective, batch_size, free_moves, fad, exact, effort: as `tfckpt.checkpoint` takes
         them.
       target: what the step is planned for; None for the devices of this process.
-      time_limit: seconds after which a step that is still being planned is left as it was; None
+      time_limit: seconds after which the search for a plan ends with the best found by then; None
         for no limit.
       xla_trials: how many plans XLA is asked about at most.
       op_seconds: seconds of ops by name, where they were measured.

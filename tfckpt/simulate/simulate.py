@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfckpt.common.clock import check_time
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Resolved, Schedule
 from tfckpt.simulate.liveness import Account
@@ -55,7 +54,7 @@ def simulate(graph: CostGraph, schedule: Schedule) -> Timeline:
       schedule: originals and copies.
 
     Raises:
-      PlanError: planning has a time limit, which is over; or the schedule cannot be executed.
+      PlanError: the schedule cannot be executed.
     """
     return timeline_of(Account(graph, schedule), schedule, None)
 
@@ -69,9 +68,6 @@ def simulate_order(graph: CostGraph, resolved: Resolved,
       resolved: its schedule, resolved.
       order: positions in execution order; None as scheduled.
 
-    Raises:
-      PlanError: planning has a time limit, which is over.
-
     Complexity: n log n in the number of steps and reads.
     """
     return timeline_of(Account(graph, resolved.schedule), resolved.schedule, order)
@@ -84,11 +80,7 @@ def timeline_of(account: Account, schedule: Schedule, order: Sequence[int] | Non
       account: of the schedule.
       schedule: originals and copies.
       order: positions in execution order; None as scheduled.
-
-    Raises:
-      PlanError: planning has a time limit, which is over.
     """
-    check_time()  # every plan comes here many times on its way
     tables, vertex = account.tables, account.vertex
     if order is not None:
         vertex = vertex[np.array(order, dtype=np.int64)]

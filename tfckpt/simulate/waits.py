@@ -44,7 +44,7 @@ def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
       the order of execution it belongs to.
 
     Raises:
-      PlanError: the edges have a cycle, or planning has a time limit, which is over.
+      PlanError: the edges have a cycle.
     """
     edges = edges or Edges(graph, resolved, released, fences)
     placer = _Placer(graph, resolved, edges, await_updates)

@@ -12,7 +12,6 @@ import enum
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from tfckpt.common.clock import check_time
 from tfckpt.errors import PlanError, RewriteError
 from tfckpt.ir.edits import Edits, check_edits
 from tfckpt.ir.graph import Graph
@@ -145,13 +144,12 @@ def run_passes(passes: Sequence[Pass], context: Context) -> Realised:
     Raises:
       RewriteError: a pass requires what none before it ensures, a pass failed, or the edits are
         wrong; the message names the passes that ran before.
-      PlanError: a plan cannot be realised, or the time limit is over.
+      PlanError: a plan cannot be realised.
     """
     check_order(passes)
     edits = Edits()
     outcomes: list[Outcome] = []
     for each in passes:
-        check_time()
         refusal = each.refusal(context)
         with _naming(each.name, outcomes):
             made = edits if refusal else each.run(context, edits)
