@@ -275,6 +275,7 @@ def test_where_nothing_is_to_be_gained_the_calls_are_put_back():
     assert not any("layer/" in name for name in names)
 
 
+@pytest.mark.filterwarnings("ignore:tfckpt. <lambda> trains unchanged")
 def test_what_tfckpt_rewrote_before_is_not_rewritten_again():
     process.fresh()
     inner = weights_as_arguments()

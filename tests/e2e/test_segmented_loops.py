@@ -410,6 +410,7 @@ def test_compiled_by_xla(make, forced):
     assert told.after.temp_bytes < told.before.temp_bytes
 
 
+@pytest.mark.filterwarnings("ignore:tfckpt. step trains unchanged")
 def test_xla_is_given_no_loop_of_open_length(forced):
     """Its lists have room for a number of entries that is known when it compiles."""
     weight = _weight()

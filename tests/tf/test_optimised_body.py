@@ -270,6 +270,7 @@ def test_a_tape_outside_of_the_step_has_no_part_in_its_certificate(monkeypatch, 
     assert ours.report.identical, ours.report.certificate
 
 
+@pytest.mark.filterwarnings("ignore:tfckpt. a tape around step asks")
 def test_a_function_around_the_step_finds_them_too():
     process.fresh()
     step, _, x = _meta_step()
@@ -288,6 +289,7 @@ def test_a_function_around_the_step_finds_them_too():
                                   wanted)
 
 
+@pytest.mark.filterwarnings("ignore:tfckpt. a tape around step asks")
 def test_forward_mode_through_the_step():
     process.fresh()
     step, _, x = _meta_step()
@@ -391,6 +393,7 @@ def test_of_a_loop_grappler_knows_what_it_knows_once_that_is_lowered(monkeypatch
     assert not certificate()
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 def test_writes_come_after_the_reads_that_they_followed(monkeypatch):
     """Grappler drops an edge where data leads from the read to the write, and then that data."""
     from tests.support.random_steps.assembly import build, draw_spec
