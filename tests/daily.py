@@ -66,7 +66,7 @@ def measure(folder: pathlib.Path, daily: bool) -> None:
     for part, (share, tests) in PARTS.items():
         with (folder / f"{part}.log").open("w") as log:
             subprocess.run(
-                [sys.executable, "-m", "pytest", "-p", "tests.support.covered", "-q", "-vv",
+                [sys.executable, "-m", "pytest", "-p", "tests.support.covered", "-vv",
                  "--durations=0", "--timeout=3600", "--numprocesses=2", f"--dist={share}",
                  *([] if daily else ["-m", "nightly or not nightly"]), *tests],
                 cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
@@ -81,7 +81,7 @@ def log_tail(path: pathlib.Path) -> list[str]:
 
 
 def seconds_of(folder: pathlib.Path) -> dict[Address, float]:
-    """Return how long each test took, with its fixtures."""
+    """Return how long each test took, with its fixtures, in seconds."""
     found: dict[Address, float] = collections.defaultdict(float)
     for part in PARTS:
         for line in (folder / f"{part}.log").read_text().splitlines():
@@ -112,25 +112,45 @@ def chosen(reached: Mapping[Address, set[Arc]], seconds: Mapping[Address, float]
       seconds: how long each test takes.
       most: seconds for all.
     """
+    found = needed(reached, seconds)
+    room = most - sum(seconds[test] for test in found)
+    print(f"{len(found)} tests of {sum(seconds[t] for t in found):.0f} s reach all that is reached")
+    for test in sorted(seconds.keys() - set(found), key=lambda t: (seconds[t], t)):
+        if seconds[test] <= room:
+            room -= seconds[test]
+            found.append(test)
+    return found
+
+
+def needed(reached: Mapping[Address, set[Arc]], seconds: Mapping[Address, float]
+           ) -> list[Address]:
+    """Return tests that reach all that is reached: the best value first, then less what is spare.
+
+    Args:
+      reached: which arcs each test reaches.
+      seconds: how long each test takes.
+    """
     left = set().union(*reached.values()) - reached.get("", set())
-    queue = [(-len(arcs & left) / (seconds[test] + 0.01), test)
-             for test, arcs in reached.items() if test in seconds]
+
+    def worth(test: Address) -> float:
+        return len(reached[test] & left) / (seconds[test] + 0.01)
+
+    queue = [(-worth(test), test) for test in reached if test in seconds]
     heapq.heapify(queue)
     found: list[Address] = []
     while left and queue:
         _, test = heapq.heappop(queue)
-        worth = -len(reached[test] & left) / (seconds[test] + 0.01)
-        if worth and (not queue or worth <= queue[0][0]):
+        value = -worth(test)
+        if value and (not queue or value <= queue[0][0]):
             found.append(test)
             left -= reached[test]
-        elif worth:
-            heapq.heappush(queue, (worth, test))
-    taken, room = set(found), most - sum(seconds[test] for test in found)
-    print(f"{len(found)} tests of {sum(seconds[t] for t in found):.0f} s reach all that is reached")
-    for test in sorted(seconds.keys() - taken, key=lambda t: (seconds[t], t)):
-        if seconds[test] <= room:
-            room -= seconds[test]
-            found.append(test)
+        elif value:
+            heapq.heappush(queue, (value, test))
+    times = collections.Counter(arc for test in [*found, ""] for arc in reached.get(test, ()))
+    for test in sorted(found, key=lambda t: -seconds[t]):
+        if all(times[arc] > 1 for arc in reached[test]):
+            times.subtract(reached[test])
+            found.remove(test)
     return found
 
 
@@ -149,8 +169,9 @@ def lines(nightly: Iterable[Address], every: Iterable[Address]) -> list[str]:
 
 def choose(folder: pathlib.Path, most: float) -> None:
     """Write `tests/nightly.txt`."""
-    seconds = seconds_of(folder)
-    daily = chosen(reached_by(folder), seconds, most)
+    reached = reached_by(folder)
+    seconds = {test: 0.0 for test in reached if test} | seconds_of(folder)
+    daily = chosen(reached, seconds, most)
     nightly = seconds.keys() - set(daily)
     print(f"{len(daily)} tests of {sum(seconds[t] for t in daily):.0f} s every day, "
           f"{len(nightly)} of {sum(seconds[t] for t in nightly):.0f} s at night")

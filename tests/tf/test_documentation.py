@@ -59,6 +59,7 @@ def test_commands_and_flags_exist(text):
                 assert f"--{flag}" in listed or f"--[no]{flag}" in listed, (command, flag)
 
 
+@pytest.mark.nightly
 def test_the_walk_is_what_its_script_writes(tmp_path):
     """But for what is measured; names of ops are those of the newest TensorFlow and Keras."""
     if not (tf.__version__.startswith("2.21.") and keras.__version__.startswith("3.15.")):
