@@ -65,6 +65,15 @@ register(
              merges_into=frozenset({UNARY, SUM, "LeakyRelu", "Gelu", "Mul"})),
 )
 
+# What Grappler makes of these with a bias, and an activation after that. It is planned as it runs,
+# and nothing is merged with it any more.
+register(
+    OpRecord("_FusedConv2D", flops=_FORWARD), OpRecord("_FusedConv3D", flops=_FORWARD),
+    OpRecord("_FusedDepthwiseConv2dNative", flops=_convolution(1, None, depthwise=True)),
+    OpRecord("_FusedMatMul", flops=_product, attrs=("transpose_a",), multiplies_matrices=True),
+    _BATCHED("_MklFusedBatchMatMulV2", attrs=("adj_x",)),
+)
+
 # Gradients. oneDNN computes that of a bias with that of the filter.
 _OF_INPUT = _convolution(kernel=1, result=2)
 _OF_FILTER = _convolution(kernel=None, result=2)
