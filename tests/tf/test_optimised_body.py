@@ -18,6 +18,7 @@ from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.time import flops
 from tfckpt.ir.edits import PROTECTED
+from tfckpt.ops import record
 from tfckpt.verify import wait_for_certificates
 from tfckpt.verify.arithmetic import instantiated, same
 
@@ -468,3 +469,16 @@ def test_what_is_fused_is_priced_as_what_it_was_fused_of(hook, kind):
     assert counted[0] == counted[1] > 0
     fused = {op.type for op in ours.graph.get_operations() if op.type.startswith("_Fused")}
     assert fused
+
+
+@pytest.mark.parametrize("function, op_type", [
+    (tf.exp, "Exp"), (lambda y: tf.sqrt(tf.exp(tf.square(y))), "_UnaryOpsComposition"),
+    (lambda y: y * tf.sigmoid(y), "_MklSwish"), (tf.cumsum, "Cumsum")])
+def test_which_kernels_write_over_what_they_read(function, op_type):
+    """As TensorFlow's allocator counts it: one buffer or two, and some of that for its chunks."""
+    halves = [tf.random.stateless_normal((512, 512), (1, i)) * 0.1 for i in range(2)]
+    called = tf.function(lambda: tf.reduce_sum(function(tf.concat(halves, 0))))
+    called()
+    buffers = tfckpt.verify.measure_peak(called, repeats=3) / (4 * 1024 * 512)
+    assert (buffers < 1.9) == record(op_type).reuses_input
+    assert op_type in tfckpt.verify.executed(called).ops

@@ -127,3 +127,9 @@ register(
     _FIRST("SoftplusGrad", lambda g, f: g * _sigmoid(f)),
     _FIRST("SoftsignGrad", lambda g, f: g / (1 + np.abs(f)) ** 2),
 )
+
+# What Grappler makes of several in a row, and of x * sigmoid(x).
+register(
+    OpRecord("_UnaryOpsComposition", reuses_input=True, per_byte=4.0),
+    OpRecord("_MklSwish", per_byte=3.0), OpRecord("_MklFusedMish", per_byte=6.0),
+)
