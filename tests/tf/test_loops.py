@@ -66,6 +66,19 @@ def test_trips_from_bounds(options, trips):
     assert backward == (0, "")  # it only empties the forward's list
 
 
+@pytest.mark.parametrize("numbers, trips", [((6,), 6), ((2, 12, 3), 4), ((0,), 0)])
+def test_numbers_of_a_range_that_autograph_loops_over(numbers, trips):
+    def forward(x):
+        for _ in tf.range(*numbers):
+            x = tf.tanh(x)
+        return x
+
+    convert = tf.autograph.to_graph(forward)
+    forward, backward = _kept(_graph(convert))
+    assert forward == (trips * ENTRY, "")
+    assert backward == (0, "")
+
+
 def test_a_counter_that_steps_by_two_from_one():
     def forward(x):
         return tf.while_loop(lambda i, t: i < 8, lambda i, t: (i + 2, tf.tanh(t)), (1, x))[1]

@@ -347,7 +347,11 @@ class _Loop:
             return None
         for counter, step in (tuple(op.inputs), tuple(op.inputs)[::-1]):
             if argument(self.body, _origin(counter)) == slot:
-                return _value(step)
+                value = _value(step)
+                # autograph's `for i in tf.range(...)` hands the step from iteration to iteration
+                given = argument(self.body, _origin(step)) if value is None else None
+                return self._outside(given) if (
+                    given is not None and self._is_passed(given)) else value
         return None
 
     def _outside(self, slot: int) -> int | None:
