@@ -206,6 +206,22 @@ def test_what_is_compiled_is_said_to_be_unknown():
     assert step.report.identical is None and "XLA compiles the step" in step.report.certificate
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_of_a_step_that_a_loop_calls_nothing_is_known(steps):
+    """Plain Keras has other bits with two steps in one execution, where TensorFlow fuses less."""
+    process.fresh()
+    model = tfckpt.keras.checkpoint(keras.Sequential(
+        [keras.layers.Input((64,)), *(keras.layers.Dense(64, "gelu") for _ in range(4))]))
+    model.compile("sgd", "mse", steps_per_execution=steps)
+    x = np.ones((2048, 64), np.float32)
+    model.fit(x, x, batch_size=1024, verbose=0)
+    assert wait_for_certificates()
+    report = tfckpt.keras.report(model)
+    assert report.applied
+    assert report.identical is (True if steps == 1 else None), report.certificate
+    assert ("called in a loop" in report.certificate) == (steps == 2)
+
+
 @pytest.mark.parametrize("delay", [100.0, 0.0])
 def test_a_process_ends_in_good_order_whatever_is_pending(delay):
     found = subprocess.run([sys.executable, "-c", textwrap.dedent(f"""

@@ -333,6 +333,20 @@ def _copy(graph: FuncGraph, definition: tf.compat.v1.GraphDef, order: Sequence[i
     return copy
 
 
+def is_traced_in_control_flow(graph: FuncGraph) -> bool:
+    """Return whether a function was traced where a loop or a branch of another one calls it.
+
+    Args:
+      graph: a FuncGraph.
+    """
+    around = graph.outer_graph
+    while isinstance(around, FuncGraph):
+        if isinstance(around, control_flow_v2_func_graphs.ControlFlowFuncGraph):
+            return True
+        around = around.outer_graph
+    return False
+
+
 def tracing_graph() -> FuncGraph | None:
     """Return the FuncGraph into which ops are being traced now, or None when executing eagerly."""
     if tf.executing_eagerly():

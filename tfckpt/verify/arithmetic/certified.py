@@ -33,6 +33,8 @@ ELSEWHERE = ("of a step on a GPU, on several devices or with DTensor it is not k
 IMPORTED = ("of a step that is imported into another graph it is not known whether the arithmetic "
             "stays the same")
 AT_TOP = "of a step that a session runs it is not known whether the arithmetic stays the same"
+IN_A_LOOP = ("the step is called in a loop or branch of another function, where TensorFlow may "
+             "fuse less of it than where it runs by itself; that is not looked into")
 _REFUSALS = (ValueError, TfckptError, MemoryError, tf.errors.OpError)
 
 
@@ -47,6 +49,8 @@ def doubt(live: Any, compiled: bool) -> str:
         return COMPILED
     if not hasattr(live, "inputs"):
         return AT_TOP
+    if tf_adapter.is_traced_in_control_flow(live):
+        return IN_A_LOOP
     here = is_on_one_cpu(op.device for op in live.get_operations())
     return "" if here and not tf_adapter.uses_custom_device(live) else ELSEWHERE
 
