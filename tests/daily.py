@@ -34,6 +34,10 @@ NIGHTLY = ROOT / "tests" / "nightly.txt"
 PARTS = {"pure": ("worksteal", ["tests/pure"]), "tf": ("loadfile", ["tests/tf", "tests/e2e"]),
          "zoo": ("worksteal", ["tests/zoo"])}
 """How pytest-xdist shares the tests of each part, as in the Makefile."""
+ALWAYS = ("tests/e2e/test_recipes.py",)
+"""Begins the addresses of tests that run every day, whatever they reach."""
+QUICK = 1.0
+"""Seconds below which a test is taken that reaches nothing."""
 HEAD = """\
 # Cases that run at night: what they reach of the package, quicker ones reach every day.
 # A line is a test's address, or that of a function or file all of whose cases are meant.
@@ -107,14 +111,20 @@ def chosen(reached: Mapping[Address, set[Arc]], seconds: Mapping[Address, float]
            most: float) -> list[Address]:
     """Return the tests of every day: those that are needed, then the quickest.
 
+    One that reaches nothing looks at something else than what runs, such as pages or sources, or
+    runs it where coverage does not see it; no other test stands for it, and if it is quick it is
+    taken.
+
     Args:
       reached: which arcs each test reaches; those of "" are reached anyway.
       seconds: how long each test takes.
       most: seconds for all.
     """
     found = needed(reached, seconds)
+    found += sorted(test for test in seconds.keys() - set(found) if test.startswith(ALWAYS) or (
+        test not in reached and seconds[test] < QUICK))
     room = most - sum(seconds[test] for test in found)
-    print(f"{len(found)} tests of {sum(seconds[t] for t in found):.0f} s reach all that is reached")
+    print(f"{len(found)} tests of {sum(seconds[t] for t in found):.0f} s are needed")
     for test in sorted(seconds.keys() - set(found), key=lambda t: (seconds[t], t)):
         if seconds[test] <= room:
             room -= seconds[test]
