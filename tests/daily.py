@@ -43,6 +43,7 @@ HEAD = """\
 # A line is a test's address, or that of a function or file all of whose cases are meant.
 # `python -m tests.daily` chooses them, `tests/conftest.py` reads them.
 """
+_RAN = re.compile(r"^\[gw\d+\] +\[ *\d+%\] [A-Z]+ (\S.*?) *$")
 _TOOK = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$")
 
 Address = str
@@ -89,7 +90,9 @@ def seconds_of(folder: pathlib.Path) -> dict[Address, float]:
     found: dict[Address, float] = collections.defaultdict(float)
     for part in PARTS:
         for line in (folder / f"{part}.log").read_text().splitlines():
-            if took := _TOOK.match(line):
+            if ran := _RAN.match(line):
+                found[ran[1]] += 0.0
+            elif took := _TOOK.match(line):
                 found[took[2].strip()] += float(took[1])
     return found
 
