@@ -26,9 +26,12 @@ import tfckpt
 from tfckpt import driver
 from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers.trace_hook import Mark, Records, Traced
-from tfckpt.ir.edits import Clone, Rewire, traced
+from tfckpt.ir.edits import Clone, Edits, Rewire, traced
+from tfckpt.ir.hlo import XlaMemory
+from tfckpt.plan.candidates import OWN
 from tfckpt.request.budget import format_bytes
 from tfckpt.request.options import make_options
+from tfckpt.rewrite.names import FENCE
 
 PAGE = pathlib.Path(__file__).with_name("walk.md")
 BATCH, WIDTH, LAYERS, BUDGET = 2048, 256, 6, 0.5
@@ -82,7 +85,9 @@ def page() -> str:
     copy = next(e for e in copies if e.source == op.name)
     moved = [e for e in edits.rewires if isinstance(e, Rewire)
              and e.tensor.startswith(f"{copy.name}:")]
-    measured = [_measured(step, batch, solver=solver) for solver in ("store_all", "auto")]
+    measured = [tfckpt.verify.measure_peak(made, batch, repeats=3) for made in (
+        tf.function(step), tfckpt.checkpoint(tf.function(step), budget=BUDGET))]
+    simulated, kinds = _simulated(outcome), _kinds(edits)
     return _wrapped(TEXT.format(
         layers=LAYERS, width=WIDTH, batch=BATCH, tensor=traced(op.name),
         traced_ops=f"{len(before.ops):,}", ops=f"{len(graph.ops):,}",
@@ -94,14 +99,16 @@ def page() -> str:
         budget=BUDGET, plain=format_bytes(proposal.part.plain.peak_bytes),
         allowed=format_bytes(BUDGET * proposal.part.plain.peak_bytes),
         peak=format_bytes(planned.peak_bytes), front=len(planned.front), solver=planned.plan.solver,
+        where=_where(planned.plan.solver),
         steps=len(schedule), repeats=len(again), first=first, second=second,
         fences=len(planned.plan.fences), waits=len(planned.plan.waits),
-        deferred=len(planned.plan.moves.deferred), copies=len(copies), copy=copy.name,
-        added=len(edits.added), rewires=len(edits.rewires), controls=len(edits.controls),
+        deferred=len(planned.plan.moves.deferred), copy=copy.name, added=len(edits.added),
+        kinds=", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+        rewires=len(edits.rewires), controls=len(edits.controls),
         moved=", ".join(f"`{traced(e.op)}`" for e in moved),
         measured_plain=format_bytes(measured[0]), measured=format_bytes(measured[1]),
         ratio=f"{measured[1] / measured[0]:.2f}",
-        simulated=format_bytes(_simulated(outcome))))
+        expected=format_bytes(simulated.temp_bytes), most=format_bytes(simulated.bound)))
 
 
 def _wrapped(text: str) -> str:
@@ -115,19 +122,35 @@ def _wrapped(text: str) -> str:
                    for item, again in zip(made, [*made[1:], ""], strict=True)).rstrip() + "\n"
 
 
-def _simulated(outcome: driver.Outcome) -> int:
-    """Return the peak of the step as Grappler makes it, in bytes."""
+def _where(solver: str) -> str:
+    """Return where a proposal comes from, as the report names it."""
+    name, _, changed = solver.partition(", ")
+    own = name in {solve.__name__ for solve in OWN}
+    return ("one of the planner's own" if own else f"`tfckpt/solvers/{name}.py`") + (
+        ", which the search schedule by schedule has changed (*rescheduled*)" if changed else "")
+
+
+def _kinds(edits: Edits) -> dict[str, int]:
+    """Return how many new ops there are of each kind, all of them together."""
+    found = {"copies of forward ops": 0, "control barriers (NoOp)": 0,
+             "extra readers (`_tap`), for which Grappler treats an op as in the plain step": 0,
+             "pass-throughs (`_guard`, `_wait`) of an input, by which what reads it waits": 0,
+             "others": 0}
+    copies, barriers, readers, inputs, others = found
+    for op in edits.added:
+        name = op.name.rpartition("-tfckpt")[2]
+        found[copies if isinstance(op, Clone) else barriers if op.name.startswith(FENCE)
+              else readers if name.startswith("_tap")
+              else inputs if name.startswith(("_guard", "_wait")) else others] += 1
+    return {kind: count for kind, count in found.items() if count}
+
+
+def _simulated(outcome: driver.Outcome) -> XlaMemory:
+    """Return what the step with its plan takes in the simulation before it is applied."""
     asked = outcome.report.compiled if outcome.report else None
     assert asked is not None
     assert asked.after is not None
-    return asked.after.temp_bytes
-
-
-def _measured(step: Any, batch: tf.Tensor, solver: str) -> int:
-    """Return the measured peak of the step under a budget, in bytes."""
-    return tfckpt.verify.measure_peak(
-        tfckpt.checkpoint(tf.function(step), budget="min" if solver == "store_all" else BUDGET,
-                          solver=solver), batch, repeats=3)
+    return asked.after
 
 
 TEXT = """\
@@ -141,16 +164,19 @@ words.
 The tensor is `{tensor}:0`, an intermediate result of the second layer's GELU: {shape} {dtype},
 {bytes}.
 
-1. **The trace ends.** `tfckpt/carriers/trace_hook.py` is called with TensorFlow's FuncGraph before
-   it becomes a FunctionDef. Functions that the step calls are inlined
-   (`tfckpt/capture/inlining/inline.py`), and Grappler is asked what it would make of the step
-   (`tfckpt/capture/grappler/question.py`); its answer takes the place of the ops of the trace
-   (`tfckpt/capture/grappler/in_place.py`), so that what is planned is what runs: {traced_ops} ops
-   of the trace become {ops}.
+1. **The trace ends.** `tfckpt/carriers/trace_hook.py` is called with TensorFlow's FuncGraph, the
+   graph into which a function is traced, before it becomes a FunctionDef, the form in which it is
+   kept and run. Functions that the step calls are inlined (`tfckpt/capture/inlining/inline.py`).
+   Grappler, TensorFlow's own optimizer, would merge and fuse ops later, when the step is first
+   called, so that other tensors would be kept than the trace says. So it is asked now what it makes
+   of the step (`tfckpt/capture/grappler/question.py`); its answer takes the place of the ops of the
+   trace (`tfckpt/capture/grappler/in_place.py`), marked so that Grappler changes nothing more of
+   it: {traced_ops} ops of the trace become {ops}. They are named as in the trace, after the prefix
+   `optimized/`, which this page leaves out where it names ops of the plain step.
 2. **The ops become plain data.** `tfckpt/capture/tfgraph.py` reads each op into an `Op` of
-   `tfckpt/ir/graph.py`. The one that makes the tensor is a `{op_type}`, region `forward`, pure:
-   `tfckpt/ops/arithmetic.py` says that it may run twice, costs little time, and may write its
-   result over an input that nobody else reads.
+   `tfckpt/ir/graph.py`. The one that makes the tensor is a `{op_type}`, region `forward` (a part of
+   the forward pass), pure: `tfckpt/ops/arithmetic.py` says that it may run twice, costs little
+   time, and may write its result over an input that nobody else reads.
 3. **The budget becomes bytes.** `tfckpt/request/budget.py` has read `{budget}` as a fraction of
    the plain peak. What the plain step takes is simulated (`tfckpt/plan/planner.py`, `baseline`):
    {plain}, so {allowed} are allowed.
@@ -158,41 +184,50 @@ The tensor is `{tensor}:0`, an intermediate result of the second layer's GELU: {
    neighbours: {vertices} vertices and {storages} storages. The tensor is a storage of {bytes},
    written by vertex {vertex}, `{name}`, and read by {readers}: the plain step keeps it from the
    forward pass until that reader in the backward pass has run.
-5. **Solvers propose.** Each algorithm in `tfckpt/solvers/` says which storages of the forward pass
-   to keep; one of them, here `{solver}` (`tfckpt/plan/candidates.py` is the table), keeps what
-   lies between layers and not the tensor. `tfckpt/plan/keep_sets.py` makes a schedule of that:
-   whatever else the backward pass reads is computed again just before.
-6. **The search prices and improves.** `tfckpt/plan/search.py` runs each proposal through
-   `tfckpt/simulate/executor.py`, the order in which TensorFlow would run it, and
-   `tfckpt/simulate/allocator.py`, what its allocator would then take. Of {front} plans that no
-   other beats in both peak and time the fastest that fits the budget is taken: {peak}.
+5. **Solvers propose.** Each algorithm in `tfckpt/solvers/`, and a few proposals of the planner's
+   own, say which storages of the forward pass to keep; `tfckpt/plan/candidates.py` is the table of
+   both. `tfckpt/plan/keep_sets.py` makes a schedule of that (`tfckpt/solvers/recursion.py` where
+   later runs of the forward keep something as well): whatever else the backward pass reads is
+   computed again just before. The plan that is taken in the end comes from `{solver}`
+   ({where}), and does not keep the tensor.
+6. **The search prices and improves.** `tfckpt/plan/search.py` starts from the proposals and looks
+   for better schedules, by their live bytes and their time (`tfckpt/simulate/simulate.py`). It
+   finds {front} plans that no other beats in both. Of these and others near them
+   `tfckpt/plan/planner.py` takes the fastest that fits; those that may be it are simulated further:
+   `tfckpt/simulate/executor.py` has the order in which TensorFlow would run them, and
+   `tfckpt/simulate/allocator.py` what its allocator would then take. The plan that is taken needs
+   {peak} at most.
 7. **The plan is a schedule.** {steps} steps, {repeats} of them second runs. Vertex {vertex} is
-   step {first}, and again step {second}, just before its reader in the backward pass; between the
-   two nothing holds its result. {deferred} vertices are deferred, {fences} places have control
-   barriers, {waits} ops wait for another.
+   step {first}, and again step {second}, before its reader in the backward pass; between the two
+   nothing holds its result. {deferred} vertices are deferred (they run just before something reads
+   them), {fences} places have control barriers, before which no copy that follows may start, and
+   {waits} single ops wait for another where TensorFlow would run ahead.
 8. **The plan becomes edits.** `tfckpt/rewrite/realise.py` runs the passes of
-   `tfckpt/rewrite/passes/`. The copy of the `{op_type}` is called `{copy}`; it is read instead of
-   the original by {moved}. In all {copies} copies, {added} new ops, {rewires} rewired inputs and
-   {controls} new control edges: barriers have a copy start no earlier than the backward pass needs
-   it, and marks have Grappler and XLA not merge it with the original. The edits are checked as a
-   whole.
-9. **Judges.** `tfckpt/driving/judges.py`: the plan can be carried out, and simulated on what
-   Grappler makes of it the step takes {simulated}. A plan that fails here costs that plan; the
+   `tfckpt/rewrite/passes/`. The copy of the `{op_type}` is called `{copy}`; {moved} reads the copy
+   now, and no longer the original. In all there are {added} new ops: {kinds}. {rewires} inputs of
+   ops that were there read something else, and {controls} of these ops wait for one more. The
+   copies have marks, attributes by which Grappler does not merge them with the originals. The edits
+   are checked as a whole.
+9. **Judges** are what a plan has to pass before it is applied (`tfckpt/driving/judges.py`,
+   `tfckpt/driving/trials.py`): its edits can be made, and it fits where it is simulated once more,
+   in more circumstances than in 6. Nobody has to be asked for that, since the graph is Grappler's
+   already: {expected} are expected, {most} at most. A plan that fails here is given up, and the
    next on the list is tried.
 10. **The graph is changed.** `tfckpt/rewrite/appliers/funcgraph.py` edits the FuncGraph in place,
     TensorFlow makes its FunctionDef of it, and `fit` or the caller goes on as if nothing had
     happened.
 11. **The step runs.** `tfckpt.verify.measure_peak` counts what TensorFlow's allocator took above
-    what was there when the step began: {measured_plain} plain, {measured} with the plan, {ratio}
-    of it.
+    what was there when the step began: {measured_plain} without tfckpt, {measured} with the plan,
+    {ratio} of it.
 12. **The report tells.** `tfckpt/report/report.py` has all of these numbers;
     `tfckpt/verify/arithmetic/background.py` compares the arithmetic of both steps while the first
     ones train, and `report.identical` says what came of that.
 
-A budget that cannot be met ends at 6 with an `InfeasibleBudgetError` that names the smallest that
-can. With `jit_compile=True` XLA is asked at 9 how many bytes it would take
-(`tfckpt/verify/asking/xla.py`). A graph in a file comes in by `tfckpt/carriers/files.py` instead
-of 1, and goes out by `tfckpt/rewrite/appliers/graphdef.py` instead of 10.
+A budget that cannot be met ends at 6 or 9 with an `InfeasibleBudgetError` that names the smallest
+that can. With `jit_compile=True` the ops of the trace stay as they are in 1, and XLA is asked at 9
+how many bytes it would take (`tfckpt/verify/asking/xla.py`). A graph in a file comes in by
+`tfckpt/carriers/files.py` instead of 1, and goes out by `tfckpt/rewrite/appliers/graphdef.py`
+instead of 10.
 """
 
 
