@@ -77,6 +77,13 @@ TEXTS = [*(ROOT / f"{name}.md" for name in (
     "README", "BUILD_NOTES", "CONTRIBUTING", "CHANGELOG")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+FOLDERS = ("tfckpt", "grappler_ext", "tests", "benchmarks", "examples", "docs")
+MODULES = {name[at:] for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
+           for name in [f"/{path.relative_to(ROOT)}"]
+           for at, letter in enumerate(name) if letter == "/"}
+"""What modules may be called, in full or by the end of their path, with a slash before it."""
+
+
 @pytest.mark.parametrize("kind, text, where", messages(), ids=lambda value: value[:60])
 def test_every_message_is_explained(kind, text, where):
     assert re.match(r"[a-z]+: ", text), f"{where} names no stage"
@@ -106,6 +113,13 @@ def test_files_that_are_named_are_there(page):
                        page.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()
             and not name.startswith(("benchmarks/results", "docs/api"))] == []
+
+
+@pytest.mark.parametrize("page", [page for page in TEXTS if page.name != "CHANGELOG.md"],
+                         ids=lambda page: page.name)
+def test_modules_that_are_named_are_there(page):
+    named = re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if f"/{name}" not in MODULES] == []
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
