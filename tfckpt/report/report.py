@@ -70,7 +70,8 @@ class Report:
       segments: loops that are recomputed segment by segment in the backward, and how many
         iterations a segment has.
       inlined: nested functions whose bodies were planned and rewritten with the step.
-      refused: calls that the rewriter does not look into, with the reason.
+      refused: what is left as it is, or not counted, with the reason: calls that the rewriter does
+        not look into, and loops.
       rejected: plans that were given up before the one that was taken, with the reason.
       devices: where the step runs on several, peaks and budget of each, the fullest first; all
         else here is of that one.
