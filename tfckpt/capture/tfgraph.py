@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.branch_values import kept_by_branches
 from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.loops.lists import kept_lists
@@ -69,7 +70,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     target = Target().compiled(compiled)
     lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
-    outputs = [results_of(op, lists[i].bytes if i in lists else {}, _best(op, known))
+    outputs = [results_of(op, lists[i].bytes if i in lists else kept_by_branches(op, known),
+                          _best(op, known))
                for i, op in enumerate(operations)]
     large = _large_constants(operations, outputs)
     writes = [op.name in writing for op in operations]

@@ -166,13 +166,14 @@ class Search:
         self._step()
 
     def given_up(self) -> tuple[str, ...]:
-        """Return the lines of `rejected`, without that of the present plan.
+        """Return the lines of `rejected`, each once, without those of the present plan.
 
-        It has one where a faster plan was looked for, and none was found.
+        It has some where a faster plan was looked for and none was found, or where no plan is sure
+        to fit and it is the likeliest to.
         """
         taken = f"{_called(self.proposal)}: "
-        return tuple(line for line in self.rejected
-                     if not (line.startswith(taken) and line.endswith(FASTER)))
+        return tuple(line for line in dict.fromkeys(self.rejected)
+                     if not (self.proposal.changes and line.startswith(taken)))
 
     def _step(self) -> None:
         for found in self._proposals:

@@ -43,6 +43,6 @@ register(
     _LIST("TensorListPopBack", lists=ListUse(shape=1, removes=True)),
     _LIST("TensorListStack", lists=ListUse(stacks=True)),
     _LIST("TensorListLength", lists=ListUse(counts=True)),
-    _LIST("OptionalFromValue"), _LIST("OptionalNone"),
+    _LIST("OptionalFromValue", wraps=True), _LIST("OptionalNone"),
 )
 register_families(_LIST("TensorList"))

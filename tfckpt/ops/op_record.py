@@ -158,6 +158,7 @@ class OpRecord:
     no_variables: bool = False  # the resources that it reads or makes are no variables
     transient: bool = False  # stateful, and nothing of that is left when the step ends
     draws: bool = False  # draws random numbers from a generator of its own, made with each trace
+    wraps: bool = False  # its result is a value that keeps its inputs alive
     holds_values: bool = False  # its variants are values (lists, what branches keep), no state
 
     # Variables, arguments, constants.

@@ -1,0 +1,75 @@
+"""What branches keep for their gradients.
+
+A branch hands out what its gradient reads, each value in an optional, since the other branches have
+none of it. An optional has no shape: its bytes are those of the value that the branch puts into it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.ops import Calls, record
+
+
+def kept_by_branches(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
+                     ) -> dict[int, int]:
+    """Return the bytes of what an op's branches keep, by the slot of its results.
+
+    Any branch may run: of each slot the largest value counts. One that the branch was given,
+    returns, or has put into another optional, takes no memory of its own; nor is one counted whose
+    size is not known.
+
+    Args:
+      op: of any type; other than branches keep nothing.
+      known: returns the op with the shapes that its inputs really have.
+    """
+    calls = record(op.type)
+    slots = [k for k, tensor in enumerate(op.outputs) if tensor.dtype == tf.variant]
+    if calls.calls is not Calls.BRANCHES or not slots:
+        return {}
+    shapes = [tensor.shape for tensor in known(op).inputs[calls.first_argument:]]
+    found: dict[int, int] = {}
+    for name in tf_adapter.called_functions(op):
+        branch = tf_adapter.graph_called(op, name)
+        inferred = functools.cache(functools.partial(tf_adapter.graph_called, op, name, shapes))
+        counted = {_made(tensor).ref() for tensor in (*branch.inputs, *branch.outputs)}
+        for slot in slots:
+            size = 0
+            for tensor in _wrapped(branch.outputs[slot]):
+                if tensor.ref() not in counted:
+                    counted.add(tensor.ref())
+                    size += _bytes(tensor, inferred)
+            found[slot] = max(found.get(slot, 0), size)
+    return found
+
+
+def _wrapped(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Return what is in an optional; nothing where it is empty, or is none."""
+    optional = _made(tensor).op
+    return [_made(value) for value in optional.inputs] if record(optional.type).wraps else []
+
+
+def _made(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor that comes before ops which only pass it on."""
+    while record(tensor.op.type).passes_on and len(tensor.op.inputs) == 1:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _bytes(tensor: tf.Tensor, inferred: Callable[[], tf.Graph]) -> int:
+    """Return the size of a tensor; 0 where it is not known, or not that of numbers.
+
+    Args:
+      tensor: of a branch as it was traced.
+      inferred: returns the branch with the shapes that it is given, but for those of variables.
+    """
+    shape = tensor.shape
+    if not shape.is_fully_defined():
+        other = inferred().get_tensor_by_name(tensor.name).shape
+        shape = shape.merge_with(other) if shape.is_compatible_with(other) else shape
+    return math.prod(shape.as_list()) * tensor.dtype.size if shape.is_fully_defined() else 0
