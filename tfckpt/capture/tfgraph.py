@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.branch_values import kept_by_branches
 from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
+from tfckpt.capture.loops.branch_values import kept_by_branches
 from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.loops.purity import reads_counted_list
 from tfckpt.capture.loops.repeated import repeat_loops
