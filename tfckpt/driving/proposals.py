@@ -38,6 +38,8 @@ WHOLE_EFFORT, LEAST_EFFORT = 16 << 20, 0.1
 it: below, a step is planned in less time than a person notices, and there is little to save."""
 FASTER = "a faster one is looked for"
 """Ends the reason of a plan that fits: it is taken after all where there is no faster one."""
+ALLOWED = "are allowed"
+"""Ends the reason of one that may take more; it is taken where none is sure to take less."""
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
 PLAIN_FITS = "the plain step fits the budget"
 EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
@@ -173,7 +175,7 @@ class Search:
         """
         taken = f"{_called(self.proposal)}: "
         return tuple(line for line in dict.fromkeys(self.rejected)
-                     if not (self.proposal.changes and line.startswith(taken)))
+                     if not (line.startswith(taken) and line.endswith((FASTER, ALLOWED))))
 
     def _step(self) -> None:
         for found in self._proposals:

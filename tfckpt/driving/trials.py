@@ -19,7 +19,7 @@ from tfckpt.common.clock import time_is_over
 from tfckpt.common.messages import waiting_for
 from tfckpt.driving.judges import Candidate, Rejected
 from tfckpt.driving.parts import Part, Proposal, unchanged
-from tfckpt.driving.proposals import FASTER, NOTHING_TO_GAIN
+from tfckpt.driving.proposals import ALLOWED, FASTER, NOTHING_TO_GAIN
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import ORDER
@@ -267,7 +267,7 @@ class Trials:
         part = trial.proposal.part
         limit, best = self._limit(part), self._best(part)
         taken, sized = self._counted(trial.memory), part.allowed is not None
-        said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} are allowed"
+        said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} {ALLOWED}"
         aim = self._corrected(trial, limit, left) if left and sized else None
         if left and not sized:
             self._try_another(trial, said)
