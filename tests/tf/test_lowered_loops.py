@@ -225,3 +225,24 @@ def test_what_is_in_a_loop_does_not_stand_for_what_is_around_it():
         node.name for node in asked.node if functions_of(node)))].input.append("x")
     with pytest.raises(NotRaised, match="inputs"):
         lowered_loops.with_loops(made, asked, lowered, question.running)
+
+
+def test_a_loop_whose_value_nobody_needs_runs_on_what_it_was_given(hook):
+    """The gradient of a product needs its factor alone; Grappler leaves the value out."""
+    factor = tf.random.stateless_normal((WIDTH, WIDTH), (1, 2)) * 0.1
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = tf.while_loop(lambda i, _: i < 4, lambda i, v: (i + 1, v @ factor), (0, x))[1]
+        return tape.jacobian(value, x)
+
+    batch = tf.random.stateless_normal((1, WIDTH), (3, 4))
+    wanted = step(batch).numpy()
+    found = []
+    hook(lambda graph: found.append(optimise_in_place(graph, LiveChanges(graph), grappler.question(
+        graph, (), tf_adapter.shown_definition(graph)))) if graph.name == "step" else None)
+    ours = tf_adapter.clone_function(step, step.python_function)(batch).numpy()
+    assert ours.tobytes() == wanted.tobytes()
+    assert found[0] is not None

@@ -185,9 +185,12 @@ class _Raised:
         return zero.name
 
     def _reads(self, loop: tf.compat.v1.NodeDef, place: int) -> bool:
-        """Return whether functions of a loop or branch read one of its inputs."""
+        """Return whether functions of a loop or branch read one of its inputs, or may do so."""
         place -= record(loop.op).calls is Calls.BRANCHES  # no function has the first, which chooses
-        for function in bodies_of(loop, self.asked):
+        called = {function.signature.name: function for function in bodies_of(loop, self.asked)}
+        if {function.name for function in functions_of(loop)} - called.keys():
+            return True
+        for function in called.values():
             argument = function.signature.input_arg[place].name if place >= 0 else ""
             read = {text.partition(":")[0] for node in function.node_def for text in node.input}
             if not argument or argument in {*read, *function.ret.values()}:

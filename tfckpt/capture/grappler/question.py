@@ -77,6 +77,10 @@ class Question:
         asked = tf.compat.v1.GraphDef.FromString(meta.graph_def.SerializeToString())
         for node in asked.node:
             _show(node)
+        # inlining drops the functions of loops, which were hidden then
+        known = {function.signature.name for function in asked.library.function}
+        asked.library.function.extend(function for function in self.definition.library.function
+                                      if function.signature.name not in known)
         try:
             return with_loops(_optimized(config, lowered), asked, lowered.graph_def, self.running)
         except NotRaised as error:
