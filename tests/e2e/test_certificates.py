@@ -71,11 +71,15 @@ def test_what_trains_otherwise_is_said(seed, monkeypatch):
 @pytest.mark.parametrize("seed", [
     2022, 2052, 2067, 2089, 2131, 2203, 3511, 3521, 3687, 3809, 4053, 4073, 5145, 5148, 5169, 6098,
     7021, 7103, 9017, 9082, 9131])
+@pytest.mark.filterwarnings("default:tfckpt. step trains unchanged")
 def test_steps_that_were_said_to_train_otherwise(seed):
     """Sums that read copies, sorted otherwise; reshapes, truth values and choices that Grappler
     takes out of one graph alone; what nothing orders in the plain step; what is around loops."""
     found = trial.try_seed(seed)
-    assert found.kind == trial.APPLIED and found.identical == "True", found
+    if found.kind == trial.APPLIED:
+        assert found.identical == "True", found
+    else:  # nothing is rewritten any more, or loops are left whole since nobody knows them to agree
+        assert found.kind == trial.NO_GAIN or "not known to compute in" in found.text, found
 
 
 @pytest.mark.nightly

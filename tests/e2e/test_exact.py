@@ -62,6 +62,7 @@ def test_nothing_is_said_unless_it_is_asked():
 
 @pytest.mark.parametrize("seed, applied", [
     (312, True), *(pytest.param(seed, False, marks=pytest.mark.nightly) for seed in (120, 367))])
+@pytest.mark.filterwarnings("default:tfckpt. step trains unchanged")
 def test_a_plan_that_changes_bits_gives_way_to_one_that_does_not(seed, applied, monkeypatch):
     """Of steps that train otherwise without (`test_same_arithmetic.py`)."""
     monkeypatch.setenv("TFCKPT_OPTIMIZED", "off")

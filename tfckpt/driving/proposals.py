@@ -168,14 +168,20 @@ class Search:
         self._step()
 
     def given_up(self) -> tuple[str, ...]:
-        """Return the lines of `rejected`, each once, without those of the present plan.
+        """Return the lines of `rejected` without those that say that the present plan may not fit.
 
         It has some where a faster plan was looked for and none was found, or where no plan is sure
-        to fit and it is the likeliest to.
+        to fit and it is the likeliest to. Of other plans such a line is there once.
         """
         taken = f"{_called(self.proposal)}: "
-        return tuple(line for line in dict.fromkeys(self.rejected)
-                     if not (line.startswith(taken) and line.endswith((FASTER, ALLOWED))))
+        said: set[str] = set()
+        found = []
+        for line in self.rejected:
+            if not line.endswith((FASTER, ALLOWED)) or (
+                    not line.startswith(taken) and line not in said):
+                found.append(line)
+            said.add(line)
+        return tuple(found)
 
     def _step(self) -> None:
         for found in self._proposals:
