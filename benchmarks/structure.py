@@ -186,8 +186,9 @@ def main() -> None:
     public = public_functions()
     print(line(["public functions with documented parameters",
                 f"{sum(map(is_documented, public))} of {len(public)}", ""]))
-    print(line(["code lines", str(sum(map(code_lines, found))), ", ".join(
-        f"{folder} {count}" for folder, count in lines_by_folder().items())]))
+    lines = lines_by_folder()
+    print(line(["code lines", str(sum(lines.values())),
+                ", ".join(f"{folder} {count}" for folder, count in lines.items())]))
 
 
 if __name__ == "__main__":

@@ -415,15 +415,23 @@ def test_devices_are_read_as_tensorflow_reads_them(device):
         f"{place}/device:{spec.device_type or 'CPU'}:{spec.device_index or 0}")
 
 
-@pytest.mark.parametrize("batch, given", [(256, None), (None, 256)])
-def test_what_branches_keep_for_their_gradients_is_counted(batch, given):
-    """Of three products and three activations: what gradients read, and no result twice."""
-    weights = [tf.Variable(tf.random.stateless_normal((128, 128), (1, i)) * 0.1) for i in range(3)]
+def _products(width, count):
+    """Return weights, and a function of as many products, each with a tanh after it."""
+    weights = [tf.Variable(tf.random.stateless_normal((width, width), (1, i)) * 0.1)
+               for i in range(count)]
 
     def deep(x):
         for weight in weights:
             x = tf.tanh(x @ weight)
         return x
+
+    return weights, deep
+
+
+@pytest.mark.parametrize("batch, given", [(256, None), (None, 256)])
+def test_what_branches_keep_for_their_gradients_is_counted(batch, given):
+    """Of three products and three activations: what gradients read, and no result twice."""
+    weights, deep = _products(128, 3)
 
     @tf.function
     def step(x, flag):
@@ -444,12 +452,7 @@ def test_what_branches_keep_for_their_gradients_is_counted(batch, given):
 
 
 def test_a_step_with_branches_takes_what_is_planned():
-    weights = [tf.Variable(tf.random.stateless_normal((256, 256), (1, i)) * 0.1) for i in range(6)]
-
-    def deep(x):
-        for weight in weights:
-            x = tf.tanh(x @ weight)
-        return x
+    weights, deep = _products(256, 6)
 
     @tf.function
     def step(x, flag):

@@ -150,10 +150,10 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
 def _whole_pool(evaluator: Evaluator, patterns: Sequence[Candidate],
                 groups: Sequence[Collection[Priced]]) -> Pool:
     """Return the pool of a search; where the time limit ended it, all that was priced by then."""
+    if not ended_by():
+        return pool_of(evaluator.priced, groups)
     untouched = [evaluator.price(pattern) for pattern in patterns]
-    if ended_by():
-        groups = [*groups, evaluator.priced, untouched]
-    return pool_of(evaluator.priced, groups)
+    return pool_of(evaluator.priced, [*groups, evaluator.priced, untouched])
 
 
 def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Solver]

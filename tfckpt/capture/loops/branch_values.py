@@ -13,6 +13,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.variables import origin
 from tfckpt.ops import Calls, record
 
 
@@ -37,7 +38,7 @@ def kept_by_branches(op: tf.Operation, known: Callable[[tf.Operation], tf.Operat
     for name in tf_adapter.called_functions(op):
         branch = tf_adapter.graph_called(op, name)
         inferred = functools.cache(functools.partial(tf_adapter.graph_called, op, name, shapes))
-        counted = {_made(tensor).ref() for tensor in (*branch.inputs, *branch.outputs)}
+        counted = {origin(tensor).ref() for tensor in (*branch.inputs, *branch.outputs)}
         for slot in slots:
             size = 0
             for tensor in _wrapped(branch.outputs[slot]):
@@ -50,15 +51,8 @@ def kept_by_branches(op: tf.Operation, known: Callable[[tf.Operation], tf.Operat
 
 def _wrapped(tensor: tf.Tensor) -> list[tf.Tensor]:
     """Return what is in an optional; nothing where it is empty, or is none."""
-    optional = _made(tensor).op
-    return [_made(value) for value in optional.inputs] if record(optional.type).wraps else []
-
-
-def _made(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor that comes before ops which only pass it on."""
-    while record(tensor.op.type).passes_on and len(tensor.op.inputs) == 1:
-        tensor = tensor.op.inputs[0]
-    return tensor
+    optional = origin(tensor).op
+    return [origin(value) for value in optional.inputs] if record(optional.type).wraps else []
 
 
 def _bytes(tensor: tf.Tensor, inferred: Callable[[], tf.Graph]) -> int:
