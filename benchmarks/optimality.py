@@ -33,8 +33,9 @@ from tests.support.families import FAMILIES, graphs
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Schedule, copies_before
 from tfckpt.ir.target import Target
-from tfckpt.plan.neighbourhood import Neighbourhood, copies_of
 from tfckpt.plan.planner import plan_step
+from tfckpt.plan.rescheduling.fitting import copies_of
+from tfckpt.plan.rescheduling.neighbourhood import Neighbourhood
 from tfckpt.simulate.order import base_order, moves_of_xla
 from tfckpt.simulate.simulate import simulate
 from tfckpt.solvers.exact.cp_model import StageModel
@@ -110,8 +111,8 @@ class _Programme:
 def prove(graph: CostGraph, limit: float) -> dict[str, Any]:
     """Return the minimum peak and the minimum times, each with its bound.
 
-    The schedules to improve on come from `tfckpt.plan.neighbourhood`: they shorten the proof, which
-    does not rely on them.
+    The schedules to improve on come from `tfckpt.plan.rescheduling.neighbourhood`: they shorten the
+    proof, which does not rely on them.
     """
     programme = _Programme(graph, limit)
     plain = programme.plain.peak_bytes

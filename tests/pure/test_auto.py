@@ -14,8 +14,8 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import check_schedule, plain_plan
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.candidates import SOLVERS
-from tfckpt.plan.neighbourhood import front
 from tfckpt.plan.planner import baseline, minimum_of, plan_step
+from tfckpt.plan.rescheduling.neighbourhood import front
 from tfckpt.plan.search import RUNGS
 from tfckpt.solvers.exact import optimal
 

@@ -11,7 +11,7 @@ from tests.support.families import FAMILIES, random_net
 from tests.support.graphs import random_joint_graph, seeds
 from tests.support.liveness import live_bytes
 from tfckpt.ir.costgraph import CostGraph
-from tfckpt.plan.incremental import CopySchedule
+from tfckpt.plan.rescheduling.incremental import CopySchedule
 
 pytestmark = pytest.mark.pure
 

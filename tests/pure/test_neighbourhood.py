@@ -8,7 +8,8 @@ from hypothesis import given
 from tests.support import best_schedule, families, liveness
 from tests.support.graphs import random_joint_graph, seeds
 from tfckpt.ir.schedule import check_schedule, plain_plan
-from tfckpt.plan.neighbourhood import WIDTH, Neighbourhood, front, working_set
+from tfckpt.plan.rescheduling.fitting import WIDTH
+from tfckpt.plan.rescheduling.neighbourhood import Neighbourhood, front, working_set
 from tfckpt.plan.search import RUNGS
 from tfckpt.simulate.order import base_order, moves_of_xla
 
@@ -71,11 +72,19 @@ def test_the_proven_minimum_of_larger_steps(name):
 def test_evaluations_bound_the_search(evaluations, monkeypatch):
     graph = families.unet(4, 3)
     search = Neighbourhood(graph, plain(graph))
-    tried = []
+    looked_at, tried = [], []
+
+    def splits(*args, before=search._splits):
+        found = before(*args)
+        looked_at.extend(found)
+        return found
+
+    monkeypatch.setattr(search, "_splits", splits)
     monkeypatch.setattr(search, "_try", lambda split, before=search._try: (
         tried.append(split), before(split))[1])
     search.search(search.peak // 2, evaluations)
-    assert evaluations // 4 < len(tried) <= evaluations + 2 * WIDTH * 3
+    assert evaluations // 4 < len(looked_at) <= evaluations + 2 * WIDTH * 3
+    assert 0 < len(tried) < len(looked_at)  # a bound tells which of them cannot be the cheapest
 
 
 def test_the_same_twice():

@@ -22,7 +22,7 @@ from tfckpt.ir.target import HERE, Target
 from tfckpt.plan import search
 from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS, Solver
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
-from tfckpt.plan.neighbourhood import working_set
+from tfckpt.plan.rescheduling.neighbourhood import working_set
 from tfckpt.simulate.allocator import allocated_peaks
 from tfckpt.simulate.check import check_plan
 from tfckpt.simulate.executor import ORDERS, Edges

@@ -3,7 +3,7 @@
 The search is several *runs*, none of which knows what another finds: one from what the planner
 always tries (`OWN`), and one for each further solver, from its proposals under both objectives. A
 run leads its best start down to less memory (`tfckpt.plan.improve.descend`), then searches
-schedule by schedule around what it found (`tfckpt.plan.neighbourhood`): less memory, and less time
+schedule by schedule around what it found (`tfckpt.plan.rescheduling`): less memory, and less time
 within budgets between the smallest peak and the plain one. The pool is the union. So another solver
 adds plans to it and takes none away; and since no budget enters, a larger budget chooses from the
 same plans and never gets a slower one.
@@ -19,11 +19,11 @@ from tfckpt.errors import PlanError
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Moves
 from tfckpt.ir.target import HERE, ORDER, Target
-from tfckpt.plan import neighbourhood
 from tfckpt.plan.candidates import OWN, Solver, recursive
 from tfckpt.plan.coarsen import coarsen
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated, proposed
 from tfckpt.plan.improve import descend, speed_up
+from tfckpt.plan.rescheduling import neighbourhood
 from tfckpt.simulate.order import base_order, deferrable, moves_of_xla, releasable
 
 OBJECTIVES = ("time", "memory")
@@ -33,7 +33,7 @@ DESCENT, CLIMB, SOLVER = 0.3, 0.3, 0.1
 """Of the evaluations, what leading down the best start of `OWN` may take, what making it faster on
 the way back, and what each further solver's best start."""
 CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 2_000_000, 100, 4_000, 14_000
-"""Changes of single copies tried in `tfckpt.plan.neighbourhood`: the first divided by the vertices,
+"""Changes of single copies tried in `tfckpt.plan.rescheduling`: the first divided by the vertices,
 so that the work is the same for all; but not more than the second for each vertex (the third where
 these are few), and at most the fourth."""
 OWN_CHANGES, SOLVER_CHANGES = 0.5, 0.1

@@ -142,6 +142,17 @@ class CopySchedule:
         first = bisect_right(uses, makes[number])
         return makes[number], uses[stop - 1] if stop > first else makes[number]
 
+    def last_use(self, s: int, key: int) -> int:
+        """Return the key of the last step before another that makes or reads a storage.
+
+        Args:
+          s: storage.
+          key: of the other step; above that of the first step that makes the storage.
+        """
+        makes, uses = self.makes[s], self.uses[s]
+        start, following = makes[bisect_left(makes, key) - 1], bisect_left(uses, key)
+        return max(start, uses[following - 1]) if following else start
+
     def idle(self, key: int) -> bool:
         """Return whether nothing reads what the copy at a key makes.
 
@@ -265,9 +276,8 @@ class CopySchedule:
             undo.makes.append((s, self.makes[s]))
             self.makes[s] = change(self.makes[s], key)
             touched += self._correct(s, undo)
-        for k in touched:
-            if k in self.taken or k == key or k != FOREVER and self.graph.vertices[
-                    self.vertex(k)].reuses:
+        for k in dict.fromkeys(touched):
+            if k in self.taken or k != FOREVER and self.graph.vertices[self.vertex(k)].reuses:
                 self._take(k, undo.taken)
 
     def _correct(self, s: int, undo: _Undo) -> Keys:
