@@ -4,16 +4,17 @@ The functions are the same, but TensorFlow's optimizers see them in another plac
 only where they know both shapes, and add in the order of names. So what they make of each body is
 compared: in the plain step once, in the rewritten one for the forward, for the segments that are
 run again, and for the gradient. Each op has to be there under its name, of the same kind, with the
-same attributes, and with operands of the same names in the same order. What a body is handed counts
-as one operand: which it is follows from the function. Ops may be missing, as nothing reads all
-that a segment makes which is run again; what is fused into others changes these. Left out is what
-does not round: integers, shapes and lists.
+same attributes, and with operands of the same names in the same order; of several ops that are
+equal another may stand for all. What a body is handed counts as one operand: which it is follows
+from the function. Ops may be missing, as nothing reads all that a segment makes which is run again;
+what is fused into others changes these. Left out is what does not round: integers, shapes and
+lists.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -50,6 +51,7 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
         for wanted, loop, which in ((once, forward, _AGAIN), (once, gradient, _AGAIN),
                                     (backward, gradient, _GRADIENT)):
             made = _body(edited, rf"{re.escape(loop + MARK)}/body/_\d+/{which}/body/_\d+/")
+            made = _named_as_in(wanted, made)
             found.update(dict.fromkeys(name for name, op in made.items() if wanted.get(name) != op))
             if not made:
                 found[loop] = None
@@ -73,7 +75,32 @@ def _body(definition: Any, scope: str) -> Body:
     return found
 
 
-def _attributes(node: Any) -> Sequence[tuple[str, bytes]]:
+def _named_as_in(wanted: Body, made: Body) -> Body:
+    """Return a body with the names that another has for the ops which stand for their equals.
+
+    Of ops that compute the same from the same Grappler keeps one: which, depends on where the body
+    stands. One alone of those missing in each body may be it.
+    """
+    while True:
+        missing = _by_value({name: op for name, op in wanted.items() if name not in made})
+        added = _by_value({name: op for name, op in made.items() if name not in wanted})
+        names = {names[0]: missing[op][0] for op, names in added.items()
+                 if len(names) == len(missing.get(op, ())) == 1}
+        if not names:
+            return made
+        made = {names.get(name, name): (kind, attributes, tuple(
+            names.get(operand, operand) for operand in operands))
+            for name, (kind, attributes, operands) in made.items()}
+
+
+def _by_value(body: Body) -> dict[tuple, list[str]]:
+    found: dict[tuple, list[str]] = {}
+    for name, op in body.items():
+        found.setdefault(op, []).append(name)
+    return found
+
+
+def _attributes(node: Any) -> tuple[tuple[str, bytes], ...]:
     return tuple((key, node.attr[key].SerializeToString(deterministic=True))
                  for key in sorted(node.attr)
                  if not key.startswith("_") and key not in NO_ARITHMETIC)
