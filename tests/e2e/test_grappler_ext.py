@@ -75,7 +75,7 @@ def test_peaks_are_the_decorators(name):
     peak, *_ = train(name, on=True)
     assert peak <= 1.15 * wanted
     planned = grappler_ext.reports()["step"].planned_peak_bytes
-    assert planned <= 1.15 * step.report.planned_peak_bytes
+    assert planned <= 1.2 * step.report.planned_peak_bytes
 
 
 def test_an_unmodified_fit():
