@@ -8,6 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+import tfckpt
 from tests.support import process
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.lists import kept_lists
@@ -207,3 +208,41 @@ def test_an_unknown_batch_is_known_after_recurrent_layers_too(layer):
         assert max(lists) == 6 * ENTRY and sum(lists) >= 6 * 6 * ENTRY
     stacked = [op.outputs[0] for op in captured.ops if op.type == "TensorListStack"]
     assert stacked and all(t.shape == (6, ROWS, WIDTH) for t in stacked)
+
+
+def test_a_list_of_zeros_takes_what_the_list_does_that_it_is_made_like():
+    """The gradient's loop adds to it entry by entry, in the memory that it has."""
+    def forward(x):
+        rows = tf.TensorArray(tf.float32, 6, element_shape=(ROWS, WIDTH)).unstack(
+            tf.reshape(tf.repeat(x[None], 6, 0), (6, ROWS, WIDTH)))
+        return tf.while_loop(lambda i, t: i < 6, lambda i, t: (i + 1, tf.tanh(t + rows.read(i))),
+                             (0, x))[1]
+
+    graph = capture(_graph(forward))
+    zeros = [i for i, op in enumerate(graph.ops)
+             if op.type == "ZerosLike" and op.outputs[0].dtype == "variant"]
+    assert [graph.ops[i].outputs[0].bytes for i in zeros] == [6 * ENTRY]
+    (gradient,) = [op for op in graph.ops if (zeros[0], 0) in op.inputs]
+    slot = gradient.inputs.index((zeros[0], 0))
+    assert gradient.loop.takes[slot][0] == slot
+
+
+def test_a_list_of_zeros_is_planned_and_measured_alike():
+    """It is made as soon as its list is: before the gradient's loop, whatever comes in between."""
+    process.fresh()
+    given = tf.Variable(tf.random.stateless_normal((24, 256, 1024), (1, 2)))  # 1 MiB an entry
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            rows = tf.TensorArray(tf.float32, 24, element_shape=(256, 1024)).unstack(given * 2.0)
+            end = tf.while_loop(lambda i, t: i < 24, lambda i, t: (i + 1, t + rows.read(i)),
+                                (0, x))[1]
+            wide = tf.tanh(tf.tile(end, (16, 1)))
+            loss = tf.reduce_sum(tf.tanh(wide) * wide)
+        return tape.gradient(loss, given)
+
+    x = tf.ones((256, 1024))
+    measured = tfckpt.verify.measure_peak(tf.function(step), x, repeats=3)
+    marked = tfckpt.checkpoint(tf.function(step), solver="store_all")
+    marked.get_concrete_function(x)
+    assert 0.9 <= marked.report.baseline_peak_bytes / measured <= 1.1

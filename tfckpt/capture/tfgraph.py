@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -10,7 +10,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.loops.branch_values import kept_by_branches
-from tfckpt.capture.loops.lists import kept_lists
+from tfckpt.capture.loops.lists import Kept, bytes_of_zeros, kept_lists
 from tfckpt.capture.loops.purity import reads_counted_list
 from tfckpt.capture.loops.repeated import repeat_loops
 from tfckpt.capture.op_attributes import attrs_of, results_of
@@ -70,9 +70,9 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     target = Target().compiled(compiled)
     lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
-    outputs = [results_of(op, lists[i].bytes if i in lists else kept_by_branches(op, known),
-                          _best(op, known))
-               for i, op in enumerate(operations)]
+    kept = {operations[i].name: found for i, found in lists.items()}
+    outputs = [results_of(op, _lists_of(op, known, kept, target), _best(op, known))
+               for op in operations]
     large = _large_constants(operations, outputs)
     writes = [op.name in writing for op in operations]
     region = regions([op.name for op in operations],
@@ -106,6 +106,15 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                    (inlining.refused if inlining is not None else ()) + refused + unknown)
     check_graph(result)
     return result
+
+
+def _lists_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
+              loops: Mapping[str, Kept], target: Target) -> Mapping[int, int]:
+    """Return the bytes of what an op makes without a size of its own, by slot."""
+    if op.name in loops:
+        return loops[op.name].bytes
+    zeros = bytes_of_zeros(op, known, loops) if target.shares_list_entries and op.outputs else {}
+    return zeros or kept_by_branches(op, known)
 
 
 def _known_in(shapes: tf.Graph | None) -> Callable[[tf.Operation], tf.Operation]:

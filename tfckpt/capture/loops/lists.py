@@ -139,6 +139,35 @@ def list_length(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]
     return None
 
 
+def bytes_of_zeros(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
+                   loops: Mapping[str, Kept]) -> dict[int, int]:
+    """Return the bytes of a list of zeros, which has as many entries as the list it is made like.
+
+    The gradient of a list that a loop reads begins with one. Entries that were never set take none.
+
+    Args:
+      op: any op of the graph that is captured.
+      known: gives an op of the graph with as much known of its shapes as can be.
+      loops: what the loops of the graph keep, by name.
+
+    Returns:
+      By slot; empty where the op makes no list, and where the size is not known.
+    """
+    if record(op.type).fills != 0.0 or op.outputs[0].dtype != tf.variant:
+        return {}
+    source = _like(op.inputs[0])
+    while source.op.name in loops:
+        size = loops[source.op.name].bytes.get(source.value_index)
+        if size is not None:
+            return {0: size}
+        source = _like(_origin(source.op.inputs[source.value_index]))  # handed through the loop
+    if not record(source.op.type).lists.rows:
+        return {}
+    rows = known(source.op).inputs[0]
+    count = rows.shape.num_elements()
+    return {} if count is None else {0: count * rows.dtype.size}
+
+
 class _Loop:
     """A loop, its body and its condition."""
 
@@ -250,6 +279,8 @@ class _Loop:
             if use.shape is not None and not use.removes and (
                     source := self._memory(memory.op.inputs[0]).name) in self._slots:
                 takes[slot] = (self._slots[source], *takes[slot])
+            if self.keeps_length(slot):  # what it sets stands where another entry stood
+                takes[slot] = (slot, *takes[slot])
         shares = {}
         for slots in alike.values():
             root = max(slots, key=lambda slot: sizes[slot])
