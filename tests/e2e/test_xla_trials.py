@@ -112,6 +112,56 @@ def test_a_refusal_names_what_compiled_steps_need_and_it_suffices(plain_bytes):
     assert temporary(tfckpt.checkpoint(plain, budget=named), trial) <= named * plain_bytes
 
 
+@pytest.fixture(scope="module")
+def halves():
+    """Return what fits a network of half precision for a budget, and returns its report.
+
+    Its normalization and dropout are fused into what reads them, or not: plans of fewer bytes take
+    up to twice as many as planned.
+    """
+    x, y = np.random.default_rng(0).normal(size=(64, 24, 24, 3)).astype("f"), np.arange(64) % 10
+
+    def report_of(budget):
+        process.fresh()
+        layers = []
+        for width in (16, 32, 32):
+            layers += [keras.layers.Conv2D(width, 3, padding="same"),
+                       keras.layers.BatchNormalization(), keras.layers.Activation("gelu"),
+                       keras.layers.Dropout(0.2, seed=1)]
+        keras.mixed_precision.set_dtype_policy("mixed_float16")
+        try:
+            model = keras.Sequential([
+                keras.Input((24, 24, 3), batch_size=32), *layers,
+                keras.layers.GlobalAveragePooling2D(),
+                keras.layers.Dense(10, dtype="float32")])
+        finally:
+            keras.mixed_precision.set_dtype_policy("float32")
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01)),
+                      "sparse_categorical_crossentropy", jit_compile=True)
+        tfckpt.keras.checkpoint(model, budget=budget)
+        model.fit(x, y, batch_size=32, verbose=0)
+        return tfckpt.keras.report(model)
+
+    return report_of
+
+
+@pytest.mark.nightly
+def test_the_minimum_is_looked_for_between_plans(halves):
+    """The plan of the fewest bytes takes nearly as many as the plain step."""
+    told = halves("min").compiled
+    assert told.after.temp_bytes <= 0.8 * told.before.temp_bytes
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("budget", [0.3, 0.5])
+def test_the_budget_that_is_named_is_met(halves, budget):
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        halves(budget)
+    named = float(re.search(r"Pass budget=([0-9.]+[0-9])", str(refused.value))[1])
+    told = halves(named).compiled
+    assert told.after.temp_bytes <= named * told.before.temp_bytes
+
+
 def test_xla_tells_which_results_it_writes_to_memory():
     """As the text of its program names them; what is computed within a loop alone is not told."""
     trial, plain = made()

@@ -40,6 +40,10 @@ FASTER = "a faster one is looked for"
 """Ends the reason of a plan that fits: it is taken after all where there is no faster one."""
 ALLOWED = "are allowed"
 """Ends the reason of one that may take more; it is taken where none is sure to take less."""
+OTHER_WAY = "XLA is bound to it in another way"
+ONE_BEFORE = "one before is faster"
+BETWEEN = "a plan between others is looked for"
+"""End the reasons of others that may be taken after all."""
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
 PLAIN_FITS = "the plain step fits the budget"
 EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
@@ -170,14 +174,14 @@ class Search:
     def given_up(self) -> tuple[str, ...]:
         """Return the lines of `rejected` without those that say that the present plan may not fit.
 
-        It has some where a faster plan was looked for and none was found, or where no plan is sure
+        It has some where another plan was looked for and none was found, or where no plan is sure
         to fit and it is the likeliest to. Of other plans such a line is there once.
         """
         taken = f"{_called(self.proposal)}: "
         said: set[str] = set()
         found = []
         for line in self.rejected:
-            if not line.endswith((FASTER, ALLOWED)) or (
+            if not line.endswith((FASTER, ALLOWED, OTHER_WAY, ONE_BEFORE, BETWEEN)) or (
                     not line.startswith(taken) and line not in said):
                 found.append(line)
             said.add(line)
@@ -368,10 +372,12 @@ def decisions(part: Part, options: Options, limits: Limits,
     """
     plain, cost = part.plain, part.cost
     fad = options.fad if options.solver == AUTO or options.fad is True else False
+    # a room that XLA's answers say asks for another plan than the smallest
+    objective = options.objective if part.target.orders_by_control or not part.corrected else "time"
 
     def within(room: int | None) -> Iterator[Decision]:
         def plans(of: CostGraph) -> Iterator[Planned]:
-            return plans_of(of, room, solver=options.solver, objective=options.objective,
+            return plans_of(of, room, solver=options.solver, objective=objective,
                             free_moves=limits.free_moves, await_updates=limits.await_updates,
                             target=part.target, plain=plain, known=planners, memory=memory,
                             effort=options.effort, worth=worth_of(plain.peak_bytes))
@@ -379,7 +385,7 @@ def decisions(part: Part, options: Options, limits: Limits,
         def over(graph: Graph, cost: CostGraph) -> Iterator[Decision]:
             def found(fad: object) -> Iterator[Decision]:
                 return decisions_of(graph, cost, plans, fad=fad, budget=room,
-                                    objective=options.objective, plain_bytes=plain.peak_bytes,
+                                    objective=objective, plain_bytes=plain.peak_bytes,
                                     target=part.target)
 
             return found(False) if fad is False else _or_without(found, fad)
@@ -387,7 +393,7 @@ def decisions(part: Part, options: Options, limits: Limits,
         if options.solver != AUTO or part.number is not None:  # replicas get one plan
             return over(part.graph, cost)
         return with_loops_in_segments(part.graph, cost, over, budget=room,
-                                      objective=options.objective, target=part.target,
+                                      objective=objective, target=part.target,
                                       allowed=in_segments)
 
     try:

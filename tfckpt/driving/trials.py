@@ -5,21 +5,33 @@ Grappler makes of it is simulated; where that is the step already, nobody is ask
 of these bytes then. What comes out corrects what the next plan may need, by a line through what is
 known; the fastest plan whose bytes fit is taken. Where none of them does, that of the lowest peak
 is asked about before a budget is refused. For the minimum peak XLA tries two plans, or is bound to
-one in two ways. Nothing runs.
+one in two ways. It may take more for a plan of fewer bytes, since what is recomputed stands in the
+way of its fusions: where it takes far more than planned, as many plans more between those tried
+and the plain step are asked about. Before a budget is refused that is done in an order in which the
+budget has no part: so the one that is named then is met by the same plan. Nothing runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from tfckpt.common.clock import time_is_over
 from tfckpt.common.messages import waiting_for
+from tfckpt.driving.aims import between, corrected
 from tfckpt.driving.judges import Candidate, Rejected
 from tfckpt.driving.parts import Part, Proposal, unchanged
-from tfckpt.driving.proposals import ALLOWED, FASTER, NOTHING_TO_GAIN
+from tfckpt.driving.proposals import (
+    ALLOWED,
+    BETWEEN,
+    FASTER,
+    NOTHING_TO_GAIN,
+    ONE_BEFORE,
+    OTHER_WAY,
+)
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import ORDER
@@ -32,12 +44,6 @@ NEAR = 0.97
 """Of what is allowed, what a plan may leave unused before a faster one is looked for."""
 SIMILAR = 0.95
 """What two smallest plans may differ by for the faster to be taken."""
-AIM = 0.99
-"""Of what is allowed, what a corrected plan aims at."""
-LAST_AIM = 0.88
-"""The lowest share that the last of them aims at."""
-LOWEST = 0.7
-"""Of what is right in proportion, the lowest share that a line may say: far out it says little."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +162,8 @@ class Trials:
         self.seconds = 0.0
         self._refused = 0  # plans that XLA did not compile
         self._fewest = False  # whether a plan of the fewest bytes was asked for
-        self._lowest = False  # whether the plan of the minimum peak is the next, and the last
+        self._last: list[Trial] | None = None  # before a refusal: from that of the lowest peak on
+        self._between = most  # how many more plans between others may be asked for
         self._counting = 0  # which of `_counted` have to fit
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
@@ -225,6 +232,8 @@ class Trials:
             raise self._ended(proposal.part, f"{self.words.who} is not asked about more plans")
         new = trial is None
         trial = trial or self._compile(candidate, proposal)
+        if self._last is not None and trial not in self._last:
+            self._last.append(trial)
         again = new or proposal.part.allowed is None
         self._weigh(trial, left=max(0, self.most - self._count) if again else 0)
 
@@ -244,8 +253,12 @@ class Trials:
 
     @property
     def _bound(self) -> int:
-        """Return how many plans XLA may be asked about; that of the lowest peak in both ways."""
-        return self.most + 2 * self._lowest
+        """Return how many plans XLA may be asked about.
+
+        As many between others; before a budget is refused that of the lowest peak in both ways, and
+        as many between.
+        """
+        return 2 * self.most + (0 if self._last is None else 2 + self.most)
 
     def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
         try:
@@ -269,36 +282,73 @@ class Trials:
         taken, sized = self._counted(trial.memory), part.allowed is not None
         said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} {ALLOWED}"
         aim = self._corrected(trial, limit, left) if left and sized else None
-        if left and not sized:
-            self._try_another(trial, said)
+        if not sized:
+            self._try_another(trial, said, left)
         if taken > limit:
-            if left:
+            if left and not self._takes_more(trial):
                 raise Rejected(said, room=aim)
-            if best is None and sized and not self._lowest:
-                self._lowest = True
-                raise Rejected(said, room=0)
-            if best is None and sized and trial.proposal.part.target.may_hold_otherwise:
-                raise Rejected(f"{said}; XLA is bound to it in another way",
-                               instead=_otherwise(trial))
+            if best is None and sized:
+                self._before_refusal(trial, said)
             raise self._ended(part, said)
+        if self._last and taken < NEAR * limit:
+            self._try_faster(trial, limit, said)
         if best is not None and best is not trial.proposal:
-            raise Rejected(f"{said}; one before is faster", instead=best)
+            raise Rejected(f"{said}; {ONE_BEFORE}", instead=best)
         if aim is not None and taken < NEAR * limit and _recomputes(trial):
             raise Rejected(f"{said}; {FASTER}", room=aim)
 
-    def _try_another(self, trial: Trial, said: str) -> None:
+    def _takes_more(self, trial: Trial) -> bool:
+        """Return whether a plan of more bytes takes less: then fewer bytes are of no use."""
+        return not trial.proposal.part.target.orders_by_control and any(
+            t.planned > trial.planned and t.memory.bound < trial.memory.bound for t in self.tried)
+
+    def _before_refusal(self, trial: Trial, said: str) -> None:
+        """Reject a plan for one between others; then the lowest, in both ways, and some between."""
+        target = trial.proposal.part.target
+        if self._last is None:
+            if self._takes_more(trial):
+                self._try_between(trial, self.tried, said)
+            self._last, self._between = [], self.most
+            raise Rejected(said, room=0)
+        if target.may_hold_otherwise and len(self._last) == 1:
+            raise Rejected(f"{said}; {OTHER_WAY}", instead=_otherwise(trial))
+        self._try_between(trial, self._last, said)
+
+    def _try_between(self, trial: Trial, tried: Sequence[Trial], said: str) -> None:
+        """Reject a plan for one between those tried and the plain step that may take less."""
+        assert self.plain is not None
+        part = trial.proposal.part
+        if part.target.orders_by_control or self._between <= 0:
+            return
+        self._between -= 1
+        room = between([(t.planned, t.memory.bound) for t in tried],
+                       (part.plain.peak_bytes, self.plain.temp_bytes))
+        if room is not None:
+            raise Rejected(f"{said}; {BETWEEN}", room=room)
+
+    def _try_faster(self, trial: Trial, limit: int, said: str) -> None:
+        """Reject one of the lowest plans, which fits, for one between it and what does not."""
+        over = [t.planned for t in self.tried
+                if t.planned > trial.planned and self._counted(t.memory) > limit]
+        if over and self._between > 0 and not trial.proposal.part.target.orders_by_control:
+            self._between -= 1
+            raise Rejected(f"{said}; {FASTER}", room=math.isqrt(trial.planned * min(over)))
+
+    def _try_another(self, trial: Trial, said: str, left: int) -> None:
         """Reject the minimum plan for a second one: that of the fewest bytes, whatever its time.
 
         Where there is no other, or XLA does not keep the plan's order, so that its bytes say
-        little, it is the same plan, to which XLA is bound in the other way.
+        little, it is the same plan, to which XLA is bound in the other way. Then for others between
+        these and the plain step.
         """
         target = trial.proposal.part.target
         keeps_order = target.orders_by_control or target.hold == ORDER
-        if keeps_order and not self._fewest and not self._as_planned(trial):
+        if left and keeps_order and not self._fewest and not self._as_planned(trial):
             self._fewest = True
             raise Rejected(f"{said}; a plan of fewer bytes is looked for", room=0)
-        if target.may_hold_otherwise:
-            raise Rejected(f"{said}; XLA is bound to it in another way", instead=_otherwise(trial))
+        if left and target.may_hold_otherwise and len(self.tried) == 1:
+            raise Rejected(f"{said}; {OTHER_WAY}", instead=_otherwise(trial))
+        self._try_between(trial, self.tried, said)
 
     def _as_planned(self, trial: Trial) -> bool:
         """Return whether the executor keeps within what was planned; XLA is asked again anyway."""
@@ -357,25 +407,11 @@ class Trials:
         return min(fitting, key=lambda t: t.proposal.decision.planned.time).proposal
 
     def _corrected(self, trial: Trial, limit: int, left: int) -> int:
-        """Return the planned bytes that are expected to become what is allowed.
-
-        In the middle of what is right in proportion and what lies, if it is less, on the line
-        through the trial and what is nearest to the aim of the others and the plain step; below
-        what is allowed by as much as this one is above, where only one more may be tried.
-        """
+        """Return the planned bytes that are expected to become what is allowed."""
         assert self.plain is not None
-        part, taken, planned = trial.proposal.part, trial.memory.bound, trial.planned
-        aim = limit * (AIM if left > 1 else min(AIM, max(LAST_AIM, 2 - taken / limit)))
-        known = [(part.plain.peak_bytes, self.plain.temp_bytes)] + [
+        known = [(trial.proposal.part.plain.peak_bytes, self.plain.temp_bytes)] + [
             (t.planned, t.memory.bound) for t in self.tried if t is not trial]
-        known = [(p, c) for p, c in known if (p - planned) * (c - taken) > 0]
-        in_proportion = planned * aim / max(taken, 1)
-        if not known:
-            return int(in_proportion)
-        p, c = min(known, key=lambda point: abs(point[1] - aim))
-        on_line = planned + (aim - taken) * (p - planned) / (c - taken)
-        lowest = min(max(on_line, LOWEST * in_proportion), in_proportion)
-        return int((lowest + in_proportion) / 2)
+        return corrected((trial.planned, trial.memory.bound), known, limit, left)
 
     def _check_unchanged(self, proposal: Proposal) -> None:
         """Raise `InfeasibleBudgetError` where no plan is left, and a budget is not met."""
@@ -383,7 +419,8 @@ class Trials:
         assert self.plain is not None
         looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
-            lowest = min((t.memory.temp_bytes for t in self.tried), default=self.plain.temp_bytes)
+            lowest = min((t.memory.temp_bytes for t in self._last or self.tried),
+                         default=self.plain.temp_bytes)
             raise part.budget.refusal(lowest, part.plain_bytes, part.held_bytes, part.device,
                                       f". {self._asked()}")
 
@@ -395,8 +432,7 @@ class Trials:
         said = f"{who[0].upper()}{who[1:]} was asked about {tried} {plans}"
         if tried < self.most or not self.words.option:
             return f"{said}; no other is predicted to take less"
-        more = 2 * self.most
-        return f"{said}; with {self.words.option}={more} it is asked about up to {more}"
+        return f"{said}; with {self.words.option}={2 * self.most} it is asked about more"
 
     def _none_left(self, part: Part) -> str:
         what = "takes less than the plain step" if part.allowed is None else "fits"
