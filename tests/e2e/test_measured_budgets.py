@@ -77,6 +77,18 @@ def test_a_missed_budget_is_said_once():
     assert step.report.measured_peak_bytes > step.report.allowed_bytes
 
 
+def test_a_plain_step_that_misses_the_budget_it_was_said_to_fit_is_told():
+    plain, x, _ = made()
+    step = tfckpt.checkpoint(plain, budget="4GiB")
+    step.get_concrete_function(x)
+    assert not step.report.applied
+    step.report.allowed_bytes = step.report.baseline_peak_bytes // 2  # as if that had been wrong
+    tf.config.experimental.reset_memory_stats("CPU:0")  # other tests took more
+    with pytest.warns(UserWarning, match=r"more than its budget allows .* trains unchanged"):
+        step(x)
+    assert step.report.missed
+
+
 def test_a_plan_that_is_likely_to_fit_is_taken_where_none_is_sure_to(monkeypatch):
     """Of every plan five times the bytes are said to be possible: none is sure to fit."""
     simulated = trials.executed_peaks

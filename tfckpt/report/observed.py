@@ -30,7 +30,7 @@ def observing(latest: Callable[[], Report | None]) -> Iterator[None]:
     before = _now(latest())
     yield
     report = latest()
-    if report is None or before is None or report.observed_calls >= CALLS or not report.applied:
+    if report is None or before is None or not _is_looked_at(report):
         return
     report.observed_calls += 1
     after = _now(report)
@@ -65,16 +65,26 @@ def _advice(report: Report, measured: int, allowed: int) -> str:
     """
     asked = report.compiled
     request = asked.after.temp_bytes if asked and asked.by_xla and asked.after else None
-    if request is not None and request <= allowed and measured < 2 * request:
+    others = asked.after.result_bytes if asked and asked.after else 0
+    if request is not None and request <= allowed and measured < 2 * request + others:
         return (f"XLA asks for {format_bytes(request)} in one request, and the allocator took a "
                 "larger block for it that was free; a process that trains this step alone takes "
                 "less")
+    if not report.applied:
+        return (f"it trains unchanged ({report.reason}); a budget that is smaller by as much has "
+                "it planned, or use tfckpt.tune")
     return "pass a budget that is smaller by as much, or use tfckpt.tune"
+
+
+def _is_looked_at(report: Report) -> bool:
+    """Return whether a call is measured: what is left as it is too, where it has to fit."""
+    return report.observed_calls < CALLS and (
+        report.applied or report.allowed_bytes is not None)
 
 
 def _now(report: Report | None) -> dict[str, int] | None:
     """Return what is allocated; None where that is not known, or was read often enough."""
-    if report is not None and (report.observed_calls >= CALLS or not report.applied):
+    if report is not None and not _is_looked_at(report):
         return None
     try:
         return memory_info(default_device())
