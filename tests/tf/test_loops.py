@@ -80,6 +80,33 @@ def test_numbers_of_a_range_that_autograph_loops_over(numbers, trips):
     assert backward == (0, "")
 
 
+def test_a_bound_that_python_joins_to_what_the_data_say():
+    """Autograph makes branches of "and": what is not looked at any more counts as false."""
+    def data_first(x):
+        i = 0
+        while tf.reduce_max(tf.abs(x)) > 0.1 and i < 9:
+            x, i = tf.tanh(x), i + 1
+        return x
+
+    def bound_first(x):
+        i, most = tf.constant(0), tf.constant(9)
+        while i < most and not tf.reduce_max(x) < 0.1 and tf.reduce_min(x) > -9.0:
+            x, i = tf.tanh(x), i + 1
+        return x
+
+    def either(x):
+        i = tf.constant(0)
+        while i < 9 or tf.reduce_max(x) > 0.1:
+            x, i = tf.tanh(x), i + 1
+        return x
+
+    for forward in (data_first, bound_first):
+        (kept, unknown), _ = _kept(_graph(tf.autograph.to_graph(forward)))
+        assert (kept, unknown) == (9 * ENTRY, "")
+    (kept, unknown), _ = _kept(_graph(tf.autograph.to_graph(either)))
+    assert kept == 0 and unknown == "its number of iterations is not known"
+
+
 def test_a_counter_that_steps_by_two_from_one():
     def forward(x):
         return tf.while_loop(lambda i, t: i < 8, lambda i, t: (i + 2, tf.tanh(t)), (1, x))[1]

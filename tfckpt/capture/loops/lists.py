@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.loops.comparisons import comparisons
 from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.variables import argument
@@ -325,19 +326,13 @@ class _Loop:
     def trips(self) -> int | None:
         """Return the most iterations that the condition allows, or None.
 
-        It is a conjunction; each part that compares a counter with a limit bounds them.
+        Each comparison of a counter with a limit bounds them.
         """
         told = self._told_trips()
         if told is not None:
             return told
-        bounds, pending = [], list(self.cond.outputs)
-        while pending:
-            op = pending.pop().op
-            known = record(op.type)
-            if known.keeps_number or known.conjunction:
-                pending += op.inputs
-            elif known.compares:
-                bounds.append(self._bound(*op.inputs, inclusive=known.compares == "<="))
+        bounds = [self._bound(counter, limit, inclusive=record(op.type).compares == "<=")
+                  for op, counter, limit in comparisons(self.cond)]
         return min((b for b in bounds if b is not None), default=None)
 
     def _bound(self, counter: tf.Tensor, limit: tf.Tensor, *, inclusive: bool) -> int | None:
@@ -356,8 +351,9 @@ class _Loop:
         if slot is not None:
             return self._outside(slot) if self._is_passed(slot) else None
         value = _value(tensor)
-        return value if value is not None else _value(
-            self._cond_as_given.get_tensor_by_name(tensor.name))
+        if value is not None or tensor.graph is not self.cond:  # a branch's
+            return value
+        return _value(self._cond_as_given.get_tensor_by_name(tensor.name))
 
     def _is_passed(self, slot: int) -> bool:
         """Return whether each iteration hands an argument on as it is."""

@@ -1,0 +1,83 @@
+"""Comparisons that hold as long as a loop goes on.
+
+A condition is one of them, or several that hold together: by a logical "and", or by a branch, as
+autograph makes of Python's `and`, where the other branch returns the first of them, which is false.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.variables import argument
+from tfckpt.ops import Calls, record
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A branch that runs, and the op that calls it."""
+
+    op: tf.Operation
+    branch: tf_adapter.FuncGraph
+
+    def given(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Return what an argument of the branch is given; None for what it makes itself."""
+        slot = argument(self.branch, tensor)
+        return None if slot is None else self.op.inputs[record(self.op.type).first_argument + slot]
+
+
+def comparisons(condition: tf_adapter.FuncGraph
+                ) -> Iterator[tuple[tf.Operation, tf.Tensor, tf.Tensor]]:
+    """Yield each comparison that holds where a condition does, and the two that it compares.
+
+    Args:
+      condition: of a loop; its first result says whether the loop goes on.
+
+    Yields:
+      The op and its operands: tensors of the condition, or of a branch of it that makes them.
+    """
+    pending: list[tuple[tf.Tensor, tuple[_Call, ...]]] = [(t, ()) for t in condition.outputs]
+    while pending:
+        tensor, calls = _outside(*pending.pop())
+        op, known = tensor.op, record(tensor.op.type)
+        if known.conjunction:
+            pending += [(t, calls) for t in op.inputs]
+        elif known.compares:
+            first, second = (_outside(t, calls)[0] for t in op.inputs)
+            yield op, first, second
+        elif known.calls is Calls.BRANCHES:
+            branches = [tf_adapter.graph_called(op, name)
+                        for name in tf_adapter.called_functions(op)]
+            if len(branches) == 2 and op.inputs[0].dtype == tf.bool:
+                holds, fails = (_Call(op, branch) for branch in branches)
+                if _is_false(fails, tensor.value_index):
+                    pending += [(op.inputs[0], calls),
+                                (holds.branch.outputs[tensor.value_index], (*calls, holds))]
+
+
+def _outside(tensor: tf.Tensor, calls: tuple[_Call, ...]
+             ) -> tuple[tf.Tensor, tuple[_Call, ...]]:
+    """Return what makes a tensor, looked for outside of the branches that it is handed to."""
+    tensor = _origin(tensor)
+    while calls and (given := calls[-1].given(tensor)) is not None:
+        tensor, calls = _origin(given), calls[:-1]
+    return tensor, calls
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    while record(tensor.op.type).keeps_number:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
+def _is_false(call: _Call, slot: int) -> bool:
+    """Return whether a branch that runs where a condition fails returns False, or the condition."""
+    made = _origin(call.branch.outputs[slot])
+    given = call.given(made)
+    if given is not None:
+        return _origin(given).name == _origin(call.op.inputs[0]).name
+    value = tf_adapter.static_value(made)
+    return value is not None and value.size == 1 and not value.any()
