@@ -6,6 +6,7 @@ import dataclasses
 
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.variables import updated_late
+from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.graph import Graph
 from tfckpt.ir.hlo import XlaMemory
@@ -72,6 +73,23 @@ class Part(DevicePart):
     def allowed(self) -> int | None:
         """Return the bytes that may be taken, as `plain_bytes` counts; None for the minimum."""
         return self.budget.dynamic(self.plain_bytes, self.held_bytes)
+
+    def refusal(self, smallest_bytes: int, resident_bytes: int, note: str
+                ) -> InfeasibleBudgetError:
+        """Return the error that says that no plan fits, and why loops are as they are.
+
+        Args:
+          smallest_bytes: smallest dynamic peak that was found.
+          resident_bytes: allocated before the step starts.
+          note: what else there is to say, after a space.
+        """
+        left = sorted((line for line in self.graph.refused if "the loop is not recomputed" in line),
+                      key=lambda line: "in segments" not in line)
+        if left:
+            more = f", and {len(left) - 1} more lines like this" if len(left) > 1 else ""
+            note += f". {left[0]}{more}"
+        return self.budget.refusal(
+            smallest_bytes, self.plain_bytes, resident_bytes, self.device, note)
 
     @property
     def room(self) -> int | None:

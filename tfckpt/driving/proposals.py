@@ -401,9 +401,8 @@ def decisions(part: Part, options: Options, limits: Limits,
     except InfeasibleBudgetError as error:
         if part.asked is None:
             ended = ended_by()
-            raise part.budget.refusal(
-                error.smallest_bytes, plain.peak_bytes, cost.resident_bytes, part.device,
-                f"; {ended} ended the search" if ended else "") from None
+            raise part.refusal(error.smallest_bytes, cost.resident_bytes,
+                               f"; {ended} ended the search" if ended else "") from None
         yield from within(error.smallest_bytes)
 
 

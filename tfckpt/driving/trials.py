@@ -421,8 +421,7 @@ class Trials:
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
             lowest = min((t.memory.temp_bytes for t in self._last or self.tried),
                          default=self.plain.temp_bytes)
-            raise part.budget.refusal(lowest, part.plain_bytes, part.held_bytes, part.device,
-                                      f". {self._asked()}")
+            raise part.refusal(lowest, part.held_bytes, f". {self._asked()}")
 
     def _asked(self) -> str:
         tried, who = len(self.tried), self.words.who

@@ -119,7 +119,8 @@ def _check_for_xla(forward: tf.Operation, gradient: tf.Operation) -> None:
             continue
         shape = tf.get_static_value(origin(made.op.inputs[0])) if use.begins else None
         if shape is None or (shape < 0).any():
-            raise _Refusal(f"XLA would have to infer the shape of the entries of {made.op.name}")
+            raise _Refusal(f"XLA would have to infer the shape of the entries of {made.op.name}; "
+                           "inputs of a fixed batch size and length tell it")
 
 
 def _is_gradient(op: Op) -> bool:
