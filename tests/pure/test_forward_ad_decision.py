@@ -96,8 +96,7 @@ def exact_planner(budget, plain):
 
 
 @pytest.mark.parametrize("widths, shared", [
-    ((4,), ()), pytest.param((4, 4), (), marks=pytest.mark.nightly),
-    pytest.param((2, 6), (0,), marks=pytest.mark.nightly)])
+    ((4,), ()), pytest.param((2, 6), (0,), marks=pytest.mark.nightly)])
 def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, shared):
     graph = chain(widths, shared)
     cost = build_cost_graph(graph)
