@@ -95,8 +95,7 @@ def exact_planner(budget, plain):
     return plans
 
 
-@pytest.mark.parametrize("widths, shared", [
-    ((4,), ()), pytest.param((2, 6), (0,), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("widths, shared", [((4,), ()), ((2,), ()), ((4,), (0,))])
 def test_with_a_planner_that_knows_every_schedule_no_choice_is_better(widths, shared):
     graph = chain(widths, shared)
     cost = build_cost_graph(graph)
