@@ -29,7 +29,7 @@ from tfckpt.simulate.liveness import Moment, walk
 ALIGNMENT = 256
 FIRST_REGION = 2 << 20
 MAX_SLACK = 128 << 20
-MOST_PIECES = 16
+MOST_PIECES = 64
 """Requests that stand for those of a loop's list: so many fill the gaps that others leave."""
 _GAP = 1 << 44  # regions are never adjacent
 _ADDRESS_BITS = 64
