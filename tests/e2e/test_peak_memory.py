@@ -17,6 +17,7 @@ import tensorflow as tf
 import tfckpt
 from tests.support import process
 from tests.support.models import arrays, stack
+from tfckpt.keras.peak_memory import _of_whole_batches
 
 MIB = 1 << 20
 KEY = "peak_memory_mib"
@@ -274,3 +275,10 @@ def test_tensorboard_without_a_wrapped_model_without_statistics_without_matplotl
     assert "measures nothing" in messages and "tfckpt[plots]" in messages
     assert values(tmp_path / "bare", KEY) == [] == values(tmp_path / "bare", "live_bytes")
     assert sum(bool(event.graph_def) for event in events(tmp_path / "bare")) == 1
+
+
+@pytest.mark.parametrize("peaks, typical", [
+    ([9], 9), ([9, 5], 9), ([9, 8], 8), ([9, 8, 1], 8), ([9, 1], 9),
+    ([9, 8, 8, 1], 8), ([9, 7, 8, 8, 1], 8)])
+def test_a_partial_batch_says_nothing_of_whole_ones(peaks, typical):
+    assert _of_whole_batches(peaks) == typical

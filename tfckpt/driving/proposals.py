@@ -175,17 +175,13 @@ class Search:
         """Return the lines of `rejected` without those that say that the present plan may not fit.
 
         It has some where another plan was looked for and none was found, or where no plan is sure
-        to fit and it is the likeliest to. Of other plans such a line is there once.
+        to fit and it is the likeliest to. No line is there twice.
         """
         taken = f"{_called(self.proposal)}: "
-        said: set[str] = set()
-        found = []
-        for line in self.rejected:
-            if not line.endswith((FASTER, ALLOWED, OTHER_WAY, ONE_BEFORE, BETWEEN)) or (
-                    not line.startswith(taken) and line not in said):
-                found.append(line)
-            said.add(line)
-        return tuple(found)
+        may_be_taken = FASTER, ALLOWED, OTHER_WAY, ONE_BEFORE, BETWEEN
+        return tuple(dict.fromkeys(
+            line for line in self.rejected
+            if not line.endswith(may_be_taken) or not line.startswith(taken)))
 
     def _step(self) -> None:
         for found in self._proposals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -22,6 +23,8 @@ from tfckpt.verify.memory import default_device, memory_info
 
 PEAK = "peak_memory_mib"
 _MIB = float(1 << 20)
+_PARTIAL = 0.7
+"""Of the first batch's peak: where the others took less, they are taken for partial batches."""
 _ABOVE = 1.05
 """A measured peak this far above the plain one is worth a warning; less is allocator slack."""
 
@@ -43,8 +46,8 @@ class PeakMemory(keras.callbacks.Callback):
     of single ones; where that buffer lies in a larger piece of the allocator, all of the piece
     counts. For a model that `checkpoint` wrapped, the report's `measured_peak_bytes` is filled in:
     the median over the batches of the peak above what was allocated when the batch began, without
-    the first batch, which traces. Where the allocator keeps no statistics, a warning says what to
-    set, and training goes on without the key.
+    the first batch, which traces, and a partial one. Where the allocator keeps no statistics, a
+    warning says what to set, and training goes on without the key.
 
     With `log_dir`, TensorBoard finds each epoch's peak under Scalars and, for a model that
     `checkpoint` wrapped, the live bytes of the planned step under Images (that needs matplotlib)
@@ -141,7 +144,7 @@ class PeakMemory(keras.callbacks.Callback):
         found = records.report if records else None
         if self._dynamic:
             _write(logs, self._largest)
-            measured = int(statistics.median(self._dynamic[1:] or self._dynamic))
+            measured = _of_whole_batches(self._dynamic)
             _note(found, measured)
             if self._compare and epoch == (self.params or {}).get("initial_epoch", 0):
                 print(_comparison(found, measured, self._devices), flush=True)
@@ -162,6 +165,17 @@ class PeakMemory(keras.callbacks.Callback):
         if self._board is not None:
             self._board.close()
             self._board = None
+
+
+def _of_whole_batches(peaks: Sequence[int]) -> int:
+    """Return the higher median of the batches' peaks, without the first batch, which traces.
+
+    Where two are left, one may be a partial batch, and the higher is the whole one's; so may the
+    only one be, and take far less than the first.
+    """
+    traced, *others = peaks
+    found = statistics.median_high(others or peaks)
+    return traced if found < _PARTIAL * traced else found
 
 
 def _note(found: Report | None, measured: int) -> None:

@@ -144,6 +144,9 @@ class Report:
             return self.steps_before
         return ran(*self.traced[1])
 
+    def __repr__(self) -> str:
+        return str(self)  # a dict of reports can be printed
+
     def __str__(self) -> str:
         ratio = self.planned_peak_bytes / max(self.baseline_peak_bytes, 1)
         rows = [
