@@ -14,6 +14,6 @@ model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_cros
               jit_compile="auto")  # Keras' default: XLA on a GPU; either way is planned for
 x = np.random.default_rng(0).random((64, 64, 64, 3), dtype=np.float32)
 y = np.arange(64) % 10
-model.fit(x, y, batch_size=16)
+model.fit(x, y, batch_size=16, callbacks=[tfckpt.keras.PeakMemory(compare=True)])  # measures
 print(tfckpt.keras.report(model))
 print(tfckpt.keras.report(model).explain(top=3))

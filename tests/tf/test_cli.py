@@ -422,7 +422,7 @@ def test_variables_of_unknown_size_are_said_to_be_unknown(tool, captured):
     code, out, err = tool("compare", captured / "bare.pb", captured / "shapes.pb", "--norun")
     rows = {line.split("  ")[0]: line.split()[-2:] for line in out.splitlines()}
     assert code == 0 and rows["variables of unknown size"] == ["3", "0"]
-    assert re.search(r"planned peak +unknown +\d", out)
+    assert re.search(r"simulated peak +unknown +\d", out)
     for command in (["plan", captured / "bare.pb"], ["rewrite", captured / "bare.pb", "out"]):
         code, out, err = tool(*command)
         assert code == 1 and out == "" and "has an unknown shape" in err

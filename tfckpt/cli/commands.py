@@ -368,7 +368,7 @@ def _measured(request: Request, documents: Sequence[Document],
 def _comparison_text(entry: dict) -> str:
     rows = [["ops", *map(str, entry["ops"])],
             *([f"  {kind}", *map(str, counts)] for kind, counts in entry["types"].items()),
-            ["planned peak", *map(_bytes_or_unknown, entry["planned_peak_bytes"])]]
+            ["simulated peak", *map(_bytes_or_unknown, entry["planned_peak_bytes"])]]
     if any(entry["unknown_variables"]):
         rows.append(["variables of unknown size", *map(str, entry["unknown_variables"])])
     last = entry.get("not_run", "")

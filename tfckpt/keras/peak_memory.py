@@ -23,8 +23,6 @@ from tfckpt.verify.memory import default_device, memory_info
 
 PEAK = "peak_memory_mib"
 _MIB = float(1 << 20)
-_PARTIAL = 0.7
-"""Of the first batch's peak: where the others took less, they are taken for partial batches."""
 _ABOVE = 1.05
 """A measured peak this far above the plain one is worth a warning; less is allocator slack."""
 
@@ -170,12 +168,9 @@ class PeakMemory(keras.callbacks.Callback):
 def _of_whole_batches(peaks: Sequence[int]) -> int:
     """Return the higher median of the batches' peaks, without the first batch, which traces.
 
-    Where two are left, one may be a partial batch, and the higher is the whole one's; so may the
-    only one be, and take far less than the first.
+    Of two batches that are left one may be a partial batch; the higher is the whole one's.
     """
-    traced, *others = peaks
-    found = statistics.median_high(others or peaks)
-    return traced if found < _PARTIAL * traced else found
+    return statistics.median_high(peaks[1:] or peaks)
 
 
 def _note(found: Report | None, measured: int) -> None:
