@@ -419,9 +419,11 @@ class Trials:
         assert self.plain is not None
         looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
-            lowest = min((t.memory.temp_bytes for t in self._last or self.tried),
-                         default=self.plain.temp_bytes)
-            raise part.refusal(lowest, part.held_bytes, f". {self._asked()}")
+            lowest = min((t.memory for t in self._last or self.tried), default=self.plain,
+                         key=lambda memory: memory.temp_bytes)
+            worst = (f". That is the expected peak; at most {format_bytes(lowest.bound)} were "
+                     "simulated" if lowest.bound > lowest.temp_bytes else "")
+            raise part.refusal(lowest.temp_bytes, part.held_bytes, f"{worst}. {self._asked()}")
 
     def _asked(self) -> str:
         tried, who = len(self.tried), self.words.who
