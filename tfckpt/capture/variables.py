@@ -39,6 +39,17 @@ def origin(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
+def number_origin(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor that comes before ops which leave a single number what it is.
+
+    Args:
+      tensor: as for `origin`; a cast to another dtype is such an op as well.
+    """
+    while record(tensor.op.type).keeps_number:
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
 def argument(graph: tf.Graph, tensor: tf.Tensor) -> int | None:
     """Return which argument of a function a tensor of its graph is; None for no argument.
 

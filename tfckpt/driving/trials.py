@@ -318,20 +318,25 @@ class Trials:
         """Reject a plan for one between those tried and the plain step that may take less."""
         assert self.plain is not None
         part = trial.proposal.part
-        if part.target.orders_by_control or self._between <= 0:
+        if not self._may_ask_between(part):
             return
-        self._between -= 1
         room = between([(t.planned, t.memory.bound) for t in tried],
                        (part.plain.peak_bytes, self.plain.temp_bytes))
         if room is not None:
             raise Rejected(f"{said}; {BETWEEN}", room=room)
 
+    def _may_ask_between(self, part: Part) -> bool:
+        """Return whether one more plan between others may be asked about, which is counted."""
+        if part.target.orders_by_control or not self._between:
+            return False
+        self._between -= 1
+        return True
+
     def _try_faster(self, trial: Trial, limit: int, said: str) -> None:
         """Reject one of the lowest plans, which fits, for one between it and what does not."""
         over = [t.planned for t in self.tried
                 if t.planned > trial.planned and self._counted(t.memory) > limit]
-        if over and self._between > 0 and not trial.proposal.part.target.orders_by_control:
-            self._between -= 1
+        if over and self._may_ask_between(trial.proposal.part):
             raise Rejected(f"{said}; {FASTER}", room=math.isqrt(trial.planned * min(over)))
 
     def _try_another(self, trial: Trial, said: str, left: int) -> None:

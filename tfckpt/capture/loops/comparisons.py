@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.variables import argument
+from tfckpt.capture.variables import argument, number_origin
 from tfckpt.ops import Calls, record
 
 
@@ -61,23 +61,17 @@ def comparisons(condition: tf_adapter.FuncGraph
 def _outside(tensor: tf.Tensor, calls: tuple[_Call, ...]
              ) -> tuple[tf.Tensor, tuple[_Call, ...]]:
     """Return what makes a tensor, looked for outside of the branches that it is handed to."""
-    tensor = _origin(tensor)
+    tensor = number_origin(tensor)
     while calls and (given := calls[-1].given(tensor)) is not None:
-        tensor, calls = _origin(given), calls[:-1]
+        tensor, calls = number_origin(given), calls[:-1]
     return tensor, calls
-
-
-def _origin(tensor: tf.Tensor) -> tf.Tensor:
-    while record(tensor.op.type).keeps_number:
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor
 
 
 def _is_false(call: _Call, slot: int) -> bool:
     """Return whether a branch that runs where a condition fails returns False, or the condition."""
-    made = _origin(call.branch.outputs[slot])
+    made = number_origin(call.branch.outputs[slot])
     given = call.given(made)
     if given is not None:
-        return _origin(given).name == _origin(call.op.inputs[0]).name
+        return number_origin(given).name == number_origin(call.op.inputs[0]).name
     value = tf_adapter.static_value(made)
     return value is not None and value.size == 1 and not value.any()

@@ -20,7 +20,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.comparisons import comparisons
 from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.variables import argument
+from tfckpt.capture.variables import argument, number_origin
 from tfckpt.ir.edits import TRIPS
 from tfckpt.ir.graph import FORWARD, Graph, Loop, Op
 from tfckpt.ir.target import HERE, Target
@@ -98,7 +98,7 @@ def entries_shape(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operatio
     Raises:
       ValueError: the body of a loop that makes it cannot be read.
     """
-    made = _like(_origin(tensor))
+    made = _like(number_origin(tensor))
     if record(made.op.type).lists.rows:
         shape = known(made.op).inputs[0].shape
         return shape[1:] if shape.rank else tf.TensorShape(None)
@@ -125,13 +125,13 @@ def list_length(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]
     Raises:
       ValueError: the body of a loop that hands it on cannot be read.
     """
-    tensor = _like(_origin(tensor))
+    tensor = _like(number_origin(tensor))
     op, use = tensor.op, record(tensor.op.type).lists
     if use.rows:
         shape = known(op).inputs[0].shape
         return shape[0] if shape.rank else None
     if use.reserves:
-        count = _origin(op.inputs[1]).op
+        count = number_origin(op.inputs[1]).op
         if record(count.type).lists.counts:
             return list_length(count.inputs[0], known)
         return _value(known(op).inputs[1])
@@ -161,7 +161,8 @@ def bytes_of_zeros(op: tf.Operation, known: Callable[[tf.Operation], tf.Operatio
         size = loops[source.op.name].bytes.get(source.value_index)
         if size is not None:
             return {0: size}
-        source = _like(_origin(source.op.inputs[source.value_index]))  # handed through the loop
+        # handed through the loop
+        source = _like(number_origin(source.op.inputs[source.value_index]))
     if not record(source.op.type).lists.rows:
         return {}
     rows = known(source.op).inputs[0]
@@ -220,8 +221,9 @@ class _Loop:
             kept = _Loop(op, self._in_body, self.target).kept()
             if kept.loop is None:
                 continue
-            handed = {_origin(made).value_index: slot for slot, made in enumerate(self.body.outputs)
-                      if made.dtype == tf.variant and _origin(made).op is op}
+            handed = {number_origin(made).value_index: slot
+                      for slot, made in enumerate(self.body.outputs)
+                      if made.dtype == tf.variant and number_origin(made).op is op}
             sizes = {n: size for n, size in kept.bytes.items() if n not in kept.loop.shares}
             passed.update({slot: trips * sizes.get(n, 0) for n, slot in handed.items()})
             filled = max(filled, sum(size for n, size in sizes.items() if n not in handed))
@@ -241,21 +243,21 @@ class _Loop:
 
         Setting an entry may make a list longer, as that of a `TensorArray` of dynamic size.
         """
-        tensor = _origin(self.body.outputs[slot])
+        tensor = number_origin(self.body.outputs[slot])
         while record(tensor.op.type).lists.index is not None or (
                 record(tensor.op.type).adds and tensor.dtype == tf.variant):
             grows = tf_adapter.node_attrs(tensor.op).get("resize_if_index_out_of_bounds")
             if grows is not None and grows.b:
                 return False
-            tensor = _origin(tensor.op.inputs[0])
+            tensor = number_origin(tensor.op.inputs[0])
         return self._slots.get(tensor.name) == slot
 
     def _emptied(self) -> tuple[int, ...]:
         """Return the lists from which each iteration takes an entry, by input."""
-        popped = [_origin(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
+        popped = [number_origin(t).op if t.dtype == tf.variant else None for t in self.body.outputs]
         return tuple(k for k, op in enumerate(popped)
                      if op is not None and record(op.type).lists.removes
-                     and self._slots.get(_origin(op.inputs[0]).name) == k)
+                     and self._slots.get(number_origin(op.inputs[0]).name) == k)
 
     def _is_fixed(self, memory: tf.Tensor) -> bool:
         """Return whether every iteration finds the same tensor."""
@@ -336,7 +338,7 @@ class _Loop:
         return min((b for b in bounds if b is not None), default=None)
 
     def _bound(self, counter: tf.Tensor, limit: tf.Tensor, *, inclusive: bool) -> int | None:
-        slot = argument(self.cond, _origin(counter))
+        slot = argument(self.cond, number_origin(counter))
         step = None if slot is None else self._step(slot)
         if slot is None or not step or step <= 0:
             return None
@@ -347,7 +349,7 @@ class _Loop:
 
     def _limit(self, tensor: tf.Tensor) -> int | None:
         """Return the value of a tensor of the condition that no iteration changes."""
-        slot = argument(self.cond, _origin(tensor))
+        slot = argument(self.cond, number_origin(tensor))
         if slot is not None:
             return self._outside(slot) if self._is_passed(slot) else None
         value = _value(tensor)
@@ -357,7 +359,7 @@ class _Loop:
 
     def _is_passed(self, slot: int) -> bool:
         """Return whether each iteration hands an argument on as it is."""
-        return argument(self.body, _origin(self.body.outputs[slot])) == slot
+        return argument(self.body, number_origin(self.body.outputs[slot])) == slot
 
     @functools.cached_property
     def _cond_as_given(self) -> tf_adapter.FuncGraph:
@@ -369,21 +371,21 @@ class _Loop:
 
     def _step(self, slot: int) -> int | None:
         """By how much each iteration raises a counter."""
-        op = _origin(self.body.outputs[slot]).op
+        op = number_origin(self.body.outputs[slot]).op
         if not record(op.type).adds or len(op.inputs) != 2:
             return None
         for counter, step in (tuple(op.inputs), tuple(op.inputs)[::-1]):
-            if argument(self.body, _origin(counter)) == slot:
+            if argument(self.body, number_origin(counter)) == slot:
                 value = _value(step)
                 # autograph's `for i in tf.range(...)` hands the step from iteration to iteration
-                given = argument(self.body, _origin(step)) if value is None else None
+                given = argument(self.body, number_origin(step)) if value is None else None
                 return self._outside(given) if (
                     given is not None and self._is_passed(given)) else value
         return None
 
     def _outside(self, slot: int) -> int | None:
         """Return the value of an argument when the loop begins."""
-        tensor = _origin(self.known(self.op).inputs[slot])
+        tensor = number_origin(self.known(self.op).inputs[slot])
         value = _value(tensor)
         if value is None and record(tensor.op.type).is_loop:
             # the backward counts the forward's trips
@@ -418,7 +420,7 @@ class _Loop:
     def _bytes(self, entry: tf.Tensor) -> int | None:
         """Return the bytes of an entry; of a list in a list, those that its own loop gives it."""
         if entry.dtype == tf.variant:
-            inner = _origin(entry)
+            inner = number_origin(entry)
             if not record(inner.op.type).is_loop:
                 return 0
             kept = _Loop(inner.op, self._in_body, self.target).kept()
@@ -435,8 +437,8 @@ class _Loop:
 
         An entry that the loop sets replaces one of them.
         """
-        op = _origin(self.body.outputs[slot]).op
-        argument = self._slots.get(_origin(op.inputs[0]).name)
+        op = number_origin(self.body.outputs[slot]).op
+        argument = self._slots.get(number_origin(op.inputs[0]).name)
         shape = self._given_entries.get(-1 if argument is None else argument)
         return None if shape is None else shape.num_elements() * dtype.size
 
@@ -460,17 +462,10 @@ class _Loop:
             return op
 
 
-def _origin(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the tensor that comes before ops which only pass it on."""
-    while record(tensor.op.type).keeps_number:
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor
-
-
 def _like(tensor: tf.Tensor) -> tf.Tensor:
     """Return the list of which a list of zeros, with which sums of gradients begin, is made."""
     while record(tensor.op.type).fills == 0.0 and tensor.dtype == tf.variant:
-        tensor = _origin(tensor.op.inputs[0])
+        tensor = number_origin(tensor.op.inputs[0])
     return tensor
 
 
@@ -486,7 +481,7 @@ def _setting(tensor: tf.Tensor) -> tf.Operation | None:
     The gradient of an entry that was read is put into an empty list, and that added to the list of
     all gradients so far: entry by entry, so that it has one more.
     """
-    op = _origin(tensor).op
+    op = number_origin(tensor).op
     if record(op.type).adds and tensor.dtype == tf.variant:
         return next((found for t in op.inputs if (found := _setting(t)) is not None), None)
     return op if record(op.type).lists.entry is not None else None
@@ -494,5 +489,5 @@ def _setting(tensor: tf.Tensor) -> tf.Operation | None:
 
 def _value(tensor: tf.Tensor) -> int | None:
     """Return the value of an integer, where the graph tells."""
-    value = tf_adapter.static_value(_origin(tensor))
+    value = tf_adapter.static_value(number_origin(tensor))
     return int(value) if value is not None and value.size == 1 else None
