@@ -4,21 +4,28 @@
 
 For users with a GPU and TensorFlow alone: no JAX, no other package. Six networks train with a plain
 step and with tfckpt, on TensorFlow's executor and compiled by XLA, each pair in a process of its
-own. `measured` is the median of the peaks that TensorFlow's allocator counts above what a step
-starts with; `expected` is what tfckpt said beforehand; `allowed` is what the budget says, a
-fraction of the expected plain peak. Where there is no GPU the CPU is measured, with smaller
-batches. Networks that have not begun when the time is over are left out and listed.
+own. `plain MB` and `tfckpt MB` are medians of the peaks that TensorFlow's allocator counts above
+what a step starts with; `expected` is what tfckpt said beforehand, as a fraction of them; `allowed`
+is what the budget says, a fraction of the expected plain peak. `numbers` says how far all variables
+are from plain's after the same steps from the same values, relative to what these steps changed,
+and after the slash how far plain is from itself when it is run again: kernels of a GPU may add in
+another order each time. Where there is no GPU the CPU is measured, with smaller batches. Networks
+that have not begun when the time is over are left out and listed. With `--at_once=4` four are
+measured at a time, for bytes and numbers alone: times mean nothing then.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
+import os
 import platform
 import statistics
 import sys
 import time
 from typing import Any
 
+import numpy as np
 from absl import app, flags
 
 from benchmarks.rows import head, in_own_process, line
@@ -28,16 +35,19 @@ flags.DEFINE_list("only", [], "Names in NETWORKS; default all.")
 flags.DEFINE_list("fractions", ["0.5", "min"], "Budgets.")
 flags.DEFINE_integer("limit_s", 600, "Seconds after which no other process is begun.")
 flags.DEFINE_integer("measured_steps", 8, "Measured steps.", lower_bound=2)
+flags.DEFINE_list("runners", ["executor", "xla"], "TensorFlow's executor, XLA, or both.")
+flags.DEFINE_integer("at_once", 1, "Pairs that are measured at a time.", lower_bound=1)
 flags.DEFINE_string("pair", "", "Measure one network and runner in this process.")
 
 COLUMNS = ("network", "runner", "budget", "plain MB", "expected", "tfckpt MB", "expected", "ratio",
-           "allowed MB", "of allowed", "time", "planned time")
+           "allowed MB", "of allowed", "time", "planned time", "numbers")
 MB = 1e6
 NETWORKS = {"mlp": {"batch": 2048}, "vit": {"batch": 8}, "mobilenet": {"batch": 16},
             "resnet50": {"batch": 16}, "unet": {"batch": 4}, "mixer": {"batch": 4}}
 """Names in benchmarks.measured.NETWORKS, and sizes for a CPU; a GPU gets batches `LARGER`."""
 LARGER = 8
 WARMUP = 3
+COMPARED = 3
 
 
 def measure(name: str, runner: str) -> dict[str, Any]:
@@ -46,25 +56,47 @@ def measure(name: str, runner: str) -> dict[str, Any]:
 
     import tfckpt
     from benchmarks.measured import NETWORKS as BUILDERS
+    from tfckpt.verify.snapshot import Snapshot
 
     gpus = tf.config.list_physical_devices("GPU")
     sizes = {key: value * (LARGER if gpus else 1) for key, value in NETWORKS[name].items()}
     body, args = BUILDERS[name](**sizes)
     plain = tf.function(body, jit_compile=runner == "xla")
-    found: dict[str, Any] = {"plain": _ran(plain, args), "budgets": {}}
+    state, traced = Snapshot(), plain.get_concrete_function(*args)
+    state.add(traced)
+    variables = [v for v in traced.variables if v.dtype.is_floating]
+
+    def trained(step: Any) -> list[np.ndarray]:
+        state.restore()
+        for _ in range(COMPARED):
+            step(*args)
+        return [v.numpy() for v in variables]
+
+    before = [v.numpy() for v in variables]
+    wanted, again = trained(plain), trained(plain)
+    found: dict[str, Any] = {"plain": _ran(plain, args), "budgets": {},
+                             "again": _difference(wanted, again, before)}
     for fraction in FLAGS.fractions:
         step = tfckpt.checkpoint(tf.function(body, jit_compile=runner == "xla"),
                                  budget=fraction if fraction == "min" else float(fraction))
         try:
+            numbers = _difference(wanted, trained(step), before)
             taken = _ran(step, args)
         except tfckpt.InfeasibleBudgetError as error:
             found["budgets"][fraction] = {"refused": error.smallest_bytes}
             continue
-        before, after = step.report.expected_bytes
+        expected = step.report.expected_bytes
         found["budgets"][fraction] = taken | {
-            "expected": after, "expected_plain": before, "allowed": step.report.allowed_bytes,
-            "overhead": step.report.overhead, "applied": step.report.applied}
+            "expected": expected[1], "expected_plain": expected[0], "numbers": numbers,
+            "allowed": step.report.allowed_bytes, "overhead": step.report.overhead}
     return found
+
+
+def _difference(wanted: list, found: list, before: list) -> float:
+    """Return the norm of a difference, relative to that of what the wanted steps changed."""
+    changed = sum(float(np.sum((w - b) ** 2.0)) for w, b in zip(wanted, before, strict=True))
+    error = sum(float(np.sum((w - f) ** 2.0)) for w, f in zip(wanted, found, strict=True))
+    return (error / changed) ** 0.5
 
 
 def _ran(step: Any, args: tuple) -> dict[str, float]:
@@ -84,7 +116,7 @@ def rows(name: str, runner: str, found: dict[str, Any]) -> list[str]:
         start = [name, runner, fraction, f"{plain['peak'] / MB:.1f}"]
         if "refused" in ours:
             lines.append(line([*start, "", f"refused: at least {ours['refused'] / MB:.1f}",
-                               *[""] * 6]))
+                               *[""] * 7]))
             continue
         allowed = ours["allowed"]
         lines.append(line([
@@ -92,7 +124,8 @@ def rows(name: str, runner: str, found: dict[str, Any]) -> list[str]:
             _ratio(ours["expected"], ours["peak"]), _ratio(ours["peak"], plain["peak"]),
             "" if allowed is None else f"{allowed / MB:.1f}",
             "" if allowed is None else _ratio(ours["peak"], allowed),
-            f"{ours['seconds'] / plain['seconds']:.2f}x", f"{1 + ours['overhead']:.2f}x"]))
+            f"{ours['seconds'] / plain['seconds']:.2f}x", f"{1 + ours['overhead']:.2f}x",
+            f"{ours['numbers']:.0e} / {found['again']:.0e}"]))
     return lines
 
 
@@ -111,19 +144,26 @@ def main(_: list[str]) -> int:
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", "a GPU")
              for gpu in tf.config.list_physical_devices("GPU")] or [f"CPU ({platform.machine()})"]
     print(f"{names[0]}, TensorFlow {tf.__version__}\n\n{head(COLUMNS)}", flush=True)
-    for runner in ("executor", "xla"):
-        for name in FLAGS.only or NETWORKS:
-            if time.monotonic() - began > FLAGS.limit_s:
-                left_out.append(f"{name} ({runner})")
-                continue
-            output = in_own_process(f"{name} {runner}", "benchmarks.gpu_report", (
-                f"--pair={name},{runner}", f"--fractions={','.join(FLAGS.fractions)}",
-                f"--measured_steps={FLAGS.measured_steps}"))
-            if output is None:
-                left_out.append(f"{name} ({runner}): failed, see above")
-            else:
-                print(*rows(name, runner, json.loads(output.splitlines()[-1])), sep="\n",
-                      flush=True)
+    if FLAGS.at_once > 1:  # else each process takes all of a GPU's memory
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
+    def ask(runner: str, name: str) -> str | None:
+        if time.monotonic() - began > FLAGS.limit_s:
+            left_out.append(f"{name} ({runner})")
+            return None
+        output = in_own_process(f"{name} {runner}", "benchmarks.gpu_report", (
+            f"--pair={name},{runner}", f"--fractions={','.join(FLAGS.fractions)}",
+            f"--measured_steps={FLAGS.measured_steps}"))
+        if output is None:
+            left_out.append(f"{name} ({runner}): failed, see above")
+            return None
+        return "\n".join(rows(name, runner, json.loads(output.splitlines()[-1])))
+
+    pairs = [(runner, name) for runner in FLAGS.runners for name in FLAGS.only or NETWORKS]
+    with concurrent.futures.ThreadPoolExecutor(FLAGS.at_once) as pool:
+        for found in pool.map(lambda pair: ask(*pair), pairs):
+            if found is not None:
+                print(found, flush=True)
     print(f"\n{time.monotonic() - began:.0f} s" + "".join(f"; left out: {w}" for w in left_out))
     return 0
 
