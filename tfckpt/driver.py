@@ -306,7 +306,7 @@ def _trials(step: Captured, parts: Sequence[Part], options: Options, refused: st
                       objective=options.objective)
     asks = (not refused and step.grappler is not None and len(parts) == 1
             and parts[0].plain.peak_bytes >= ASKED_FROM)
-    if asks and parts[0].target.optimised:
+    if asks and parts[0].target.optimised and not parts[0].target.starts_in_turn:
         return Trials(step.name, Simulated(parts[0]), EXECUTOR_TRIALS, SIMULATED_WORDS,
                       options.objective)
     return Trials(step.name, step.grappler(parts[0].target) if asks and step.grappler else None,

@@ -374,8 +374,18 @@ def spread_graph() -> tuple[CostGraph, tuple[int, ...]]:
 def test_the_planned_peak_is_that_of_the_worst_heap_and_the_plain_one_of_the_middle():
     graph, peaks = spread_graph()
     assert [peak // (256 * KIB) for peak in peaks] == [33, 33, 33, 41, 48, 49]
-    assert baseline(graph, Target(device=GPU)).peak_bytes == peaks[len(peaks) // 2]
-    planned = plan_step(graph, None, solver="store_all", free_moves=False,
-                        target=Target(device=GPU))
+    assert baseline(graph, Target()).peak_bytes == peaks[len(peaks) // 2]
+    planned = plan_step(graph, None, solver="store_all", free_moves=False, target=Target())
     assert planned.peak_bytes == peaks[-1]
     assert timeline_of(graph, scheduled(graph)).peak_bytes == 33 * 256 * KIB
+
+
+def test_a_gpus_allocator_has_all_memory_in_one_piece():
+    """There is room behind what is in use, so that only holes of less than twice are wasted."""
+    graph, _ = spread_graph()
+    target = Target(device=GPU)
+    assert baseline(graph, target).peak_bytes == 33 * 256 * KIB
+    planned = plan_step(graph, None, solver="store_all", free_moves=False, target=target)
+    assert planned.peak_bytes == 33 * 256 * KIB
+    # 6 is given the hole of 7, whole; 5 finds none, for 4 was too small
+    assert baseline(chain([7 * MIB, 4 * MIB, 6 * MIB, 5 * MIB]), target).peak_bytes == 12 * MIB

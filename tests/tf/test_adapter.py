@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import device_properties_pb2
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
@@ -237,6 +238,27 @@ def test_two_ops_of_one_name_are_refused_and_end_no_process():
         meta.graph_def.node.add(name="twice", op="NoOp")
     with pytest.raises(ValueError, match="two ops are called twice"):
         tf_adapter.optimize_graph(tf_adapter.configured(), meta)
+
+
+def test_grappler_may_be_told_of_a_gpu_that_is_not_here():
+    assert tf_adapter.own_gpu() == b""
+    device = device_properties_pb2.NamedDevice(name=tf_adapter.GPU)
+    device.properties.type = "GPU"
+    device.properties.environment["architecture"] = "9.0"
+    graph = tf.Graph()
+    with graph.as_default():
+        images, kernel = (tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32, seed=1, seed2=2)
+                          for shape in ((2, 8, 8, 4), (3, 3, 4, 4)))
+        made = tf.nn.relu(tf.nn.conv2d(images, kernel, 1, "SAME"))
+        gradient, = tf.gradients(made, kernel)  # steps that do not train are left alone
+    meta = tf.compat.v1.MetaGraphDef(graph_def=graph.as_graph_def())
+    meta.collection_def["train_op"].node_list.value.append(gradient.op.name)
+    for node in meta.graph_def.node:
+        node.device = tf_adapter.GPU
+    first, told = ({node.attr["data_format"].s for node in tf_adapter.optimize_graph(
+        tf_adapter.configured(), meta, gpu).node if "data_format" in node.attr}
+        for gpu in (b"", device.SerializeToString()))
+    assert first == {b"NHWC"} and b"NCHW" in told
 
 
 def test_static_value():

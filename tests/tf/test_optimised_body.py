@@ -13,7 +13,8 @@ from tests.support.gelu_steps import gelu_step
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import lowered_loops
 from tfckpt.capture.grappler import question as grappler
-from tfckpt.capture.grappler.in_place import Body, is_on_one_cpu, optimise_in_place
+from tfckpt.capture.grappler.in_place import Body, optimise_in_place
+from tfckpt.capture.grappler.machine import on_one_device
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.time import flops
@@ -330,7 +331,7 @@ def test_names_in_the_report_are_those_of_the_trace():
     (["/job:worker/replica:0/task:0/device:CPU:0"], False), (["/GPU:0"], False)])
 def test_a_step_on_another_device_is_left_as_traced(devices, one):
     """Ops lose their devices where Grappler's take their place: replicas would run on one CPU."""
-    assert is_on_one_cpu(devices) == one
+    assert on_one_device(devices) == one
 
 
 def _two_updates():

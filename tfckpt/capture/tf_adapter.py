@@ -1129,23 +1129,27 @@ def memory_optimizer(mode: str, scope: str) -> Iterator[None]:
         ctx.function_call_options = before
 
 
-def optimize_graph(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
-    """Return what Grappler makes of a graph on one CPU; nothing runs.
+def optimize_graph(config: Any, meta: tf.compat.v1.MetaGraphDef, gpu: bytes = b""
+                   ) -> tf.compat.v1.GraphDef:
+    """Return what Grappler makes of a graph; nothing runs.
 
     Args:
       config: a ConfigProto.
       meta: the graph; its collection `train_op` names what has to run.
+      gpu: a NamedDevice, serialised, that there is beside this machine's CPU; none where empty.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph, or two ops have one name,
         for which it ends the process.
     """
+    from tensorflow.core.protobuf import device_properties_pb2
     from tensorflow.python.grappler import cluster, tf_optimizer
 
     names = collections.Counter(node.name for node in meta.graph_def.node)
     if twice := next((name for name, count in names.items() if count > 1), ""):
         raise ValueError(f"two ops are called {twice}")
-    with cluster.Provision(devices=[_own_cpu()], disable_detailed_stats=True) as machine:
+    devices = [_own_cpu(), *([device_properties_pb2.NamedDevice.FromString(gpu)] if gpu else [])]
+    with cluster.Provision(devices=devices, disable_detailed_stats=True) as machine:
         return tf_optimizer.OptimizeGraph(config, meta, verbose=False, cluster=machine)
 
 
@@ -1177,15 +1181,79 @@ def _shape_of(shape: Any) -> tf.TensorShape:
 
 
 @functools.cache
+def _own_devices() -> tuple[Any, ...]:
+    """Return what Grappler knows of this process's devices."""
+    from tensorflow.python.grappler import cluster
+
+    return tuple(cluster.Cluster(disable_detailed_stats=True).ListDevices())
+
+
 def _own_cpu() -> Any:
     """Return what Grappler knows of this machine's CPU.
 
     By its memory Grappler decides how large sums are added.
     """
-    from tensorflow.python.grappler import cluster
+    return next(device for device in _own_devices() if device.properties.type == "CPU")
 
-    devices = cluster.Cluster(disable_detailed_stats=True).ListDevices()
-    return next(device for device in devices if device.properties.type == "CPU")
+
+GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
+
+
+def own_gpu() -> bytes:
+    """Return a NamedDevice, serialised, of the GPU that ops without a device run on.
+
+    By its architecture Grappler decides about the layout of convolutions.
+
+    Returns:
+      What Grappler knows of it; empty where such ops run on the CPU.
+    """
+    return b"" if default_device().startswith("CPU") else _own_gpu()
+
+
+@functools.cache
+def _own_gpu() -> bytes:
+    from tensorflow.core.protobuf import device_properties_pb2
+
+    found = device_properties_pb2.NamedDevice()
+    for device in reversed(_own_devices()):
+        if device.properties.type == "GPU":
+            found.CopyFrom(device)
+    details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+    found.name, found.properties.type = GPU, "GPU"
+    version = details.get("compute_capability")
+    if version is not None:
+        found.properties.environment.setdefault("architecture", "{}.{}".format(*version))
+    return found.SerializeToString()
+
+
+def has_gpu_kernel(node: tf.compat.v1.NodeDef) -> bool:
+    """Return whether TensorFlow has a kernel for GPUs that an op can have.
+
+    Args:
+      node: the op; where it has no attribute that a kernel asks for, its default is not looked up.
+    """
+    def suits(constraints: Mapping[str, frozenset[int]]) -> bool:
+        for name, allowed in constraints.items():
+            value = node.attr.get(name)
+            types = () if value is None else value.list.type or (value.type,)
+            if any(each not in allowed for each in types):
+                return False
+        return True
+
+    return any(suits(constraints) for constraints in _gpu_kernels().get(node.op, ()))
+
+
+@functools.cache
+def _gpu_kernels() -> Mapping[str, Sequence[Mapping[str, frozenset[int]]]]:
+    """Return for each op what the kernels for GPUs ask of its attributes: which dtypes."""
+    from tensorflow.python.framework import kernels
+
+    found: dict[str, list[dict[str, frozenset[int]]]] = {}
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        if kernel.device_type in ("GPU", "DEFAULT") and not kernel.label:
+            found.setdefault(kernel.op, []).append({
+                each.name: frozenset(each.allowed_values.list.type) for each in kernel.constraint})
+    return found
 
 
 def configured() -> Any:

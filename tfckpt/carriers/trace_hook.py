@@ -187,7 +187,8 @@ class Traced:
                         forward=body.forward if body else (), later=body.later if body else ())
         return Captured(self.mark.name, found, graph, compiled, planned_for,
                         asked_for(graph, found, options.target) if compiled else None,
-                        functools.partial(Optimised, graph, found),
+                        functools.partial(Optimised, graph, found,
+                                          plain=None if body is None else plain),
                         gradient_inside=lambda: gradient_inside(graph),
                         arithmetic=self._arithmetic,
                         doubt=functools.partial(self._doubt, compiled))

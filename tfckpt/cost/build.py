@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from tfckpt.cost.broadcasts import undoes_nothing
+from tfckpt.cost.convolutions import convolution_workspace
 from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.rearranged_ops import absorbed_ops, workspace
@@ -22,7 +23,7 @@ from tfckpt.cost.time import fused_seconds, is_expensive, seconds
 from tfckpt.cost.variables import ValueUses, value_uses, variable_bytes
 from tfckpt.ir.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.ir.graph import FORWARD, KEEP, RECOMPUTE, Graph, Op, TensorId
-from tfckpt.ir.target import SMALL_CPU, Fusion, Rates
+from tfckpt.ir.target import SMALL_CPU, Fusion, Rates, Target
 from tfckpt.ops import Access, Source, record
 
 SMALL_FRACTION = 2.0e-5
@@ -35,8 +36,21 @@ Roots = Sequence[tuple[TensorId, ...]]
 """For each output of each op the tensor whose memory it lies in (`tfckpt.cost.storage.roots`)."""
 
 
-def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
-                     fusion: Fusion | None = None) -> CostGraph:
+def cost_of(graph: Graph, target: Target) -> CostGraph:
+    """Price a captured graph for what runs it.
+
+    Args:
+      graph: the captured step.
+      target: what runs it.
+
+    Raises:
+      CostError: as `build_cost_graph`.
+    """
+    return build_cost_graph(graph, target.rates, target.fusion, target.convolves_in_copies)
+
+
+def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | None = None,
+                     convolves_in_copies: bool = False) -> CostGraph:
     """Price a captured graph for a device.
 
     Args:
@@ -44,6 +58,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
       rates: how fast the device is.
       fusion: what XLA fuses, where it compiles the step (`tfckpt.cost.fused`); None where
         Grappler and TensorFlow's executor have it.
+      convolves_in_copies: whether cuDNN computes convolutions, as on the executor of a GPU
+        (`tfckpt.cost.convolutions`).
 
     Raises:
       CostError: the bytes of a tensor are unknown; names the tensor and the remedy.
@@ -76,7 +92,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU,
     vertices = tuple(
         _vertex(graph, members[anchor], root, reads, storages, index, needs[v], readers, awaited,
                 rates,
-                _extra(graph, root, inner, members[anchor], fusion), fusion, uses)
+                _extra(graph, root, inner, members[anchor], fusion, convolves_in_copies), fusion,
+                uses)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables,
@@ -212,14 +229,16 @@ def _sums_rows(graph: Graph, root: Roots, members: Sequence[int]) -> bool:
 
 
 def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Sequence[int],
-           fusion: Fusion | None) -> int:
+           fusion: Fusion | None, convolves_in_copies: bool) -> int:
     """Return the bytes that an op, or a group, allocates besides its results while it runs."""
     if fusion is not None:
         heavy = record(graph.ops[members[0]].type).multiplies_matrices
         return fusion.workspace_bytes if heavy else 0
+    taken = max(convolution_workspace(graph, graph.ops[i]) for i in members
+                ) if convolves_in_copies else 0
     if len(members) > 1:
-        return workspace(graph, root, inner, members)
-    return graph.ops[members[0]].workspace
+        return taken + workspace(graph, root, inner, members)
+    return taken + graph.ops[members[0]].workspace
 
 
 def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[Sequence[TensorId]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.build import cost_of
 from tfckpt.cost.variables import updated_late
 from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.costgraph import CostGraph
@@ -118,7 +118,7 @@ class Part(DevicePart):
         graph = updated_late(self.graph) if self.target.orders_by_control else self.graph
         if graph == self.graph:
             return self
-        cost = build_cost_graph(graph, self.target.rates, self.target.fusion)
+        cost = cost_of(graph, self.target)
         return dataclasses.replace(self, graph=graph, cost=cost)
 
     def over(self, graph: Graph) -> Part:
@@ -173,7 +173,7 @@ def priced(part: DevicePart, known: PlainPeak | None = None) -> Part:
     Raises:
       CostError: the bytes of a tensor are unknown.
     """
-    cost = build_cost_graph(part.graph, part.target.rates, part.target.fusion)
+    cost = cost_of(part.graph, part.target)
     if known is None:
         target, plain = price_plain(cost, part.target)
     else:

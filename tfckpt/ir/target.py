@@ -141,6 +141,28 @@ class Target:
         return Fusion(True, CUBLAS_WORKSPACE, self.in_memory)
 
     @property
+    def convolves_in_copies(self) -> bool:
+        """Return whether convolutions are computed by cuDNN, where TensorFlow's executor calls it.
+
+        What XLA calls cuDNN with is part of what XLA says it takes.
+        """
+        return self.device == GPU and self.runner == EXECUTOR
+
+    @property
+    def starts_in_turn(self) -> bool:
+        """Return whether one thread starts ops as they become ready, as a GPU's executor does."""
+        return self.device == GPU
+
+    @property
+    def takes_all_memory(self) -> bool:
+        """Return whether the allocator has the device's memory in one piece from the start.
+
+        TensorFlow takes a GPU's. Where it is told to let that grow, trials of convolutions' kernels
+        have taken a large piece of it before a step is measured.
+        """
+        return self.device == GPU
+
+    @property
     def shares_list_entries(self) -> bool:
         """Return whether a list refers to its entries without copying, as the executor's do."""
         return self.runner == EXECUTOR

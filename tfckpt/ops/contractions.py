@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tfckpt.ops.op_record import BIAS, SUM, UNARY, Flops, OpRecord, Shape
+from tfckpt.ops.op_record import BIAS, SUM, UNARY, Convolves, Flops, OpRecord, Shape
 from tfckpt.ops.registry import register
 
 
@@ -48,11 +49,13 @@ def _einsum(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object])
 # Fused with a bias, and with an activation after that. With Relu and others, and with the bias
 # alone, the fused kernel gives the same bits as the single ones.
 _BIASED = functools.partial(OpRecord, merges_into=frozenset({BIAS}))
+_FORMAT = ("data_format",)
 _CONVOLUTION = functools.partial(_BIASED, rounds_with=frozenset({"Elu"}))
 _BATCHED = functools.partial(OpRecord, flops=_product, multiplies_matrices=True)
-_FORWARD = _convolution(kernel=1, result=None)
+_FORWARD: dict[str, Any] = {"flops": _convolution(kernel=1, result=None), "attrs": _FORMAT,
+            "convolves": Convolves(1, (0, None))}
 register(
-    _CONVOLUTION("Conv2D", flops=_FORWARD), _CONVOLUTION("Conv3D", flops=_FORWARD),
+    _CONVOLUTION("Conv2D", **_FORWARD), _CONVOLUTION("Conv3D", **_FORWARD),
     _CONVOLUTION("DepthwiseConv2dNative", flops=_convolution(1, None, depthwise=True)),
     _BIASED("MatMul", flops=_product, attrs=("transpose_a",), multiplies_matrices=True,
             rounds_with=frozenset({"Tanh", "Elu", "Sigmoid"})),
@@ -68,21 +71,23 @@ register(
 # What Grappler makes of these with a bias, and an activation after that. It is planned as it runs,
 # and nothing is merged with it any more.
 register(
-    OpRecord("_FusedConv2D", flops=_FORWARD), OpRecord("_FusedConv3D", flops=_FORWARD),
+    OpRecord("_FusedConv2D", **_FORWARD), OpRecord("_FusedConv3D", **_FORWARD),
     OpRecord("_FusedDepthwiseConv2dNative", flops=_convolution(1, None, depthwise=True)),
     OpRecord("_FusedMatMul", flops=_product, attrs=("transpose_a",), multiplies_matrices=True),
     _BATCHED("_MklFusedBatchMatMulV2", attrs=("adj_x",)),
 )
 
 # Gradients. oneDNN computes that of a bias with that of the filter.
-_OF_INPUT = _convolution(kernel=1, result=2)
-_OF_FILTER = _convolution(kernel=None, result=2)
+_OF_INPUT: dict[str, Any] = {"flops": _convolution(kernel=1, result=2), "attrs": _FORMAT,
+             "convolves": Convolves(1, (None, 2), twice=True)}
+_OF_FILTER: dict[str, Any] = {"flops": _convolution(kernel=None, result=2), "attrs": _FORMAT,
+              "convolves": Convolves(None, (0, 2)), "filter_gradient_of": 2}
 register(
-    OpRecord("Conv2DBackpropInput", flops=_OF_INPUT),
-    OpRecord("Conv3DBackpropInputV2", flops=_OF_INPUT),
+    OpRecord("Conv2DBackpropInput", **_OF_INPUT),
+    OpRecord("Conv3DBackpropInputV2", **_OF_INPUT),
     OpRecord("DepthwiseConv2dNativeBackpropInput", flops=_convolution(1, 2, depthwise=True)),
-    OpRecord("Conv2DBackpropFilter", flops=_OF_FILTER, filter_gradient_of=2),
-    OpRecord("Conv3DBackpropFilterV2", flops=_OF_FILTER, filter_gradient_of=2),
+    OpRecord("Conv2DBackpropFilter", **_OF_FILTER),
+    OpRecord("Conv3DBackpropFilterV2", **_OF_FILTER),
     OpRecord("DepthwiseConv2dNativeBackpropFilter",
              flops=_convolution(None, 2, depthwise=True)),
     OpRecord("BiasAddGrad", bias_gradient=True, reduces=True),

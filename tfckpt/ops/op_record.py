@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -120,6 +120,20 @@ class ListUse:
         return self.empty or self.reserves
 
 
+class Convolves(NamedTuple):
+    """What a convolution reads and writes: inputs by position; None is the output.
+
+    Attributes:
+      kernel: what has the shape of the kernel: window, channels in, channels out.
+      data: what has images, of the channels that come in and of those that go out.
+      twice: whether the result is computed in memory of its own before it is written.
+    """
+
+    kernel: int | None
+    data: tuple[int | None, int | None]
+    twice: bool = False
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpRecord:
     """The properties of one op type. Inputs and outputs are given by position.
@@ -177,6 +191,7 @@ class OpRecord:
     # Time.
     flops: Flops | None = None  # None: it moves bytes rather than computes
     multiplies_matrices: bool = False  # XLA calls a library of the GPU for it, with a workspace
+    convolves: Convolves | None = None  # a library of the GPU's computes it, perhaps on copies
     per_byte: float = 1.0  # how much slower than a plain copy it moves a byte
 
     # What TensorFlow makes of it.

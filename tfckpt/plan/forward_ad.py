@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.build import cost_of
 from tfckpt.cost.storage import roots
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.fad.alternatives import Alternative, Offers, find_alternatives
@@ -148,7 +148,7 @@ def with_derivatives(graph: Graph, cost: CostGraph, taken: Sequence[bool], targe
                         f"are {len(sources)}")
     kept = frozenset(s for s, keeps in zip(sources, taken, strict=True) if keeps)
     graph, edits = take(graph, [a for a in offers.alternatives if a.region.source in kept], target)
-    return graph, build_cost_graph(graph, target.rates, target.fusion), edits
+    return graph, cost_of(graph, target), edits
 
 
 def _weighed(graph: Graph, cost: CostGraph, plans: Planner, target: Target, offers: Offers,
@@ -231,7 +231,7 @@ def _with(graph: Graph, cost: CostGraph, alternatives: Sequence[Alternative],
     edits = Edits()
     if alternatives:
         graph, edits = take(graph, alternatives, target)
-        cost = build_cost_graph(graph, target.rates, target.fusion)
+        cost = cost_of(graph, target)
     for planned in plans(cost):
         yield Decision(graph, cost, planned, edits=edits)
 

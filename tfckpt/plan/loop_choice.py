@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.build import cost_of
 from tfckpt.cost.time import seconds
 from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.costgraph import CostGraph
@@ -58,7 +58,7 @@ def segmented(graph: Graph, cost: CostGraph, lengths: Lengths, target: Target
     if not lengths:
         return graph, cost, Edits()
     graph, edits = in_segments(graph, lengths, not target.orders_by_control)
-    return graph, build_cost_graph(graph, target.rates, target.fusion), edits
+    return graph, cost_of(graph, target), edits
 
 
 def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, budget: int | None,

@@ -25,7 +25,7 @@ from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
 from tfckpt.plan.rescheduling.neighbourhood import working_set
 from tfckpt.simulate.allocator import allocated_peaks
 from tfckpt.simulate.check import check_plan
-from tfckpt.simulate.executor import ORDERS, Edges
+from tfckpt.simulate.executor import Edges, orders_on
 from tfckpt.simulate.fences import fenced
 from tfckpt.simulate.order import base_order, moves_of_xla
 from tfckpt.simulate.simulate import Timeline, simulate, simulate_order
@@ -304,14 +304,15 @@ def baseline(graph: CostGraph, target: Target = HERE, peak: int | None = None) -
     plan = plain_plan(graph)
     resolved = resolve(graph, plan.schedule)
     found = [(simulate_order(graph, resolved, order), order)
-             for order in Edges(graph, resolved, plan.moves.released, ()).orders(ORDERS)]
+             for order in Edges(graph, resolved, plan.moves.released, ()).orders(orders_on(target))]
     timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
     plan = dataclasses.replace(plan, order=tuple(order))
     if target.smallest_counted is None or peak is not None:
         return Plain(plan, timeline, timeline.peak_bytes if peak is None else peak)
     if target.threads > 1:
         return Plain(plan, timeline, executed_peaks(graph, target, settled=False)[0])
-    peaks = allocated_peaks(graph, resolved, order, target.smallest_counted)
+    peaks = allocated_peaks(graph, resolved, order, target.smallest_counted,
+                            target.takes_all_memory)
     return Plain(plan, timeline, peaks[len(peaks) // 2])
 
 
@@ -652,7 +653,7 @@ class StepPlanner:
                     timeline, plan = executed, dataclasses.replace(plan, order=order)
                 smallest = self.target.smallest_counted
                 peaks = (timeline.peak_bytes,) if smallest is None else allocated_peaks(
-                    graph, resolved, order, smallest)
+                    graph, resolved, order, smallest, self.target.takes_all_memory)
                 if self.target.threads > 1:
                     most = functools.partial(concurrent_peak, edges, self.target, waits)
             self.finished[candidate] = _Finished(

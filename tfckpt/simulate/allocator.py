@@ -28,6 +28,8 @@ from tfckpt.simulate.liveness import Moment, walk
 
 ALIGNMENT = 256
 FIRST_REGION = 2 << 20
+ALL_MEMORY = 1 << 42
+"""Bytes of the first region of an allocator that has all memory: more than any step takes."""
 MAX_SLACK = 128 << 20
 MOST_PIECES = 64
 """Requests that stand for those of a loop's list: so many fill the gaps that others leave."""
@@ -58,12 +60,15 @@ class BestFit:
 
     TensorFlow looks for a free chunk in bins of ascending sizes, and in a bin by size and address:
     what it finds is the first by size and address of all that are large enough.
+
+    Args:
+      region: bytes of the first region; each further one has twice as many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, region: int = FIRST_REGION) -> None:
         self.in_use = 0
         self.peak = 0
-        self._region = FIRST_REGION
+        self._region = region
         self._end = 0
         self._places: list[int] = []
         self._free: list[Chunk] = []  # in the order of their places
@@ -159,7 +164,7 @@ def _absorb(chunk: Chunk, gone: Chunk) -> None:
 
 
 def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None,
-                    smallest: int = CPU_SMALLEST) -> tuple[int, ...]:
+                    smallest: int = CPU_SMALLEST, all_memory: bool = False) -> tuple[int, ...]:
     """Return the allocator's peak above the step's start, over heaps that began differently.
 
     Where a request falls depends on everything the process allocated before, and one large
@@ -171,6 +176,7 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
       resolved: its schedule, resolved.
       order: positions in execution order; None as scheduled.
       smallest: requests below this size are not counted.
+      all_memory: whether the allocator has all memory from the start; one heap is enough then.
 
     Returns:
       Bytes, ascending. Variables are allocated first; a donated buffer replaces a variable's old
@@ -178,12 +184,13 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
     """
     return replayed_peaks(graph, list(walk(graph, resolved, order)),
                           [graph.storages[s].bytes for s in resolved.storage],
-                          resolved.storage, smallest)
+                          resolved.storage, smallest, all_memory=all_memory)
 
 
 def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
                    storage: Sequence[int], smallest: int = CPU_SMALLEST,
-                   before: Sequence[int] = BEFORE, settled: bool = False) -> tuple[int, ...]:
+                   before: Sequence[int] = BEFORE, settled: bool = False,
+                   all_memory: bool = False) -> tuple[int, ...]:
     """Return the same for the moments of an execution, in whatever way it came about.
 
     Args:
@@ -195,18 +202,19 @@ def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[i
       before: bytes of a block that was allocated before the step, for each of the heaps.
       settled: where variables move, so that each step meets another heap, whether the middle one
         of some later steps counts, and not the second step.
+      all_memory: as for `allocated_peaks`.
     """
     requests = _requests(graph, moments, size, storage, max(smallest, 1))
-    blocks = before if len(moments) <= MANY_STEPS else before[:1]
-    return tuple(sorted(_peak(requests, block, settled) for block in blocks))
+    blocks = before if len(moments) <= MANY_STEPS and not all_memory else before[:1]
+    region = ALL_MEMORY if all_memory else FIRST_REGION
+    return tuple(sorted(_peak(_Replay(requests, block, region), settled) for block in blocks))
 
 
-def _peak(requests: _Requests, block: int, settled: bool) -> int:
-    """Return the peak after a block of so many bytes was allocated; see `replayed_peaks`."""
-    replay = _Replay(requests, block)
+def _peak(replay: _Replay, settled: bool) -> int:
+    """Return the peak of a step in the heap that it finds; see `replayed_peaks`."""
     replay.step()  # the first step meets an empty heap
     peak = replay.step()
-    if settled and requests.moves:
+    if settled and replay.requests.moves:
         later = [replay.step() for _ in range(2 * SETTLED)]
         peak = statistics.median_high(later[SETTLED:])
     return peak
@@ -304,8 +312,8 @@ def _let_go(reads: Sequence[int], in_use: collections.Counter[int]) -> list[int]
 class _Replay:
     """Serves the requests of one step as often as wanted from the same heap."""
 
-    def __init__(self, requests: _Requests, block: int) -> None:
-        self.requests, self.heap = requests, BestFit()
+    def __init__(self, requests: _Requests, block: int, region: int) -> None:
+        self.requests, self.heap = requests, BestFit(region)
         if block:
             self.heap.allocate(block)
         self.variables: dict[int, collections.deque[Chunk]] = {}

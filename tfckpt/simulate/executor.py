@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from tfckpt.errors import PlanError
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Fence, Resolved, Wait
+from tfckpt.ir.target import Target
 
 BREADTH_FIRST, POOL, POOL_LATE = "breadth_first", "pool", "pool_late"
 ORDERS = (BREADTH_FIRST, POOL, POOL_LATE)
+"""What a CPU's executor may do; a GPU's takes ops breadth-first (`orders_on`)."""
 EXPENSIVE_SECONDS = 3.0e-6
 """Time from which an op is given to the pool; TensorFlow draws the line at 8,000 cycles."""
 
@@ -39,6 +41,17 @@ def executor_order(graph: CostGraph, resolved: Resolved, released: Sequence[int]
       PlanError: the edges have a cycle.
     """
     return Edges(graph, resolved, released, fences).order(policy, waits)
+
+
+def orders_on(target: Target) -> Sequence[str]:
+    """Return in which of the `ORDERS` a target may run a step.
+
+    On an H100 the operations of networks ran breadth-first, and took what was simulated so.
+
+    Args:
+      target: what runs the step.
+    """
+    return (BREADTH_FIRST,) if target.starts_in_turn else ORDERS
 
 
 class Edges:

@@ -18,7 +18,7 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Resolved, Wait
 from tfckpt.ir.target import Target
 from tfckpt.simulate.allocator import BEFORE, replayed_peaks
-from tfckpt.simulate.executor import BREADTH_FIRST, ORDERS, POOL, POOL_LATE, Edges
+from tfckpt.simulate.executor import BREADTH_FIRST, POOL, POOL_LATE, Edges, orders_on
 from tfckpt.simulate.liveness import Moment, taken_buffers
 
 UNEVEN = 2.0
@@ -224,7 +224,7 @@ def concurrent_peak(edges: Edges, target: Target, waits: Sequence[Wait], lowest:
         left out.
     """
     size = sizes(edges.graph, edges.resolved)
-    for policy in ORDERS:
+    for policy in orders_on(target):
         moments = concurrent(edges, policy, target.threads, waits)
         heaps = _heaps(edges, moments, size, target, BEFORE[:_MIDDLE])
         if len(heaps) == _MIDDLE and heaps[-1] > lowest:  # the middle one of all may be more
@@ -247,7 +247,7 @@ def several_peaks(edges: Edges, target: Target, settled: bool, waits: Sequence[W
     """
     size = sizes(edges.graph, edges.resolved)
     found = [_heaps(edges, concurrent(edges, policy, target.threads, waits), size, target,
-                    settled=settled) for policy in ORDERS]
+                    settled=settled) for policy in orders_on(target)]
     for pace in range(1, PACES + 1) if settled and target.threads > 1 else ():
         moments = concurrent(edges, POOL, target.threads, waits, pace)
         found.append(_heaps(edges, moments, size, target, BEFORE[::2]))
@@ -258,4 +258,5 @@ def _heaps(edges: Edges, moments: Sequence[Moment], size: Sequence[int], target:
            before: Sequence[int] = BEFORE, settled: bool = False) -> tuple[int, ...]:
     smallest = target.smallest_counted
     return (requested_peak(moments, size),) if smallest is None else replayed_peaks(
-        edges.graph, moments, size, edges.resolved.storage, smallest, before, settled=settled)
+        edges.graph, moments, size, edges.resolved.storage, smallest, before, settled,
+        target.takes_all_memory)

@@ -20,8 +20,9 @@ repeats is computed as in the plain step.
      are named by them.
   7. Functions that the step calls are inlined, as TensorFlow does it. Loops and branches stay, and
      Grappler optimises them as in the plain step once they are lowered. Left alone is a step that
-     does not run on one CPU alone (DTensor lays it out before Grappler sees it, and knows none of
-     the ops that Grappler makes), and one whose constants are so large that copies of them matter.
+     does not run on one CPU or GPU alone (DTensor lays it out before Grappler sees it, and knows
+     none of the ops that Grappler makes), and one whose constants are so large that copies of them
+     matter.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ import dataclasses
 import functools
 import heapq
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.devices import device_key
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.control_edges import write_after_reads
+from tfckpt.capture.grappler.machine import on_one_device
 from tfckpt.capture.inlining.inline import is_call, is_rewritten, lines_of
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.nodes import bodies_of, calls_functions, op_of
@@ -107,7 +108,7 @@ def optimise_in_place(graph: Any, changes: LiveChanges, plain: grappler.Question
 
 def _may_give_way(shown: Sequence[tf.Operation]) -> bool:
     """Return whether ops may give way (rule 7), as far as is known before functions are inlined."""
-    return (is_on_one_cpu(op.device for op in shown)
+    return (on_one_device(op.device for op in shown)
             and all(record(op.type).branch is None for op in shown)
             and any(is_gradient_scope(op.name) or is_call(op.type) for op in shown)
             and sum(_constant_bytes(op) for op in shown) <= _MOST_CONSTANTS)
@@ -115,20 +116,10 @@ def _may_give_way(shown: Sequence[tf.Operation]) -> bool:
 
 def _gives_way(asked: tf.compat.v1.GraphDef) -> bool:
     """Return whether ops give way, functions inlined."""
-    return (is_on_one_cpu(node.device for node in asked.node)
+    return (on_one_device(node.device for node in asked.node)
             and any(is_gradient_scope(node.name) for node in asked.node)
             and not any(is_rewritten(node.name) for node in asked.node)
             and asked.ByteSize() <= _MOST_CONSTANTS + (asked.library.ByteSize()))
-
-
-def is_on_one_cpu(devices: Iterable[str]) -> bool:
-    """Return whether ops with these devices, or none, run on the process's CPU and nowhere else.
-
-    Args:
-      devices: the device of each op, as the op names it; "" where it has none.
-    """
-    return tf_adapter.default_device().endswith("CPU:0") and {
-        device_key(name) for name in devices if name} <= {device_key(tf_adapter.HOST)}
 
 
 def _constant_bytes(op: tf.Operation) -> int:

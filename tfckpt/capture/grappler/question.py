@@ -1,8 +1,9 @@
 """What Grappler makes of a step, asked before the step runs.
 
 TensorFlow inlines functions and lowers loops and branches before it asks Grappler. Here the same is
-done first, so that what comes back is what will run on one CPU, but for the kernels that are chosen
-after that. Grappler ends the process where two ops have one name, so that it is not asked there.
+done first, and ops are placed, so that what comes back is what will run on one CPU or GPU, but for
+the kernels that are chosen after that. Grappler ends the process where two ops have one name, so
+that it is not asked there.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.devices import device_key
 from tfckpt.capture.grappler.colocation import colocate_inlined, hide_colocation, show_colocation
 from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
+from tfckpt.capture.grappler.machine import optimized, spelt
 from tfckpt.capture.inlining.inline import is_call
 from tfckpt.capture.nodes import functions_of, is_loop, op_of
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
@@ -36,12 +37,14 @@ class Question:
       running: what has to run, by name.
       inputs: tensors of the live graph, for what is known of their shapes.
       config: a ConfigProto, serialised: what the thread that asks calls functions with.
+      gpu: a NamedDevice, serialised, where ops without a device run on a GPU.
     """
 
     definition: tf.compat.v1.GraphDef
     running: tuple[str, ...]
     inputs: tuple[tf.Tensor, ...]
     config: bytes
+    gpu: bytes = b""
 
     def answer(self, inlined: Callable[[tf.compat.v1.GraphDef], object] = lambda definition: None,
                lower: bool = False) -> tf.compat.v1.GraphDef:
@@ -61,7 +64,8 @@ class Question:
         config = tf.compat.v1.ConfigProto.FromString(self.config)
         meta = self._inlined(config, lower)
         inlined(meta.graph_def)
-        found = (self._needed(_optimized(config, meta)) if lower or not has_loops(meta.graph_def)
+        whole = lower or not has_loops(meta.graph_def)
+        found = (self._needed(self._optimized(config, meta)) if whole
                  else self._around_loops(config, meta))
         for node in found.node:
             _show(node)
@@ -82,10 +86,11 @@ class Question:
         asked.library.function.extend(function for function in self.definition.library.function
                                       if function.signature.name not in known)
         try:
-            return with_loops(_optimized(config, lowered), asked, lowered.graph_def, self.running)
+            return with_loops(self._optimized(config, lowered), asked, lowered.graph_def,
+                              self.running)
         except NotRaised as error:
             logging.info("tfckpt: what is around loops is optimised by itself: %s", error)
-        found = _optimized(config, meta)
+        found = self._optimized(config, meta)
         wait_as_asked(meta.graph_def, found)
         return found
 
@@ -107,6 +112,13 @@ class Question:
         found.node.extend(left)
         return found
 
+    def _optimized(self, config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of a graph whose functions are inlined."""
+        asking = type(config).FromString(config.SerializeToString())
+        rewriting = asking.graph_options.rewrite_options
+        rewriting.function_optimization = rewriting.OFF  # that is done
+        return optimized(asking, meta, self.gpu)
+
     @functools.cached_property
     def _number(self) -> Mapping[str, int]:
         """Of each input, by the name of its op."""
@@ -121,7 +133,7 @@ class Question:
             for node in tf_adapter.nodes_with_bodies(meta.graph_def):
                 _hide_loop(node)
         for node in meta.graph_def.node:
-            node.device = _placed(node.device)
+            node.device = spelt(node.device, self.gpu)
             if node.op == ARG:
                 given = self.inputs[self._number[node.name]]
                 if given.dtype not in (tf.resource, tf.variant):
@@ -129,10 +141,30 @@ class Question:
         if any(_is_inlined(node, lower) for node in meta.graph_def.node):
             _refuse_clashes(meta.graph_def)
             known = {function.signature.name for function in meta.graph_def.library.function}
-            _inline_calls(meta, config, lower)
+            self._inline_calls(meta, config, lower)
             _refuse_functions_but(known, meta.graph_def)
             colocate_inlined(meta.graph_def)
         return meta
+
+    def _inline_calls(self, meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> None:
+        """Inline functions as the runtime does it, and do nothing else of what Grappler does."""
+        inlining = type(config).FromString(config.SerializeToString())
+        rewriting = inlining.graph_options.rewrite_options
+        rewriting.optimizers.append("function")
+        rewriting.disable_tfg_optimizer = True
+        rewriting.meta_optimizer_iterations = rewriting.ONE
+        calls = {node.name: {name[1:] for name in node.input if name.startswith("^")}
+                 for node in meta.graph_def.node if _is_inlined(node, lower)}
+        meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
+        wait_as_called(meta.graph_def, calls)
+        for node in meta.graph_def.node:
+            node.device = spelt(node.device, self.gpu)
+            if node.name in calls and node.op == IDENTITY_N:  # kept for who only waits for it
+                node.op = NO_OP
+                node.attr.clear()
+                waits = [name for name in node.input if name.startswith("^")]
+                del node.input[:]
+                node.input.extend(waits)
 
 
 def question(graph: tf.Graph, wanted: Sequence[str] = (),
@@ -151,23 +183,7 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
     definition = tf_adapter.shown_definition(graph) if definition is None else definition
     running = [(renamed or {}).get(name, name) for name in as_body(graph, definition)]
     return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())),
-                    config)
-
-
-def _optimized(config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
-    """Return what Grappler makes of a graph whose functions are inlined."""
-    asking = type(config).FromString(config.SerializeToString())
-    rewriting = asking.graph_options.rewrite_options
-    rewriting.function_optimization = rewriting.OFF  # that is done
-    return tf_adapter.optimize_graph(asking, meta)
-
-
-def _placed(device: str) -> str:
-    """Return how the runtime writes the device of an op, or of one without any.
-
-    Grappler takes two spellings of one device for two devices, and joins nothing of both.
-    """
-    return tf_adapter.HOST if device_key(device) == device_key(tf_adapter.HOST) else device
+                    config, tf_adapter.own_gpu())
 
 
 def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:
@@ -198,27 +214,6 @@ def _refuse_functions_but(known: Collection[str], definition: tf.compat.v1.Graph
         for function in functions_of(node):
             if function.name.removeprefix(_HIDDEN) not in known:
                 raise ValueError(f"{node.name} calls {function.name}, which was made of another")
-
-
-def _inline_calls(meta: tf.compat.v1.MetaGraphDef, config: Any, lower: bool) -> None:
-    """Inline functions as the runtime does it, and do nothing else of what Grappler does."""
-    inlining = type(config).FromString(config.SerializeToString())
-    rewriting = inlining.graph_options.rewrite_options
-    rewriting.optimizers.append("function")
-    rewriting.disable_tfg_optimizer = True
-    rewriting.meta_optimizer_iterations = rewriting.ONE
-    calls = {node.name: {name[1:] for name in node.input if name.startswith("^")}
-             for node in meta.graph_def.node if _is_inlined(node, lower)}
-    meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
-    wait_as_called(meta.graph_def, calls)
-    for node in meta.graph_def.node:
-        node.device = _placed(node.device)
-        if node.name in calls and node.op == IDENTITY_N:  # kept for who only waits for it
-            node.op = NO_OP
-            node.attr.clear()
-            waits = [name for name in node.input if name.startswith("^")]
-            del node.input[:]
-            node.input.extend(waits)
 
 
 _HIDDEN = "tfckpt_hidden_"

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.inline import Inlining
+from tfckpt.capture.nodes import calls_functions
 from tfckpt.errors import RewriteError
-from tfckpt.ir.edits import Clone, Create, Edits
+from tfckpt.ir.edits import PROTECTED, Clone, Create, Edits
 from tfckpt.ops.names import IDENTITY_N, NO_OP
 from tfckpt.rewrite.appliers.attrs import attr_values, copy_attrs
 
@@ -34,6 +35,18 @@ def apply_to_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> tf.co
     edited.CopyFrom(definition)
     edit_graph_def(edited, edits)
     return edited
+
+
+def protected(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """Mark the ops of a definition so that Grappler leaves them alone; return it.
+
+    Args:
+      definition: changed in place; what calls functions is not marked.
+    """
+    for node in definition.node:
+        if not calls_functions(node):
+            node.attr[PROTECTED].b = True
+    return definition
 
 
 def edit_graph_def(definition: tf.compat.v1.GraphDef, edits: Edits) -> None:

@@ -16,13 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.grappler.in_place import is_on_one_cpu
+from tfckpt.capture.grappler.machine import on_one_device
 from tfckpt.capture.grappler.question import Question, question
-from tfckpt.capture.nodes import calls_functions
 from tfckpt.errors import TfckptError
-from tfckpt.ir.edits import PROTECTED, Edits
+from tfckpt.ir.edits import Edits
 from tfckpt.ops.names import ARG
-from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def
+from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def, protected
 from tfckpt.verify.arithmetic import loop_bodies
 from tfckpt.verify.arithmetic.same import COMPILED, SEGMENTED, Certificate, compared
 from tfckpt.verify.arithmetic.single_loops import has_segments, with_single_loops
@@ -51,7 +50,8 @@ def doubt(live: Any, compiled: bool) -> str:
         return AT_TOP
     if tf_adapter.is_traced_in_control_flow(live):
         return IN_A_LOOP
-    here = is_on_one_cpu(op.device for op in live.get_operations())
+    here = tf_adapter.default_device().startswith("CPU") and on_one_device(
+        op.device for op in live.get_operations())
     return "" if here and not tf_adapter.uses_custom_device(live) else ELSEWHERE
 
 
@@ -106,10 +106,7 @@ class Arithmetic:
 
     def _edited(self, edits: Edits) -> tf.compat.v1.GraphDef:
         edited = apply_to_graph_def(tf_adapter.shown_definition(self.live), edits)
-        for node in edited.node if self.marked else ():
-            if not calls_functions(node):
-                node.attr[PROTECTED].b = True
-        return edited
+        return protected(edited) if self.marked else edited
 
     def after(self) -> Certificate:
         """Compare the step with what has become of it, by now or by the call of `keep`."""

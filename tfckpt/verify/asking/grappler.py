@@ -17,7 +17,7 @@ from tfckpt.capture.grappler.items import importable
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
-from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.build import cost_of
 from tfckpt.errors import TfckptError
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import Graph
@@ -25,7 +25,7 @@ from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import Target
 from tfckpt.ops.names import ARG, RETVAL
 from tfckpt.plan.planner import executed_peaks
-from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def
+from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def, protected
 from tfckpt.verify.asking.xla import NotAsked
 
 
@@ -36,10 +36,13 @@ class Optimised:
       live: the step's graph, complete and not edited.
       graph: the same as captured, for the shapes that the trace leaves open.
       target: what runs it.
+      plain: what the step was, where its ops are Grappler's already, marked so that Grappler leaves
+        them alone: in which order those run that become ready together it says anew.
     """
 
-    def __init__(self, live: tf.Graph, graph: Graph, target: Target) -> None:
-        self.live, self.graph, self.target = live, graph, target
+    def __init__(self, live: tf.Graph, graph: Graph, target: Target,
+                 plain: grappler.Question | None = None) -> None:
+        self.live, self.graph, self.target, self._plain = live, graph, target, plain
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
         """Return the peak of the step as it would run, simulated; of the plain step in the middle.
@@ -51,7 +54,7 @@ class Optimised:
           NotAsked: Grappler does not accept the step, or leaves sizes of it open.
         """
         try:
-            cost = build_cost_graph(self.optimised(edits), self.target.rates)
+            cost = cost_of(self.optimised(edits), self.target)
         except (ValueError, TypeError, KeyError, TfckptError, tf.errors.OpError) as error:
             raise NotAsked((str(error).strip() or type(error).__name__).splitlines()[0]) from error
         middle, most = executed_peaks(cost, self.target)
@@ -66,19 +69,24 @@ class Optimised:
         Raises:
           ValueError, tf.errors.OpError, TfckptError: there is none.
         """
-        definition = self._definition
-        if edits is not None:
-            definition = apply_to_graph_def(definition, edits)
+        if edits is None and self._plain is not None:
+            found = self._plain.answer()
         else:
-            definition = tf.compat.v1.GraphDef.FromString(definition.SerializeToString())
-        renamed = {} if edits is None else edits.renamed
-        found = grappler.question(self.live, (), definition, renamed).answer()
+            found = grappler.question(self.live, (), self._edited(edits),
+                                      {} if edits is None else edits.renamed).answer()
         self._tell_arguments(found)
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
                    for node in found.node if node.op == RETVAL]
         shapes, _ = planned_shapes(graph, None, may_assume=False, library=found.library)
         return capture(graph, fetches=fetches, name=self.graph.name, shapes=shapes)
+
+    def _edited(self, edits: Edits | None) -> tf.compat.v1.GraphDef:
+        """Return a definition of the step, to be changed."""
+        if edits is None:
+            return tf.compat.v1.GraphDef.FromString(self._definition.SerializeToString())
+        edited = apply_to_graph_def(self._definition, edits)
+        return edited if self._plain is None else protected(edited)
 
     @functools.cached_property
     def _definition(self) -> tf.compat.v1.GraphDef:

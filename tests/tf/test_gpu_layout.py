@@ -1,0 +1,176 @@
+"""Steps for a GPU, whose convolutions Grappler has run channels first, planned where none is.
+
+Grappler is told of an H100, and what it makes of a step takes the place of the trace. oneDNN runs
+that on a CPU. That it is what runs on a GPU was seen on one: `UNET` says what ran there.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import device_properties_pb2
+
+import tfckpt
+from benchmarks.measured import NETWORKS
+from tfckpt.api import CheckpointedStep
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler import question as grappler
+from tfckpt.request.devices import find_device
+from tfckpt.request.options import make_options
+
+H100 = device_properties_pb2.NamedDevice(
+    name=tf_adapter.GPU, properties=device_properties_pb2.DeviceProperties(
+        type="GPU", vendor="NVIDIA", frequency=1980, num_cores=132, memory_size=80 << 30,
+        environment={"architecture": "9.0"})).SerializeToString()
+UNET = {"_FusedConv2D": 18, "Conv2D": 5, "BiasAdd": 5, "Conv2DBackpropFilter": 23,
+        "Conv2DBackpropInput": 22, "MaxPool": 4, "MaxPoolGrad": 4, "Transpose": 3,
+        "ReluGrad": 18, "Relu": 0, "ConcatV2": 4}
+"""What ran of the U-Net of `benchmarks.measured` on an H100, by TensorFlow's profiler."""
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(tf_adapter, "own_gpu", lambda: H100)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def checkpointed(body, budget):
+    return CheckpointedStep(tf.function(body), make_options(
+        budget, target=find_device("H100-80GB").target()))
+
+
+def asked(graph, lower=False):
+    return grappler.question(graph, (), tf_adapter.shown_definition(graph)).answer(lower=lower)
+
+
+def kinds(definition):
+    return collections.Counter(node.op for node in definition.node)
+
+
+def images(model):
+    return tf.random.stateless_normal((4, 32, 32, 3), (1, 2)), tf.constant([0, 1, 2, 3])
+
+
+def small_network():
+    """Convolutions, batch norm, a skip, pooling and two products."""
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((32, 32, 3))
+    for width in (16, 16, 32):
+        h = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(x)
+        h = keras.layers.BatchNormalization()(h)
+        x = keras.layers.Concatenate()([h, keras.layers.Conv2D(width, 1)(x)])
+        x = keras.layers.MaxPooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+
+
+def training(model, rate=.01):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            value = loss(y, model(x, training=True))
+        variables = model.trainable_variables
+        for v, g in zip(variables, tape.gradient(value, variables), strict=True):
+            v.assign_sub(rate * g)
+        return value
+    return step
+
+
+def test_grapplers_answer_is_what_ran_on_a_gpu(gpu):
+    body, args = NETWORKS["unet"](batch=2)
+    found = kinds(asked(tf.function(body).get_concrete_function(*args).graph))
+    assert {kind: found[kind] for kind in UNET} == UNET
+
+
+def test_without_a_gpu_convolutions_stay_as_they_are():
+    body, args = NETWORKS["unet"](batch=2)
+    answer = asked(tf.function(body).get_concrete_function(*args).graph)
+    formats = {node.attr["data_format"].s for node in answer.node if "data_format" in node.attr}
+    assert formats == {b"NHWC"}
+
+
+@pytest.mark.parametrize("budget", ["min", 0.9])
+def test_grappler_leaves_alone_what_was_planned(gpu, budget):
+    model = small_network()
+    step = checkpointed(training(model), budget)
+    graph = step.get_concrete_function(*images(model)).graph
+    assert step.report.applied and step.report.recomputed_ops
+    shown, found = tf_adapter.shown_definition(graph), asked(graph, lower=True)
+    formats = collections.Counter(
+        node.attr["data_format"].s for node in found.node if "Conv2D" in node.op)
+    assert formats[b"NCHW"] and not formats[b"NHWC"]
+    before = {node.name: node for node in shown.node}
+    for node in found.node:
+        if node.op not in ("_Retval", "_Arg"):
+            assert node.op == before[node.name].op
+            data = [name for name in node.input if not name.startswith("^")]
+            assert data == [n for n in before[node.name].input if not n.startswith("^")]
+    assert {"NoOp", "Placeholder"} >= {
+        node.op for node in shown.node if node.name not in {n.name for n in found.node}}
+
+
+def test_recomputed_convolutions_have_no_transposes_of_their_own(gpu):
+    """What is recomputed runs channels first too, and is kept in that form alone."""
+    model = small_network()
+    args = images(model)
+    plain = kinds(asked(tf.function(training(model)).get_concrete_function(*args).graph))
+    step = checkpointed(training(model), "min")
+    ours = kinds(asked(step.get_concrete_function(*args).graph, lower=True))
+    assert ours["_FusedConv2D"] + ours["Conv2D"] > plain["_FusedConv2D"] + plain["Conv2D"]
+    assert ours["Transpose"] == plain["Transpose"]
+
+
+@pytest.mark.skipif(not tf_adapter.uses_onednn(), reason="oneDNN runs what is channels first")
+def test_training_is_as_it_was(gpu):
+    results = []
+    for wrap in (tf.function, lambda body: checkpointed(body, "min")):
+        model = small_network()
+        step = wrap(training(model))
+        losses = [float(step(*images(model))) for _ in range(3)]
+        results.append([np.array(losses), *(v.numpy() for v in model.weights)])
+    for plain, ours in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_the_peak_is_simulated_on_what_grappler_makes_of_the_plan(gpu):
+    """Which of two ops that become ready together runs first is known from nothing else."""
+    body, args = NETWORKS["unet"](batch=8)
+    step = checkpointed(body, 0.7)
+    step.get_concrete_function(*args)
+    assert "Grappler makes of it" in str(step.report)
+    plain, ours = step.report.expected_bytes
+    assert ours <= 0.7 * plain
+
+
+def test_a_budget_is_met_or_refused_with_one_that_is(gpu):
+    body, args = NETWORKS["unet"](batch=8)
+    with pytest.raises(tfckpt.InfeasibleBudgetError) as refused:
+        checkpointed(body, 0.2).get_concrete_function(*args)
+    step = checkpointed(body, refused.value.smallest_bytes + step_resident(body, args))
+    step.get_concrete_function(*args)
+    assert step.report.applied
+
+
+def step_resident(body, args):
+    """Return the bytes of the device that a step holds anyway, which budgets in bytes contain."""
+    step = checkpointed(body, "min")
+    step.get_concrete_function(*args)
+    return step.report.resident_bytes
+
+
+def test_which_ops_have_kernels_for_gpus():
+    def node(kind, **types):
+        made = tf.compat.v1.NodeDef(op=kind)
+        for name, dtype in types.items():
+            made.attr[name].type = dtype.as_datatype_enum
+        return made
+
+    assert tf_adapter.has_gpu_kernel(node("Conv2D", T=tf.float32))
+    assert tf_adapter.has_gpu_kernel(node("Identity", T=tf.float32))
+    assert not tf_adapter.has_gpu_kernel(node("Conv2D", T=tf.string))
+    assert not tf_adapter.has_gpu_kernel(node("StringJoin"))
+    assert not tf_adapter.has_gpu_kernel(node("NoSuchOp"))

@@ -1,0 +1,75 @@
+"""The machine that Grappler is told of, and where TensorFlow places the ops of a step on it.
+
+TensorFlow places ops before it asks Grappler, which runs convolutions channels first on a GPU, and
+puts transposes around what it does not know to handle in that form. So Grappler is asked here about
+placed ops as well: those without a device run on the GPU, if there is one and they have a kernel
+there. Which of the few that could run on either device TensorFlow moves to the CPU, beside what
+they make integers of, makes no difference to Grappler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.devices import device_key
+from tfckpt.ops.names import FED
+
+
+def on_one_device(devices: Iterable[str]) -> bool:
+    """Return whether ops with these devices, or none, run where those without one run.
+
+    Args:
+      devices: the device of each op, as the op names it; "" where it has none.
+    """
+    own = device_key(tf_adapter.default_device())
+    return all(device_key(name) == own for name in devices if name)
+
+
+def spelt(device: str, gpu: bytes) -> str:
+    """Return how the runtime writes the device of an op, or of one without any.
+
+    Grappler takes two spellings of one device for two devices, and joins nothing of both.
+
+    Args:
+      device: as the op names it.
+      gpu: of the machine; without one what has no device is on the CPU, otherwise it keeps none.
+    """
+    if not device and gpu:
+        return ""
+    key = device_key(device)
+    for name in (tf_adapter.HOST, tf_adapter.GPU):
+        if key == device_key(name):
+            return name
+    return device
+
+
+def optimized(config: Any, meta: tf.compat.v1.MetaGraphDef, gpu: bytes
+              ) -> tf.compat.v1.GraphDef:
+    """Return what Grappler makes of a graph; its ops are placed for that, and not afterwards.
+
+    Args:
+      config: a ConfigProto.
+      meta: the graph; not changed.
+      gpu: of the machine, a NamedDevice, serialised; empty where ops run on the CPU.
+
+    Raises:
+      ValueError, tf.errors.OpError: Grappler does not accept the graph.
+    """
+    if not gpu:
+        return tf_adapter.optimize_graph(config, meta)
+    placed = tf.compat.v1.MetaGraphDef.FromString(meta.SerializeToString())
+    devices = {}
+    for node in placed.graph_def.node:
+        devices[node.name] = node.device
+        if not node.device:
+            fed = node.op == FED and node.attr["dtype"].type != tf.int32.as_datatype_enum
+            node.device = (
+                tf_adapter.GPU if fed or tf_adapter.has_gpu_kernel(node) else tf_adapter.HOST)
+    found = tf_adapter.optimize_graph(config, placed, gpu)
+    for node in found.node:
+        node.device = devices.get(node.name, "")
+    return found
