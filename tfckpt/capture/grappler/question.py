@@ -67,6 +67,8 @@ class Question:
         whole = lower or not has_loops(meta.graph_def)
         found = (self._needed(self._optimized(config, meta)) if whole
                  else self._around_loops(config, meta))
+        if not whole:
+            self._add_functions(found)
         for node in found.node:
             _show(node)
             if node.name in self._number and node.op in (FED, ARG):
@@ -81,10 +83,7 @@ class Question:
         asked = tf.compat.v1.GraphDef.FromString(meta.graph_def.SerializeToString())
         for node in asked.node:
             _show(node)
-        # inlining drops the functions of loops, which were hidden then
-        known = {function.signature.name for function in asked.library.function}
-        asked.library.function.extend(function for function in self.definition.library.function
-                                      if function.signature.name not in known)
+        self._add_functions(asked)
         try:
             return with_loops(self._optimized(config, lowered), asked, lowered.graph_def,
                               self.running)
@@ -93,6 +92,13 @@ class Question:
         found = self._optimized(config, meta)
         wait_as_asked(meta.graph_def, found)
         return found
+
+    def _add_functions(self, definition: tf.compat.v1.GraphDef) -> None:
+        """Add the functions of loops, which inlining drops: they were hidden then."""
+        known = {function.signature.name for function in definition.library.function}
+        definition.library.function.extend(
+            function for function in self.definition.library.function
+            if function.signature.name not in known)
 
     def _needed(self, found: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
         """Return what has to run of a graph: Grappler leaves ops in it that nothing reads."""

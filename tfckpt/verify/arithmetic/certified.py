@@ -27,8 +27,8 @@ from tfckpt.verify.arithmetic.same import COMPILED, SEGMENTED, Certificate, comp
 from tfckpt.verify.arithmetic.single_loops import has_segments, with_single_loops
 from tfckpt.verify.arithmetic.terms import Computation
 
-ELSEWHERE = ("of a step on a GPU, on several devices or with DTensor it is not known whether the "
-             "arithmetic stays the same")
+ELSEWHERE = ("of a step on several devices, on another than the default or with DTensor it is not "
+             "known whether the arithmetic stays the same")
 IMPORTED = ("of a step that is imported into another graph it is not known whether the arithmetic "
             "stays the same")
 AT_TOP = "of a step that a session runs it is not known whether the arithmetic stays the same"
@@ -50,8 +50,7 @@ def doubt(live: Any, compiled: bool) -> str:
         return AT_TOP
     if tf_adapter.is_traced_in_control_flow(live):
         return IN_A_LOOP
-    here = tf_adapter.default_device().startswith("CPU") and on_one_device(
-        op.device for op in live.get_operations())
+    here = on_one_device(op.device for op in live.get_operations())
     return "" if here and not tf_adapter.uses_custom_device(live) else ELSEWHERE
 
 
