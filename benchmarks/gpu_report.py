@@ -12,6 +12,11 @@ and after the slash how far plain is from itself when it is run again: kernels o
 another order each time. Where there is no GPU the CPU is measured, with smaller batches. Networks
 that have not begun when the time is over are left out and listed. With `--at_once=4` four are
 measured at a time, for bytes and numbers alone: times mean nothing then.
+
+    python -m benchmarks.gpu_report --simulated_for=9.0          (needs no GPU)
+
+prints what is expected on the executor of a GPU of that compute capability and 80 GB, with the
+batches that a GPU gets: Grappler is told of it, and nothing runs.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ flags.DEFINE_list("fractions", ["0.5", "min"], "Budgets.")
 flags.DEFINE_integer("limit_s", 600, "Seconds after which no other process is begun.")
 flags.DEFINE_integer("measured_steps", 8, "Measured steps.", lower_bound=2)
 flags.DEFINE_list("runners", ["executor", "xla"], "TensorFlow's executor, XLA, or both.")
+flags.DEFINE_string("simulated_for", "", "Compute capability of a GPU that need not be here.")
 flags.DEFINE_integer("at_once", 1, "Pairs that are measured at a time.", lower_bound=1)
 flags.DEFINE_string("pair", "", "Measure one network and runner in this process.")
 
@@ -92,6 +98,37 @@ def measure(name: str, runner: str) -> dict[str, Any]:
     return found
 
 
+def simulated(name: str) -> list[str]:
+    """Return lines of what is expected of a network's steps on a GPU that need not be here."""
+    import tensorflow as tf
+
+    from benchmarks.measured import NETWORKS as BUILDERS
+    from tfckpt.api import CheckpointedStep
+    from tfckpt.capture import tf_adapter
+    from tfckpt.errors import InfeasibleBudgetError
+    from tfckpt.request.devices import find_device
+    from tfckpt.request.options import make_options
+
+    gpu = tf_adapter.described_gpu(FLAGS.simulated_for, 80 << 30)
+    tf_adapter.own_gpu = lambda: gpu
+    body, args = BUILDERS[name](**{k: LARGER * v for k, v in NETWORKS[name].items()})
+    lines = []
+    for fraction in FLAGS.fractions:
+        step = CheckpointedStep(tf.function(body), make_options(
+            fraction if fraction == "min" else float(fraction),
+            target=find_device("H100-80GB").target()))
+        try:
+            step.get_concrete_function(*args)
+        except InfeasibleBudgetError as error:
+            lines.append(line([name, fraction, "", "refused: at least "
+                               f"{error.smallest_bytes / MB:.1f}", "", ""]))
+            continue
+        plain, ours = step.report.expected_bytes
+        lines.append(line([name, fraction, f"{plain / MB:.1f}", f"{ours / MB:.1f}",
+                           _ratio(ours, plain), f"{1 + step.report.overhead:.2f}x"]))
+    return lines
+
+
 def _difference(wanted: list, found: list, before: list) -> float:
     """Return the norm of a difference, relative to that of what the wanted steps changed."""
     changed = sum(float(np.sum((w - b) ** 2.0)) for w, b in zip(wanted, before, strict=True))
@@ -137,6 +174,12 @@ def main(_: list[str]) -> int:
     """Print the table, and what it was measured on."""
     if FLAGS.pair:
         print(json.dumps(measure(*FLAGS.pair.split(","))))
+        return 0
+    if FLAGS.simulated_for:
+        print(head(("network", "budget", "plain MB, expected", "tfckpt MB, expected", "ratio",
+                    "planned time")))
+        for name in FLAGS.only or NETWORKS:
+            print(*simulated(name), sep="\n", flush=True)
         return 0
     import tensorflow as tf
 

@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.protobuf import device_properties_pb2
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
@@ -242,9 +241,7 @@ def test_two_ops_of_one_name_are_refused_and_end_no_process():
 
 def test_grappler_may_be_told_of_a_gpu_that_is_not_here():
     assert tf_adapter.own_gpu() == b""
-    device = device_properties_pb2.NamedDevice(name=tf_adapter.GPU)
-    device.properties.type = "GPU"
-    device.properties.environment["architecture"] = "9.0"
+    device = tf_adapter.described_gpu("9.0", 80 << 30)
     graph = tf.Graph()
     with graph.as_default():
         images, kernel = (tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32, seed=1, seed2=2)
@@ -257,7 +254,7 @@ def test_grappler_may_be_told_of_a_gpu_that_is_not_here():
         node.device = tf_adapter.GPU
     first, told = ({node.attr["data_format"].s for node in tf_adapter.optimize_graph(
         tf_adapter.configured(), meta, gpu).node if "data_format" in node.attr}
-        for gpu in (b"", device.SerializeToString()))
+        for gpu in (b"", device))
     assert first == {b"NHWC"} and b"NCHW" in told
 
 

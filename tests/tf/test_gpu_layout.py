@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.core.protobuf import device_properties_pb2
 
 import tfckpt
 from benchmarks.measured import NETWORKS
@@ -22,10 +21,7 @@ from tfckpt.capture.grappler import question as grappler
 from tfckpt.request.devices import find_device
 from tfckpt.request.options import make_options
 
-H100 = device_properties_pb2.NamedDevice(
-    name=tf_adapter.GPU, properties=device_properties_pb2.DeviceProperties(
-        type="GPU", vendor="NVIDIA", frequency=1980, num_cores=132, memory_size=80 << 30,
-        environment={"architecture": "9.0"})).SerializeToString()
+H100 = tf_adapter.described_gpu("9.0", 80 << 30)
 UNET = {"_FusedConv2D": 18, "Conv2D": 5, "BiasAdd": 5, "Conv2DBackpropFilter": 23,
         "Conv2DBackpropInput": 22, "MaxPool": 4, "MaxPoolGrad": 4, "Transpose": 3,
         "ReluGrad": 18, "Relu": 0, "ConcatV2": 4}
@@ -38,9 +34,9 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def checkpointed(body, budget):
+def checkpointed(body, budget, **options):
     return CheckpointedStep(tf.function(body), make_options(
-        budget, target=find_device("H100-80GB").target()))
+        budget, target=find_device("H100-80GB").target(), **options))
 
 
 def asked(graph, lower=False):
@@ -160,6 +156,35 @@ def step_resident(body, args):
     step = checkpointed(body, "min")
     step.get_concrete_function(*args)
     return step.report.resident_bytes
+
+
+def recurrent():
+    keras.utils.set_random_seed(0)
+    inputs = x = keras.Input((64, 32))
+    for _ in range(2):
+        x = keras.layers.LSTM(64, return_sequences=True, use_cudnn=False)(x)
+    return keras.Model(inputs, keras.layers.Dense(10)(x[:, -1]))
+
+
+@pytest.mark.parametrize("where", ["on a GPU", "as traced"])
+def test_a_plan_with_loops_in_segments_is_asked_about(where, gpu, monkeypatch):
+    """Grappler's answer has the functions of the new loops."""
+    if where == "as traced":
+        monkeypatch.setattr(tf_adapter, "own_gpu", lambda: b"")
+        monkeypatch.setenv("TFCKPT_OPTIMIZED", "off")
+    args = tf.random.stateless_normal((256, 64, 32), (1, 2)), tf.zeros((256,), tf.int32)
+    results = []
+    for wrap in (tf.function, lambda body: checkpointed(body, "min", exact=True)):
+        model = recurrent()
+        step = wrap(training(model))
+        losses = [step(*args).numpy() for _ in range(2)]
+        results.append([*losses, *(v.numpy() for v in model.weights)])
+    for plain, ours in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, plain)
+    report = step.report
+    assert "in segments" in str(report) and "internal error" not in str(report)
+    assert report.expected_bytes[1] < .7 * report.expected_bytes[0]
+    assert report.identical
 
 
 def test_which_ops_have_kernels_for_gpus():

@@ -1226,6 +1226,21 @@ def _own_gpu() -> bytes:
     return found.SerializeToString()
 
 
+def described_gpu(architecture: str, memory_bytes: int) -> bytes:
+    """Return a NamedDevice, serialised, of a GPU that need not be here.
+
+    Args:
+      architecture: its compute capability, such as "9.0".
+      memory_bytes: of its memory.
+    """
+    from tensorflow.core.protobuf import device_properties_pb2
+
+    return device_properties_pb2.NamedDevice(
+        name=GPU, properties=device_properties_pb2.DeviceProperties(
+            type="GPU", vendor="NVIDIA", memory_size=memory_bytes,
+            environment={"architecture": architecture})).SerializeToString()
+
+
 def has_gpu_kernel(node: tf.compat.v1.NodeDef) -> bool:
     """Return whether TensorFlow has a kernel for GPUs that an op can have.
 

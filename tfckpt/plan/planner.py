@@ -336,7 +336,8 @@ def executed_peaks(graph: CostGraph, target: Target, settled: bool = True,
     if target.threads > 1:
         every = sorted(itertools.chain.from_iterable(peaks))
         return every[int(EXPECTED * len(every))], every[-1]
-    return sorted(p[len(p) // 2] for p in peaks)[len(peaks) // 2], max(map(max, peaks))
+    middles = sorted(p[len(p) // 2] for p in peaks[:len(orders_on(target))])
+    return middles[len(middles) // 2], max(map(max, peaks))
 
 
 def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int:

@@ -244,10 +244,17 @@ def several_peaks(edges: Edges, target: Target, settled: bool, waits: Sequence[W
       settled: whether they are those of the long run, where variables move
         (`tfckpt.simulate.allocator.replayed_peaks`); on several threads at uneven paces as well.
       waits: each delays one step until another has run.
+
+    Returns:
+      Bytes, of each order on its own; then, of an allocator that has all memory, those that it may
+      take where it is told to let its memory grow, and those at uneven paces.
     """
     size = sizes(edges.graph, edges.resolved)
-    found = [_heaps(edges, concurrent(edges, policy, target.threads, waits), size, target,
-                    settled=settled) for policy in orders_on(target)]
+    orders = [concurrent(edges, policy, target.threads, waits) for policy in orders_on(target)]
+    found = [_heaps(edges, moments, size, target, settled=settled) for moments in orders]
+    if target.takes_all_memory and settled and target.allocator:
+        found += [_heaps(edges, moments, size, target, settled=True, grows=True)
+                  for moments in orders]
     for pace in range(1, PACES + 1) if settled and target.threads > 1 else ():
         moments = concurrent(edges, POOL, target.threads, waits, pace)
         found.append(_heaps(edges, moments, size, target, BEFORE[::2]))
@@ -255,8 +262,9 @@ def several_peaks(edges: Edges, target: Target, settled: bool, waits: Sequence[W
 
 
 def _heaps(edges: Edges, moments: Sequence[Moment], size: Sequence[int], target: Target,
-           before: Sequence[int] = BEFORE, settled: bool = False) -> tuple[int, ...]:
+           before: Sequence[int] = BEFORE, settled: bool = False, grows: bool = False
+           ) -> tuple[int, ...]:
     smallest = target.smallest_counted
     return (requested_peak(moments, size),) if smallest is None else replayed_peaks(
         edges.graph, moments, size, edges.resolved.storage, smallest, before, settled,
-        target.takes_all_memory)
+        target.takes_all_memory and not grows)
