@@ -2,8 +2,8 @@
 
 The allocator's highest count is read, never reset, so that other users of it are not disturbed:
 a call is measured only if nothing before it has taken more. Calls by which the step is traced may
-create variables that remain; these are no part of its peak. On a GPU such a call tries kernels out, takes
-more memory for that than any later call, and is not looked at.
+create variables that remain; these are no part of its peak. On a GPU such a call tries kernels
+out, takes more memory for that than any later call, and is not looked at.
 """
 
 from __future__ import annotations
