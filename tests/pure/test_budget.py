@@ -45,3 +45,31 @@ def test_a_refused_fraction_can_be_passed_back_as_it_is_printed():
     said = str(parse_budget(0.8).refusal(1000, 1000, 0))
     named = eval(said.partition("Pass budget=")[2].partition(" or ")[0])
     assert parse_budget(named).fraction == 1.0
+
+
+def test_a_budget_of_few_bytes_is_taken_for_a_slip():
+    said = str(parse_budget(80).refusal(5 * 10**7, 10**8, 0))
+    assert 'budget=80 is bytes (megabytes are "80MB", a fraction of the plain peak is 0.8)' in said
+    assert "is bytes" not in str(parse_budget("80B").refusal(5 * 10**7, 10**8, 0))
+
+
+def test_bytes_are_said_as_they_were_written():
+    assert str(parse_budget("40MiB")) == "40MiB (41.9 MB)"
+    assert str(parse_budget("40MB")) == "40.0 MB"
+    assert parse_budget("40MiB") == parse_budget(40 * 2**20)
+
+
+@pytest.mark.parametrize("budget", [0.4, "40MB"])
+def test_what_a_refusal_says_to_pass_is_what_the_plan_is_sure_to_meet(budget):
+    """The expected peak is accepted as well, and may be passed."""
+    error = parse_budget(budget).refusal(50_000_000, 100_000_000, 7_000_000, sure_bytes=55_000_001)
+    said = str(error)
+    named = eval(said.partition("Pass budget=")[2].partition(" or ")[0])
+    assert parse_budget(named).dynamic(100_000_000, 7_000_000) >= 55_000_001
+    assert "50.0 MB" in said and "at most 55.0 MB simulated" in said
+    assert error.smallest_bytes == 50_000_000 + 7_000_000 * isinstance(budget, str)
+
+
+def test_a_peak_that_may_be_that_of_the_plain_step_is_not_passed():
+    said = str(parse_budget(0.4).refusal(50_000_000, 100_000_000, 0, sure_bytes=100_000_000))
+    assert "Pass budget=0.5 or" in said and "at most" not in said

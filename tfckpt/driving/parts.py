@@ -74,7 +74,7 @@ class Part(DevicePart):
         """Return the bytes that may be taken, as `plain_bytes` counts; None for the minimum."""
         return self.budget.dynamic(self.plain_bytes, self.held_bytes)
 
-    def refusal(self, smallest_bytes: int, resident_bytes: int, note: str
+    def refusal(self, smallest_bytes: int, resident_bytes: int, note: str, sure_bytes: int = 0
                 ) -> InfeasibleBudgetError:
         """Return the error that says that no plan fits, and why loops are as they are.
 
@@ -82,6 +82,7 @@ class Part(DevicePart):
           smallest_bytes: smallest dynamic peak that was found.
           resident_bytes: allocated before the step starts.
           note: what else there is to say, after a space.
+          sure_bytes: the most that was simulated of the plan of that peak; 0 for no more.
         """
         left = sorted((line for line in self.graph.refused if "the loop is not recomputed" in line),
                       key=lambda line: "in segments" not in line)
@@ -89,7 +90,7 @@ class Part(DevicePart):
             more = f", and {len(left) - 1} more lines like this" if len(left) > 1 else ""
             note += f". {left[0]}{more}"
         return self.budget.refusal(
-            smallest_bytes, self.plain_bytes, resident_bytes, self.device, note)
+            smallest_bytes, self.plain_bytes, resident_bytes, self.device, note, sure_bytes)
 
     @property
     def room(self) -> int | None:

@@ -426,9 +426,8 @@ class Trials:
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
             lowest = min((t.memory for t in self._last or self.tried), default=self.plain,
                          key=lambda memory: memory.temp_bytes)
-            worst = (f". That is the expected peak; at most {format_bytes(lowest.bound)} were "
-                     "simulated" if lowest.bound > lowest.temp_bytes else "")
-            raise part.refusal(lowest.temp_bytes, part.held_bytes, f"{worst}. {self._asked()}")
+            raise part.refusal(lowest.temp_bytes, part.held_bytes, f". {self._asked()}",
+                               lowest.bound)
 
     def _asked(self) -> str:
         tried, who = len(self.tried), self.words.who

@@ -20,6 +20,8 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 DEVICE = "device"
 OVER = 1.03
 """Times what is allowed, from which a measured peak is worth a warning."""
+_PERCENTS = 100
+"""Bytes up to which an int without a unit was hardly meant to be bytes."""
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*$")
 _PERCENT = re.compile(r"^[0-9]+(?:\.[0-9]+)?\s*%$")
 _HELP = ('write bytes as an int, a size such as "6GiB" or "800MB", a fraction of the plain peak '
@@ -36,12 +38,14 @@ class Budget:
       free_bytes: what the device has free when the step is planned; with `of_device`, 0 until
         somebody has asked the device.
       of_device: whether `free_bytes` is the budget.
+      text: how bytes were written, where that was with a unit.
     """
 
     device_bytes: int | None = None
     fraction: float | None = None
     of_device: bool = False
     free_bytes: int = 0
+    text: str = dataclasses.field(default="", compare=False, repr=False)
 
     @property
     def sized(self) -> bool:
@@ -67,10 +71,13 @@ class Budget:
             return f"{self.fraction:g} of plain"
         if self.of_device:
             return f"{format_bytes(self.free_bytes)} free on the device"
-        return "min" if self.device_bytes is None else format_bytes(self.device_bytes)
+        if self.device_bytes is None:
+            return "min"
+        size = format_bytes(self.device_bytes)
+        return f"{self.text} ({size})" if "i" in self.text.lower() else size
 
     def refusal(self, smallest_bytes: int, baseline_bytes: int, resident_bytes: int,
-                device: str = "", note: str = "") -> InfeasibleBudgetError:
+                device: str = "", note: str = "", sure_bytes: int = 0) -> InfeasibleBudgetError:
         """Return the error that says, in the caller's unit, that no plan fits.
 
         Args:
@@ -79,16 +86,19 @@ class Budget:
           resident_bytes: allocated before the step starts: variables, inputs and constants.
           device: which of several devices it is about.
           note: what else there is to say, after a space.
+          sure_bytes: the most that was simulated of the plan of the smallest peak, which is what it
+            is expected to take; 0 where that is the same. It is what the error says to pass.
         """
         smallest = min(smallest_bytes, baseline_bytes)  # the plain step is a plan too
+        sure = sure_bytes if smallest < sure_bytes < baseline_bytes else smallest
+        most = f" expected, at most {format_bytes(sure)} simulated" if sure > smallest else ""
         where = f" on {device}" if device else ""
         if self.fraction is not None:
-            ratio = smallest / max(baseline_bytes, 1)
-            ratio = min(1.0, -(-ratio * 1000 // 1) / 1000)  # rounded up: must be feasible
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
-                f" cannot be met{where}; the smallest feasible fraction found is {ratio} "
-                f'({format_bytes(smallest)}). Pass budget={ratio} or budget="min"{note}', smallest)
+                f" cannot be met{where}; the smallest feasible fraction found is "
+                f"{_fraction(smallest, baseline_bytes)} ({format_bytes(smallest)}{most}). Pass "
+                f'budget={_fraction(sure, baseline_bytes)} or budget="min"{note}', smallest)
         if self.of_device:
             return InfeasibleBudgetError(
                 f'plan: budget="device" cannot be met{where}: {format_bytes(self.free_bytes)} are '
@@ -96,11 +106,20 @@ class Budget:
                 f"{format_bytes(smallest)}. Use a smaller batch, free memory before the first step,"
                 f' or pass budget="min"{note}', smallest)
         total = smallest + resident_bytes
+        asked = self.device_bytes or 0
+        shown = str(self) if self.text or asked > _PERCENTS else (
+            f'{asked} is bytes (megabytes are "{asked}MB", a fraction of the plain peak is '
+            f"{asked / 100:g}) and")
         return InfeasibleBudgetError(
-            f"plan: budget={format_bytes(self.device_bytes or 0)} cannot be met{where}; the "
+            f"plan: budget={shown} cannot be met{where}; the "
             f"smallest feasible one found is {total} bytes (about {format_bytes(total)}: "
-            f"{format_bytes(resident_bytes)} resident + {format_bytes(smallest)} dynamic). "
-            f'Pass budget={total} or budget="min"{note}', total)
+            f"{format_bytes(resident_bytes)} resident + {format_bytes(smallest)} dynamic{most}). "
+            f'Pass budget={sure + resident_bytes} or budget="min"{note}', total)
+
+
+def _fraction(part: int, whole: int) -> float:
+    """Return a fraction in thousands, rounded up: it must be feasible."""
+    return min(1.0, -(-part / max(whole, 1) * 1000 // 1) / 1000)
 
 
 def parse_budget(budget: object) -> Budget:
@@ -146,7 +165,7 @@ def _parse_text(text: str) -> Budget:
     size = int(float(match[1]) * _UNITS[match[2].lower()])
     if size <= 0:
         raise PlanError(f"plan: budget={text!r} must be positive; {_HELP}")
-    return Budget(device_bytes=size)
+    return Budget(device_bytes=size, text=text.strip())
 
 
 def format_bytes(size: float) -> str:
