@@ -89,6 +89,7 @@ class Captured:
       arithmetic: compares the step's arithmetic with the plain step's; None where that is not
         wanted.
       doubt: says why the two cannot be compared; "" where they can.
+      layers: names of the Keras layers whose step it is, where they are known.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Captured:
     stored: bool = True
     arithmetic: Arithmetic | None = None
     doubt: Callable[[], str] = str
+    layers: Sequence[str] = ()
 
 
 class Arithmetic(Protocol):
@@ -227,7 +229,7 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
         return Outcome()
     if step.graph.has_gradient():
         step = dataclasses.replace(step, graph=with_policy(
-            step.graph, options.keep, options.recompute))
+            step.graph, options.keep, options.recompute, step.layers))
     target_of = place(options.target, step.compiled, carrier.optimised)
     if not step.graph.has_gradient():
         return _without_gradient(step, options, target_of, started)

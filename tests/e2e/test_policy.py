@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -73,3 +74,33 @@ def test_the_native_pass_and_a_keras_model_obey():
     model.fit(x, x[:, :5], batch_size=128, verbose=0)
     report = tfckpt.keras.report(model)
     assert report.applied and {f.fate for f in report.fates if f.asked == "keep"} == {"kept"}
+
+
+def _three_layers():
+    process.fresh()
+    inputs = x = keras.Input((32,))
+    for _ in range(3):
+        x = keras.layers.Dense(32, "gelu")(x)
+    return keras.Model(inputs, keras.layers.Dense(5)(x))
+
+
+@pytest.mark.parametrize("layer, scope", [("dense", "dense_1"), ("dense_1", "dense_1_2"),
+                                          ("dense_2", "dense_2_1")])
+def test_a_keras_models_layer_is_meant_by_its_name(layer, scope):
+    """TensorFlow numbers the scopes of layers, so that one has the name of the next layer."""
+    model = tfckpt.keras.checkpoint(_three_layers(), recompute=layer)
+    names = [each.name for each in model.layers if each.name.startswith("dense")]
+    assert names == ["dense", "dense_1", "dense_2", "dense_3"]
+    model.compile("sgd", "mse", jit_compile=False)
+    x, _ = models.arrays(256)
+    model.fit(x, x[:, :5], batch_size=128, verbose=0)
+    asked = {f.op.split("/")[1] for f in tfckpt.keras.report(model).fates if f.asked}
+    assert asked == {scope}
+
+
+def test_what_the_backward_does_not_read_is_said():
+    made = models.dense_relu()
+    process.fresh()
+    step = tfckpt.checkpoint(tf.function(made.step), budget=1.0, keep="*/BiasAdd")
+    step(*made.batches[0])
+    assert "the backward reads no tensor of the 8 ops that are named" in str(step.report)

@@ -127,6 +127,7 @@ class Mark:
 
     Attributes:
       arguments: Python values among the arguments: a trace is made for each.
+      layers: returns the names of the Keras layers whose step it is, where they are known.
     """
 
     options: Options
@@ -134,6 +135,7 @@ class Mark:
     name: str
     jit_compile: bool = False
     arguments: tuple[str, ...] = ()
+    layers: Callable[[], Sequence[str]] = tuple
 
 
 _calls = threading.local()
@@ -191,7 +193,8 @@ class Traced:
                                           plain=None if body is None else plain),
                         gradient_inside=lambda: gradient_inside(graph),
                         arithmetic=self._arithmetic,
-                        doubt=functools.partial(self._doubt, compiled))
+                        doubt=functools.partial(self._doubt, compiled),
+                        layers=tuple(self.mark.layers()))
 
     def _doubt(self, compiled: bool) -> str:
         return doubt(self.func_graph, compiled)

@@ -76,7 +76,7 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
                         "tfckpt.checkpoint already; give the options there, or remove the "
                         "decorator to use tfckpt.keras.checkpoint")
     records, wrapped = Records(), cast(Any, model)
-    _wrap(wrapped, Mark(options, records, f"{wrapped.name}.train_step"))
+    _wrap(wrapped, options, records)
     if tune:
         records.tune = functools.partial(_tune, weakref.ref(wrapped), options)
     _records[wrapped] = records
@@ -120,16 +120,28 @@ def _decorated(model: Any) -> CheckpointedStep | None:
     return found if isinstance(found, CheckpointedStep) else None
 
 
-def _wrap(model: Any, mark: Mark) -> None:
+def _wrap(model: Any, options: Options, records: Records) -> None:
     step = type(model).train_step
     owner = weakref.ref(model)
+    mark = Mark(options, records, f"{model.name}.train_step",
+                layers=lambda: layer_names(owner()))
 
     @functools.wraps(step)
     def train_step(*args: Any, **kwargs: Any) -> Any:
         return step(owner(), *args, **kwargs)
 
     object.__setattr__(model, "train_step", wrap_body(train_step, mark))
-    look_at_batches(model, mark.records)
+    look_at_batches(model, records)
+
+
+def layer_names(model: Any) -> list[str]:
+    """Return the names of a model's layers, also of those in its layers.
+
+    Args:
+      model: a Keras model or layer; None has no layers.
+    """
+    return [name for layer in getattr(model, "layers", None) or ()
+            for name in (layer.name, *layer_names(layer))]
 
 
 def _tune(owner: Callable[[], Any], options: Options, batch: Any) -> None:
@@ -159,4 +171,4 @@ def _tune(owner: Callable[[], Any], options: Options, batch: Any) -> None:
     if found.chosen is found.plain:  # the class's own step again
         object.__delattr__(model, "train_step")
     else:
-        _wrap(model, Mark(step.options, _records[model], f"{model.name}.train_step"))
+        _wrap(model, step.options, _records[model])

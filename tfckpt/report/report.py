@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -64,6 +65,7 @@ class Report:
       op_count: ops of the captured step that run, and its arguments.
       front: the plans that no other beats in both peak and time (see `Front`).
       fates: what becomes of each forward tensor that the backward reads, largest first.
+      asked_ops: how many operations `keep=` and `recompute=` name, by these words.
       traced: before and after, the cost graph and the plan of it, for pictures.
       forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
         derivative saves, whether it is kept, and why; empty with `fad=False`.
@@ -110,6 +112,7 @@ class Report:
     at_peak_before: tuple[LiveTensor, ...]
     at_peak_after: tuple[LiveTensor, ...]
     fates: tuple[Fate, ...] = ()
+    asked_ops: tuple[tuple[str, int], ...] = ()
     segments: tuple[tuple[str, int], ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -167,8 +170,7 @@ class Report:
             ("planned overhead", f"{100 * self.overhead:+.1f} % time"),
             ("kept for backward", format_bytes(self.kept_bytes)),
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
-            *[(f"{policy} asked", text) for policy in (KEEP, RECOMPUTE)
-              if (text := self._as_asked(policy))],
+            *[(f"{policy} asked", self._as_asked(policy, ops)) for policy, ops in self.asked_ops],
             *[("in segments", f"{loop}, of {length} iterations each")
               for loop, length in self.segments],
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
@@ -204,14 +206,15 @@ class Report:
     def _origin(self) -> str:
         return f"taken from the plan store (made {self.stored})" if self.stored else "made"
 
-    def _as_asked(self, policy: str) -> str:
-        """Return what became of the tensors that a person has named; "" where there are none."""
+    def _as_asked(self, policy: str, ops: int) -> str:
+        """Return what became of the tensors that a person has named by so many operations."""
         sizes: dict[str, list[int]] = {"kept": [], RECOMPUTED: []}
         for fate in self.fates:
             if fate.asked == policy:
                 sizes[RECOMPUTED if fate.fate == RECOMPUTED else "kept"].append(fate.bytes)
         return ", ".join(f"{len(found)} tensors of {format_bytes(sum(found))} {word}"
-                         for word, found in sizes.items() if found)
+                         for word, found in sizes.items() if found) or (
+            f"the backward reads no tensor of the {ops} ops that are named")
 
     def _forward_ad(self) -> str:
         regions = self.forward_ad_regions
@@ -400,7 +403,7 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         fences=sum(op.name.startswith(FENCE) for op in added) if applied else 0,
         pins=len(plan.waits) if applied else 0,
         plan_seconds=seconds, op_count=len(graph.ops), bound_bytes=planned.bound_bytes,
-        front=_front(name, planned, total, applied), fates=fates,
+        front=_front(name, planned, total, applied), fates=fates, asked_ops=_asked_ops(part.graph),
         timeline_before=planned.baseline, timeline_after=after,
         at_peak_before=tensors_at_peak(cost, planned.baseline),
         at_peak_after=tensors_at_peak(ours, after),
@@ -408,6 +411,11 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         segments=tuple((traced(loop), length) for loop, length in decision.segments) if (
             applied) else (),
         forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
+
+
+def _asked_ops(graph: Graph) -> tuple[tuple[str, int], ...]:
+    asked = collections.Counter(op.policy for op in graph.ops)
+    return tuple((policy, asked[policy]) for policy in (KEEP, RECOMPUTE) if asked[policy])
 
 
 def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:

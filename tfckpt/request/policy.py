@@ -49,13 +49,15 @@ def parse_patterns(option: str, given: Any) -> tuple[str, ...]:
     return found
 
 
-def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> Graph:
+def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str],
+                layers: Sequence[str] = ()) -> Graph:
     """Return a graph whose forward ops know what is asked of them.
 
     Args:
       graph: the step as captured.
       keep: patterns of what is never computed again.
       recompute: patterns of what the backward pass computes again instead of keeping it.
+      layers: names of the Keras layers whose step it is, where they are known.
 
     Raises:
       PlanError: a pattern matches nothing in the forward pass, or an op matches one of each.
@@ -67,7 +69,7 @@ def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str]) -> 
     asked: dict[int, tuple[str, str]] = {}
     for option, patterns in ((KEEP, keep), (RECOMPUTE, recompute)):
         for pattern in patterns:
-            matching = _matching(option, pattern, names)
+            matching = _matching(option, pattern, names, layers)
             if not matching:
                 raise PlanError(f"plan: {option}={pattern!r} matches no layer and no op of the "
                                 "forward pass; there are "
@@ -108,8 +110,12 @@ def _expressions(pattern: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(fnmatch.translate(part)) for part in pattern.strip("/").split("/"))
 
 
-def _matching(option: str, pattern: str, names: Mapping[int, str]) -> list[int]:
+def _matching(option: str, pattern: str, names: Mapping[int, str], layers: Sequence[str]
+              ) -> list[int]:
     """Return the ops whose names a pattern matches; those of numbered scopes where no other is.
+
+    A pattern that is the name of a known layer means that layer: where there is a scope of its
+    name, which is another layer's with a number, its own has a number too.
 
     Raises:
       PlanError: there are both, and the pattern does not say which are meant.
@@ -122,12 +128,21 @@ def _matching(option: str, pattern: str, names: Mapping[int, str]) -> list[int]:
     exact = frozenset(same)
     again = {i: found for i, name in names.items()
              if i not in exact and (found := matched(pattern, name, numbered=True))}
+    if same and again and pattern in layers and _is_anothers(pattern, names, layers):
+        return list(again)
     if same and again:
         others = ", ".join(map(repr, dict.fromkeys(again.values())))
         raise PlanError(f"plan: {option}={pattern!r} may be the scope of that name or {others}, as "
                         "TensorFlow numbers scopes that are opened again (a Keras layer's ops are "
                         f"in a numbered one); write the latter, or '={pattern}' for the former")
     return same or list(again)
+
+
+def _is_anothers(scope: str, names: Mapping[int, str], layers: Sequence[str]) -> bool:
+    """Return whether a scope is that of a layer of another name, numbered as all of its scopes."""
+    other = _NUMBER.sub("", scope)
+    return other != scope and other in layers and not any(
+        other in name.split("/") for name in names.values())
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
