@@ -238,6 +238,7 @@ def test_the_step_compiled_by_xla_is_tried_too():
     before = [v.numpy() for v in variables]
     tuned = tfckpt.checkpoint(tf.function(step), budget=.6)
     found = tfckpt.tune(tuned, x, steps=1, xla=True)
+    assert found.chosen.name in found.summary and "was chosen" in found.summary
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
     names = [row.name for row in found.plans]

@@ -145,6 +145,8 @@ def test_between_two_plans_the_line_shows_what_a_budget_there_gets():
 def test_every_solver_is_shown_where_others_beat_it_too(planned, report):
     _, plan = planned
     front = report.front
+    lines = str(front).splitlines()
+    assert len(lines) == len(front) and all("% time" in line for line in lines)
     solvers = {p.solver.partition(",")[0] for p in (*front.points, *front.others)}
     assert {"store_all", "chen", "acg", "approx_dp"} <= solvers
     for other in front.others:

@@ -342,7 +342,7 @@ def _comparison(request: Request, documents: Sequence[Document],
         "name": pair[0].name,
         "ops": [len(step.graph.ops) for step in pair],
         "types": {kind: [c[kind] for c in counts] for kind in kinds},
-        "planned_peak_bytes": [_sizes(step, 0)["baseline_peak_bytes"] for step in pair],
+        "simulated_peak_bytes": [_sizes(step, 0)["baseline_peak_bytes"] for step in pair],
         "unknown_variables": [len(unknown_variables(step.graph)) for step in pair],
     }
     if request.run:
@@ -368,7 +368,7 @@ def _measured(request: Request, documents: Sequence[Document],
 def _comparison_text(entry: dict) -> str:
     rows = [["ops", *map(str, entry["ops"])],
             *([f"  {kind}", *map(str, counts)] for kind, counts in entry["types"].items()),
-            ["simulated peak", *map(_bytes_or_unknown, entry["planned_peak_bytes"])]]
+            ["simulated peak", *map(_bytes_or_unknown, entry["simulated_peak_bytes"])]]
     if any(entry["unknown_variables"]):
         rows.append(["variables of unknown size", *map(str, entry["unknown_variables"])])
     last = entry.get("not_run", "")

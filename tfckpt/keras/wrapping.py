@@ -12,6 +12,7 @@ from absl import logging
 
 from tfckpt.api import CheckpointedStep
 from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
+from tfckpt.common.messages import say
 from tfckpt.errors import PlanError
 from tfckpt.keras.batches import look_at_batches, require_tensorflow
 from tfckpt.plan.planner import AUTO
@@ -168,6 +169,7 @@ def _tune(owner: Callable[[], Any], options: Options, batch: Any) -> None:
                                  options)
     found = tune(step, batch)
     logging.info("%s", found)
+    say(found.summary)
     if found.chosen is found.plain:  # the class's own step again
         object.__delattr__(model, "train_step")
     else:

@@ -104,6 +104,11 @@ class Front(tuple):
         front.name, front.baseline_bytes = name, baseline_bytes
         return front
 
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{format_bytes(p.live_peak_bytes):>10}  {100 * p.overhead:+6.1f} % time  {p.solver}"
+            + " *" * (p == self.chosen) for p in self.points)
+
     def plot(self, path: str) -> None:
         """Draw peak against time for every solver into a file (png, svg, pdf).
 

@@ -130,6 +130,13 @@ class Tuned:
         return "\n".join([f"tfckpt tuned {self.name} in {self.seconds:.1f} s (asked for "
                           f"{self.asked}{allowed}){rest}", *rows])
 
+    @property
+    def summary(self) -> str:
+        """Return what was chosen, in a line."""
+        row = " ".join(self.chosen.line(self.plain).split())
+        return (f"{self.name}: of {len(self.plans) + 1} plans that ran {row} was chosen, tuned in "
+                f"{self.seconds:.0f} s")
+
     def plot(self, path: str) -> None:
         """Draw measured peaks and times beside the planned front into a file (png, svg, pdf).
 
