@@ -151,8 +151,8 @@ def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
     if again:
         axes.hlines([_AGAIN_AT] * len(again), *zip(*again, strict=True), color=_AGAIN,
                     linewidth=5, transform=axes.get_xaxis_transform(), label="recomputed")
-        axes.text(again[0][0], _AGAIN_AT - 0.02, "recomputed", va="top", fontsize=8, color=_AGAIN,
-                  transform=axes.get_xaxis_transform())
+        axes.text(1.0, 1.01, "recomputed", ha="right", va="bottom", fontsize=8, color=_AGAIN,
+                  transform=axes.transAxes)  # the box of tensors would cover it inside
 
 
 def intervals(regions: Sequence[str]) -> list[tuple[str, int, int]]:
