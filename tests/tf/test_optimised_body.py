@@ -334,6 +334,25 @@ def test_a_step_on_another_device_is_left_as_traced(devices, one):
     assert on_one_device(devices) == one
 
 
+def test_so_is_one_that_is_called_on_another_device():
+    assert on_one_device(["", ""])
+    with tf.device("/CPU:0"):
+        assert on_one_device(["", "/CPU:0"]) and tf_adapter.device_of_calls() == "CPU:0"
+    with tf.device("/GPU:1"):
+        assert not on_one_device([""]) and tf_adapter.device_of_calls() == "GPU:1"
+
+
+def test_a_step_that_is_called_on_the_cpu_beside_a_gpu_is_asked_about_as_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(tf_adapter, "default_device", lambda: "GPU:0")
+    monkeypatch.setattr(tf_adapter, "_own_gpu", lambda: b"a GPU")
+    assert tf_adapter.own_gpu() == b"a GPU" and on_one_device(["", "/GPU:0"])
+    assert not on_one_device(["/CPU:0"])
+    with tf.device("/CPU:0"):
+        assert tf_adapter.own_gpu() == b"" and on_one_device(["", "/CPU:0"])
+    with tf.device("/GPU:1"):
+        assert tf_adapter.own_gpu() == b"" and not on_one_device([""])
+
+
 def _two_updates():
     """Loops that read a variable in their bodies, before and after it is updated."""
     (w,) = weights(1)

@@ -860,6 +860,19 @@ def default_device() -> str:
     return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
 
 
+def device_of_calls() -> str:
+    """Return the device on which ops without one run that this thread calls.
+
+    It is the default device, unless `tf.device` says another around the call.
+
+    Returns:
+      Such as "CPU:0" or "GPU:1".
+    """
+    spec = tf.DeviceSpec.from_string(f"/{default_device()}").make_merged_spec(
+        tf.DeviceSpec.from_string(eager_context.context().device_name or ""))
+    return f"{spec.device_type}:{spec.device_index or 0}"
+
+
 def uses_onednn() -> bool:
     """Return whether oneDNN's kernels run on the CPU.
 
@@ -1205,9 +1218,10 @@ def own_gpu() -> bytes:
     By its architecture Grappler decides about the layout of convolutions.
 
     Returns:
-      What Grappler knows of it; empty where such ops run on the CPU.
+      What Grappler knows of it; empty where such ops run on a CPU, or on another GPU than the
+      first.
     """
-    return b"" if default_device().startswith("CPU") else _own_gpu()
+    return _own_gpu() if device_of_calls() == "GPU:0" else b""
 
 
 @functools.cache

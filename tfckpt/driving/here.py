@@ -8,18 +8,19 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfckpt.capture import tf_adapter
 from tfckpt.ir.target import Target
 from tfckpt.request.devices import described
-from tfckpt.verify.memory import default_device
 
 
 def target_of(device: str = "") -> Target:
     """Return what a step is planned for where its ops name a device of this process.
 
     Args:
-      device: as ops spell it; "" is where ops without a device run, the first GPU if there is one.
+      device: as ops spell it; "" is where ops without a device run: the first GPU if there is one,
+        unless `tf.device` says another around the call.
     """
-    default = tf.DeviceSpec.from_string(f"/{default_device()}")
+    default = tf.DeviceSpec.from_string(f"/{tf_adapter.device_of_calls()}")
     spec = default.make_merged_spec(tf.DeviceSpec.from_string(device))
     here = tf.config.list_physical_devices(spec.device_type)
     details = [tf.config.experimental.get_device_details(one)

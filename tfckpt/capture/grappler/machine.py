@@ -18,15 +18,19 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_key
 from tfckpt.ops.names import FED
 
+_FIRST = (device_key(tf_adapter.HOST), device_key(tf_adapter.GPU))
+
 
 def on_one_device(devices: Iterable[str]) -> bool:
     """Return whether ops with these devices, or none, run where those without one run.
 
+    That has to be the first CPU or GPU: of others Grappler is told nothing.
+
     Args:
       devices: the device of each op, as the op names it; "" where it has none.
     """
-    own = device_key(tf_adapter.default_device())
-    return all(device_key(name) == own for name in devices if name)
+    own = device_key(tf_adapter.device_of_calls())
+    return own in _FIRST and all(device_key(name) == own for name in devices if name)
 
 
 def spelt(device: str, gpu: bytes) -> str:
