@@ -117,7 +117,7 @@ def networks_of(folder: pathlib.Path) -> list[pathlib.Path]:
 class Program:
     """One compiled module on one device.
 
-    Private interfaces of jaxlib: there is no public way from HLO. Tried with 0.10.2.
+    Private interfaces of jaxlib: there is no public way from HLO. Tried with 0.10.2 and 0.11.2.
     """
 
     def __init__(self, module: bytes, device: Any):
