@@ -187,6 +187,89 @@ def test_a_plan_with_loops_in_segments_is_asked_about(where, gpu, monkeypatch):
     assert report.identical
 
 
+def filters(*shapes):
+    return [tf.Variable(.2 * tf.random.stateless_normal(shape, (i, len(shape))))
+            for i, shape in enumerate(shapes)]
+
+
+BRANCHES = {
+    "a convolution": lambda h, k: tf.nn.relu(tf.nn.conv2d(h, k, 1, "SAME")),
+    "the last axis": lambda h, k: h + tf.range(16.),
+    "a transpose": lambda h, k: tf.transpose(h, [0, 2, 1, 3]),
+    "an axis": lambda h, k: h + tf.reduce_mean(h, [3], keepdims=True)}
+
+
+@pytest.mark.skipif(not tf_adapter.uses_onednn(), reason="oneDNN runs what is channels first")
+@pytest.mark.parametrize("loop", [False, True], ids=["cond", "while_loop"])
+@pytest.mark.parametrize("inside", BRANCHES)
+@pytest.mark.parametrize("spec", [(8, 16, 16, 3), pytest.param(
+    (None, 16, 16, 3), marks=pytest.mark.nightly)], ids=["static", "open"])
+def test_bodies_of_branches_and_loops_read_what_they_were_traced_for(gpu, inside, loop, spec):
+    """Grappler hands images on through them channels first, and changes their bodies with that."""
+    variables = filters((3, 3, 3, 16), (3, 3, 16, 16), (16, 4))
+    first, again, last = variables
+
+    def body(h):
+        made = BRANCHES[inside](h, again)
+        return (made * .1,)
+
+    def forward(x):
+        h = tf.nn.relu(tf.nn.conv2d(x, first, 1, "SAME"))
+        if loop:
+            h, = tf.while_loop(lambda h: tf.constant(True), body, (h,), maximum_iterations=3)
+        else:
+            h += tf.cond(tf.reduce_sum(h) > 0, lambda: body(h)[0], lambda: tf.zeros_like(h))
+        for _ in range(2):
+            h = tf.nn.relu(tf.nn.conv2d(h, again, 1, "SAME"))
+        return tf.reduce_mean((tf.reduce_mean(h, [1, 2]) @ last) ** 2)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            value = forward(x)
+        return value, tape.gradient(value, variables)
+
+    x = tf.random.stateless_normal((8, 16, 16, 3), (1, 2))
+    signature = [tf.TensorSpec(spec)]
+    plain, plain_gradients = tf.function(step, input_signature=signature)(x)
+    ours = CheckpointedStep(tf.function(step, input_signature=signature), make_options(
+        "min", target=find_device("H100-80GB").target()))
+    found, gradients = ours(x)
+    np.testing.assert_allclose(found, plain, rtol=1e-5)
+    for one, other in zip(gradients, plain_gradients, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5 * np.abs(other).max())
+    assert "internal error" not in str(ours.report)
+
+
+@pytest.mark.skipif(not tf_adapter.uses_onednn(), reason="oneDNN runs what is channels first")
+def test_open_sizes_are_no_reason_to_mix_layouts_up(gpu):
+    """[?, ?, ?, 16] and [?, 16, ?, ?] do not contradict each other."""
+    first, again, last = variables = filters((3, 3, 3, 16), (3, 3, 16, 16), (16, 4))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 3))])
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.nn.relu(tf.nn.conv2d(x, first, 1, "SAME"))
+            h = tf.pad(h, [[0, 0], [1, 1], [1, 1], [0, 0]])
+            for _ in range(3):
+                h = tf.nn.relu(tf.nn.conv2d(h, again, 1, "SAME"))
+            value = tf.reduce_mean((tf.reduce_mean(h, [1, 2]) @ last) ** 2)
+        return value, tape.gradient(value, variables)
+
+    ours = CheckpointedStep(step, make_options("min", target=find_device("H100-80GB").target()))
+    x = tf.random.stateless_normal((8, 24, 20, 3), (1, 2))
+    plain, _ = step(x)
+    found, _ = ours(x)
+    np.testing.assert_allclose(found, plain, rtol=1e-5)
+    assert ours.report.applied, ours.report.reason
+    graph = ours.get_concrete_function(x).graph
+    formats = {op.get_attr("data_format") for op in graph.get_operations()
+               if op.type == "Conv2D" and op.name.startswith("optimized")}
+    assert formats == {b"NCHW"}
+    for op in graph.get_operations():
+        if op.type == "Relu" and op.name.startswith("optimized"):
+            assert op.outputs[0].shape.as_list() == [None, 16, None, None]
+
+
 def test_which_ops_have_kernels_for_gpus():
     def node(kind, **types):
         made = tf.compat.v1.NodeDef(op=kind)

@@ -40,7 +40,7 @@ from absl import logging
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.control_edges import write_after_reads
-from tfckpt.capture.grappler.machine import on_one_device
+from tfckpt.capture.grappler.machine import is_relaid, on_one_device
 from tfckpt.capture.inlining.inline import is_call, is_rewritten, lines_of
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.nodes import bodies_of, calls_functions, op_of
@@ -53,6 +53,8 @@ _PASSED = "Func/"
 """Before the names of what passes arguments and results of an inlined function on."""
 _READ = "_read"
 """Ends the names of what stands for the inputs of loops and branches."""
+_IMAGES = 4
+"""Dimensions of a batch of images, and of none with fewer."""
 _MOST_CONSTANTS = 64 << 20
 """Bytes of constants that are copied: the ops of the trace are hidden and not gone."""
 
@@ -149,9 +151,9 @@ def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDe
         body.node.extend(_marked(node, inputs, scope))
     made = {op.name.removeprefix(scope): op
             for op in tf_adapter.import_nodes(graph, body, inputs, scope)}
-    traced = {op.name: op for op in shown}
+    traced, relaid = {op.name: op for op in shown}, is_relaid(found)
     for name, op in made.items():
-        _tell_shapes(op, traced.get(name))
+        _tell_shapes(op, traced.get(name), relaid)
 
     def tensor(text: str) -> tf.Tensor:
         name, _, slot = text.partition(":")
@@ -304,15 +306,18 @@ def _term(adds: tf.compat.v1.NodeDef, place: int, tensor: str) -> tf.compat.v1.N
     return node
 
 
-def _tell_shapes(op: tf.Operation, traced: tf.Operation | None) -> None:
+def _tell_shapes(op: tf.Operation, traced: tf.Operation | None, relaid: bool) -> None:
     """Tell an op the shapes that the trace knew of the one it has the place of.
 
-    Of a call of which Grappler has dropped results, nobody says here which ones are left.
+    Of a call of which Grappler has dropped results, nobody says here which ones are left; nor which
+    results are images whose channels come first now, where Grappler has made some so.
     """
     if traced is None or traced.type != op.type or len(op.outputs) != len(traced.outputs):
         return
     for output, known in zip(op.outputs, traced.outputs, strict=True):
         shape = output.shape
+        if relaid and (known.shape.rank is None or known.shape.rank >= _IMAGES):
+            continue
         if not shape.is_fully_defined() and shape.is_compatible_with(known.shape):
             output.set_shape(known.shape)
 

@@ -21,6 +21,10 @@ from tfckpt.ops.names import FED
 _FIRST = (device_key(tf_adapter.HOST), device_key(tf_adapter.GPU))
 
 
+_BY_LAYOUT = "-LayoutOptimizer"
+"""Ends the names of the transposes that Grappler adds for that."""
+
+
 def on_one_device(devices: Iterable[str]) -> bool:
     """Return whether ops with these devices, or none, run where those without one run.
 
@@ -49,6 +53,15 @@ def spelt(device: str, gpu: bytes) -> str:
         if key == device_key(name):
             return name
     return device
+
+
+def is_relaid(definition: tf.compat.v1.GraphDef) -> bool:
+    """Return whether Grappler has changed how images lie in memory, of some op at least.
+
+    Args:
+      definition: what Grappler made of a graph.
+    """
+    return any(node.name.endswith(_BY_LAYOUT) for node in definition.node)
 
 
 def optimized(config: Any, meta: tf.compat.v1.MetaGraphDef, gpu: bytes

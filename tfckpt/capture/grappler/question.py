@@ -21,7 +21,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler.colocation import colocate_inlined, hide_colocation, show_colocation
 from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
-from tfckpt.capture.grappler.machine import optimized, spelt
+from tfckpt.capture.grappler.machine import is_relaid, optimized, spelt
 from tfckpt.capture.inlining.inline import is_call
 from tfckpt.capture.nodes import functions_of, is_loop, op_of
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
@@ -85,8 +85,10 @@ class Question:
             _show(node)
         self._add_functions(asked)
         try:
-            return with_loops(self._optimized(config, lowered), asked, lowered.graph_def,
-                              self.running)
+            answer = self._optimized(config, lowered)
+            if is_relaid(answer):  # perhaps in the bodies too, and these are left as they are
+                raise NotRaised("images lie in memory in another way")
+            return with_loops(answer, asked, lowered.graph_def, self.running)
         except NotRaised as error:
             logging.info("tfckpt: what is around loops is optimised by itself: %s", error)
         found = self._optimized(config, meta)
