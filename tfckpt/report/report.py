@@ -214,7 +214,8 @@ class Report:
                 sizes[RECOMPUTED if fate.fate == RECOMPUTED else "kept"].append(fate.bytes)
         return ", ".join(f"{len(found)} tensors of {format_bytes(sum(found))} {word}"
                          for word, found in sizes.items() if found) or (
-            f"the backward reads no tensor of the {ops} ops that are named")
+            "the backward reads no tensor of what is named: "
+            + ("1 operation" if ops == 1 else f"{ops} operations"))
 
     def _forward_ad(self) -> str:
         regions = self.forward_ad_regions
