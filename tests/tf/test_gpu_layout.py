@@ -34,8 +34,8 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def checkpointed(body, budget, **options):
-    return CheckpointedStep(tf.function(body), make_options(
+def checkpointed(body, budget, signature=None, **options):
+    return CheckpointedStep(tf.function(body, input_signature=signature), make_options(
         budget, target=find_device("H100-80GB").target(), **options))
 
 
@@ -47,7 +47,7 @@ def kinds(definition):
     return collections.Counter(node.op for node in definition.node)
 
 
-def images(model):
+def images():
     return tf.random.stateless_normal((4, 32, 32, 3), (1, 2)), tf.constant([0, 1, 2, 3])
 
 
@@ -93,7 +93,7 @@ def test_without_a_gpu_convolutions_stay_as_they_are():
 def test_grappler_leaves_alone_what_was_planned(gpu, budget):
     model = small_network()
     step = checkpointed(training(model), budget)
-    graph = step.get_concrete_function(*images(model)).graph
+    graph = step.get_concrete_function(*images()).graph
     assert step.report.applied and step.report.recomputed_ops
     shown, found = tf_adapter.shown_definition(graph), asked(graph, lower=True)
     formats = collections.Counter(
@@ -112,7 +112,7 @@ def test_grappler_leaves_alone_what_was_planned(gpu, budget):
 def test_recomputed_convolutions_have_no_transposes_of_their_own(gpu):
     """What is recomputed runs channels first too, and is kept in that form alone."""
     model = small_network()
-    args = images(model)
+    args = images()
     plain = kinds(asked(tf.function(training(model)).get_concrete_function(*args).graph))
     step = checkpointed(training(model), "min")
     ours = kinds(asked(step.get_concrete_function(*args).graph, lower=True))
@@ -126,7 +126,7 @@ def test_training_is_as_it_was(gpu):
     for wrap in (tf.function, lambda body: checkpointed(body, "min")):
         model = small_network()
         step = wrap(training(model))
-        losses = [float(step(*images(model))) for _ in range(3)]
+        losses = [float(step(*images())) for _ in range(3)]
         results.append([np.array(losses), *(v.numpy() for v in model.weights)])
     for plain, ours in zip(*results, strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-6)
@@ -231,8 +231,7 @@ def test_bodies_of_branches_and_loops_read_what_they_were_traced_for(gpu, inside
     x = tf.random.stateless_normal((8, 16, 16, 3), (1, 2))
     signature = [tf.TensorSpec(spec)]
     plain, plain_gradients = tf.function(step, input_signature=signature)(x)
-    ours = CheckpointedStep(tf.function(step, input_signature=signature), make_options(
-        "min", target=find_device("H100-80GB").target()))
+    ours = checkpointed(step, "min", signature)
     found, gradients = ours(x)
     np.testing.assert_allclose(found, plain, rtol=1e-5)
     for one, other in zip(gradients, plain_gradients, strict=True):
@@ -245,7 +244,8 @@ def test_open_sizes_are_no_reason_to_mix_layouts_up(gpu):
     """[?, ?, ?, 16] and [?, 16, ?, ?] do not contradict each other."""
     first, again, last = variables = filters((3, 3, 3, 16), (3, 3, 16, 16), (16, 4))
 
-    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 3))])
+    signature = [tf.TensorSpec((None, None, None, 3))]
+
     def step(x):
         with tf.GradientTape() as tape:
             h = tf.nn.relu(tf.nn.conv2d(x, first, 1, "SAME"))
@@ -255,9 +255,9 @@ def test_open_sizes_are_no_reason_to_mix_layouts_up(gpu):
             value = tf.reduce_mean((tf.reduce_mean(h, [1, 2]) @ last) ** 2)
         return value, tape.gradient(value, variables)
 
-    ours = CheckpointedStep(step, make_options("min", target=find_device("H100-80GB").target()))
+    ours = checkpointed(step, "min", signature)
     x = tf.random.stateless_normal((8, 24, 20, 3), (1, 2))
-    plain, _ = step(x)
+    plain, _ = tf.function(step, input_signature=signature)(x)
     found, _ = ours(x)
     np.testing.assert_allclose(found, plain, rtol=1e-5)
     assert ours.report.applied, ours.report.reason

@@ -1228,10 +1228,9 @@ def own_gpu() -> bytes:
 def _own_gpu() -> bytes:
     from tensorflow.core.protobuf import device_properties_pb2
 
+    known = [device for device in _own_devices() if device.properties.type == "GPU"]
     found = device_properties_pb2.NamedDevice()
-    for device in reversed(_own_devices()):
-        if device.properties.type == "GPU":
-            found.CopyFrom(device)
+    found.CopyFrom(known[0] if known else found)
     details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
     found.name, found.properties.type = GPU, "GPU"
     version = details.get("compute_capability")

@@ -53,7 +53,7 @@ _FORMAT = ("data_format",)
 _CONVOLUTION = functools.partial(_BIASED, rounds_with=frozenset({"Elu"}))
 _BATCHED = functools.partial(OpRecord, flops=_product, multiplies_matrices=True)
 _FORWARD: dict[str, Any] = {"flops": _convolution(kernel=1, result=None), "attrs": _FORMAT,
-            "convolves": Convolves(1, (0, None))}
+                            "convolves": Convolves(1, (0, None))}
 register(
     _CONVOLUTION("Conv2D", **_FORWARD), _CONVOLUTION("Conv3D", **_FORWARD),
     _CONVOLUTION("DepthwiseConv2dNative", flops=_convolution(1, None, depthwise=True)),
@@ -78,16 +78,16 @@ register(
 )
 
 # Gradients. oneDNN computes that of a bias with that of the filter.
-_OF_INPUT: dict[str, Any] = {"flops": _convolution(kernel=1, result=2), "attrs": _FORMAT,
-             "convolves": Convolves(1, (None, 2), twice=True)}
-_OF_FILTER: dict[str, Any] = {"flops": _convolution(kernel=None, result=2), "attrs": _FORMAT,
-              "convolves": Convolves(None, (0, 2)), "filter_gradient_of": 2}
+_OF_INPUT = functools.partial(
+    OpRecord, flops=_convolution(kernel=1, result=2), attrs=_FORMAT,
+    convolves=Convolves(1, (None, 2), twice=True))
+_OF_FILTER = functools.partial(
+    OpRecord, flops=_convolution(kernel=None, result=2), attrs=_FORMAT,
+    convolves=Convolves(None, (0, 2)), filter_gradient_of=2)
 register(
-    OpRecord("Conv2DBackpropInput", **_OF_INPUT),
-    OpRecord("Conv3DBackpropInputV2", **_OF_INPUT),
+    _OF_INPUT("Conv2DBackpropInput"), _OF_INPUT("Conv3DBackpropInputV2"),
     OpRecord("DepthwiseConv2dNativeBackpropInput", flops=_convolution(1, 2, depthwise=True)),
-    OpRecord("Conv2DBackpropFilter", **_OF_FILTER),
-    OpRecord("Conv3DBackpropFilterV2", **_OF_FILTER),
+    _OF_FILTER("Conv2DBackpropFilter"), _OF_FILTER("Conv3DBackpropFilterV2"),
     OpRecord("DepthwiseConv2dNativeBackpropFilter",
              flops=_convolution(None, 2, depthwise=True)),
     OpRecord("BiasAddGrad", bias_gradient=True, reduces=True),

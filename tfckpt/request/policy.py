@@ -128,9 +128,9 @@ def _matching(option: str, pattern: str, names: Mapping[int, str], layers: Seque
     exact = frozenset(same)
     again = {i: found for i, name in names.items()
              if i not in exact and (found := matched(pattern, name, numbered=True))}
-    if same and again and pattern in layers and _is_anothers(pattern, names, layers):
-        return list(again)
     if same and again:
+        if pattern in layers and _is_anothers(pattern, names, layers):
+            return list(again)
         others = ", ".join(map(repr, dict.fromkeys(again.values())))
         raise PlanError(f"plan: {option}={pattern!r} may be the scope of that name or {others}, as "
                         "TensorFlow numbers scopes that are opened again (a Keras layer's ops are "

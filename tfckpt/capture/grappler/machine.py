@@ -18,9 +18,8 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_key
 from tfckpt.ops.names import FED
 
-_FIRST = (device_key(tf_adapter.HOST), device_key(tf_adapter.GPU))
-
-
+_SPELT = {device_key(name): name for name in (tf_adapter.HOST, tf_adapter.GPU)}
+"""The devices that Grappler is told of, as the runtime writes them."""
 _BY_LAYOUT = "-LayoutOptimizer"
 """Ends the names of the transposes that Grappler adds for that."""
 
@@ -34,7 +33,7 @@ def on_one_device(devices: Iterable[str]) -> bool:
       devices: the device of each op, as the op names it; "" where it has none.
     """
     own = device_key(tf_adapter.device_of_calls())
-    return own in _FIRST and all(device_key(name) == own for name in devices if name)
+    return own in _SPELT and all(device_key(name) == own for name in devices if name)
 
 
 def spelt(device: str, gpu: bytes) -> str:
@@ -48,11 +47,7 @@ def spelt(device: str, gpu: bytes) -> str:
     """
     if not device and gpu:
         return ""
-    key = device_key(device)
-    for name in (tf_adapter.HOST, tf_adapter.GPU):
-        if key == device_key(name):
-            return name
-    return device
+    return _SPELT.get(device_key(device), device)
 
 
 def is_relaid(definition: tf.compat.v1.GraphDef) -> bool:

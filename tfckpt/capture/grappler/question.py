@@ -64,10 +64,10 @@ class Question:
         config = tf.compat.v1.ConfigProto.FromString(self.config)
         meta = self._inlined(config, lower)
         inlined(meta.graph_def)
-        whole = lower or not has_loops(meta.graph_def)
-        found = (self._needed(self._optimized(config, meta)) if whole
-                 else self._around_loops(config, meta))
-        if not whole:
+        if lower or not has_loops(meta.graph_def):
+            found = self._needed(self._optimized(config, meta))
+        else:
+            found = self._around_loops(config, meta)
             self._add_functions(found)
         for node in found.node:
             _show(node)
