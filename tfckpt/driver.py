@@ -38,6 +38,7 @@ from tfckpt.errors import CostError, InfeasibleBudgetError, RewriteError, Tfckpt
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import Graph
 from tfckpt.ir.hlo import XlaMemory
+from tfckpt.ir.layers import UNKNOWN, LayerNames
 from tfckpt.ir.schedule import Plan
 from tfckpt.ir.target import Target
 from tfckpt.report.report import Report, report_of
@@ -89,7 +90,7 @@ class Captured:
       arithmetic: compares the step's arithmetic with the plain step's; None where that is not
         wanted.
       doubt: says why the two cannot be compared; "" where they can.
-      layers: names of the Keras layers whose step it is, where they are known.
+      layers: the Keras layers that the step calls, where they are known.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Captured:
     stored: bool = True
     arithmetic: Arithmetic | None = None
     doubt: Callable[[], str] = str
-    layers: Sequence[str] = ()
+    layers: LayerNames = UNKNOWN
 
 
 class Arithmetic(Protocol):
@@ -463,7 +464,7 @@ def _applied(carrier: Carrier, step: Captured, candidate: Candidate, decided: De
     proposals = _fullest_first(decided.proposals)
     report = report_of(step.name, step.graph, proposals, candidate.edits, decided.rejected,
                        time.perf_counter() - started, step.planned_for, decided.compiled,
-                       decided.made)
+                       decided.made, step.layers)
     if certificate is not None:
         report.certified(certificate.same, str(certificate))
     passes = () if candidate.realised is None else candidate.realised.outcomes

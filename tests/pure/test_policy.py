@@ -11,6 +11,7 @@ from tests.support.passes import graph_of
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import PlanError
 from tfckpt.ir.costgraph import BACKWARD, FORWARD
+from tfckpt.ir.layers import LayerNames
 from tfckpt.ir.schedule import check_schedule, plain_plan
 from tfckpt.plan.planner import plan_step
 from tfckpt.plan.policy import recompute_as_asked
@@ -50,6 +51,33 @@ def test_numbered_scopes_are_found_where_no_other_is_meant():
         "conv2d_1/Tanh": "keep", "conv2d_1_2/Tanh": "keep", "dense_1/Tanh": "recompute"}
     with pytest.raises(PlanError, match="'conv2d_1'.*or 'conv2d_1_2'.*'=conv2d_1'"):
         with_policy(keras, ("conv2d_1",), ())
+
+
+KERAS_2 = ("conv2d", "conv2d_1", "dense")
+KERAS_3 = ("net_1/conv2d_1", "net_1/conv2d_1_2", "net_1/dense_1", "net_1/conv2d_3")
+
+
+@pytest.mark.parametrize("scopes, shown", [
+    (KERAS_2, ["conv2d", "conv2d_1", "dense"]),
+    (KERAS_3, ["net/conv2d", "net/conv2d_1", "net/dense", "net/conv2d"])])  # called twice
+def test_names_are_those_of_layers_where_they_are_known(scopes, shown):
+    known = LayerNames.of({"net", "conv2d", "conv2d_1", "dense"},
+                          [f"{scope}/Tanh" for scope in scopes])
+    assert [known.layer(f"{scope}/Tanh") for scope in scopes] == shown
+    assert [known.shown(f"gradient_tape/{scope}/mul_1/Tanh") for scope in scopes] == [
+        f"gradient_tape/{name}/mul_1/Tanh" for name in shown]
+    for layer in ("conv2d", "conv2d_1", "dense"):
+        made = with_policy(graph(*scopes), (layer,), (), known)
+        assert {known.layer(name).rpartition("/")[2] for name in policies(made)} == {layer}
+    numbered = with_policy(graph(*KERAS_3), ("=conv2d_1", "conv2d_1_2"), (), known)
+    assert list(policies(numbered)) == ["net_1/conv2d_1/Tanh", "net_1/conv2d_1_2/Tanh"]
+
+
+def test_a_layer_without_operations_is_not_called_misspelt():
+    with pytest.raises(PlanError, match="recompute='input': that layer has no operation"):
+        with_policy(graph("dense_1"), (), ("input",), LayerNames.of({"dense", "input"}, ()))
+    with pytest.raises(PlanError, match="there are 'dense', 'Tanh'$"):
+        with_policy(graph("dense_1"), (), ("conv",), LayerNames.of({"dense"}, ()))
 
 
 def test_what_matches_nothing_lists_near_names():

@@ -873,6 +873,16 @@ def device_of_calls() -> str:
     return f"{spec.device_type}:{spec.device_index or 0}"
 
 
+def layers_in(layer: Any) -> Sequence[Any]:
+    """Return a Keras layer and all layers inside of it, at any depth; none of what is no layer.
+
+    Args:
+      layer: a layer or model of Keras 3 or of tf_keras, or any other object.
+    """
+    flatten = getattr(type(layer), "_flatten_layers", None)
+    return tuple(flatten(layer)) if callable(flatten) else ()
+
+
 def uses_onednn() -> bool:
     """Return whether oneDNN's kernels run on the CPU.
 

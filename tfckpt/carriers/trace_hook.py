@@ -23,6 +23,7 @@ from tfckpt.capture.grappler.in_place import Body, optimise_in_place, wanted
 from tfckpt.capture.grappler.question import Question
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
+from tfckpt.capture.layers import layer_names
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
@@ -30,6 +31,7 @@ from tfckpt.carriers.import_route import announce, import_step, refusal
 from tfckpt.driver import INLINED, Captured, Outcome, failed, run, switched_off
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.ir.edits import Edits
+from tfckpt.ir.layers import LayerNames
 from tfckpt.report.report import Report
 from tfckpt.request.device_budgets import Budgets
 from tfckpt.request.options import Options
@@ -127,7 +129,7 @@ class Mark:
 
     Attributes:
       arguments: Python values among the arguments: a trace is made for each.
-      layers: returns the names of the Keras layers whose step it is, where they are known.
+      holders: what the step may reach Keras layers by: its function, its arguments, a model.
     """
 
     options: Options
@@ -135,7 +137,7 @@ class Mark:
     name: str
     jit_compile: bool = False
     arguments: tuple[str, ...] = ()
-    layers: Callable[[], Sequence[str]] = tuple
+    holders: Callable[[], Sequence[object]] = tuple
 
 
 _calls = threading.local()
@@ -153,7 +155,9 @@ class Traced:
     leaves_out: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, func_graph: Any, mark: Mark, inputs: Sequence[tf.Tensor]) -> None:
-        self.func_graph, self.mark, self.inputs = func_graph, mark, inputs
+        self.func_graph, self.inputs = func_graph, inputs
+        self.mark = dataclasses.replace(mark, holders=tuple)  # lives no longer than the trace
+        self._layers = layer_names(mark.holders())
         self.changes = LiveChanges(func_graph)
         self._body: Body | None = None
         self._arithmetic: Arithmetic | None = None
@@ -194,7 +198,7 @@ class Traced:
                         gradient_inside=lambda: gradient_inside(graph),
                         arithmetic=self._arithmetic,
                         doubt=functools.partial(self._doubt, compiled),
-                        layers=tuple(self.mark.layers()))
+                        layers=LayerNames.of(self._layers, (op.name for op in found.ops)))
 
     def _doubt(self, compiled: bool) -> str:
         return doubt(self.func_graph, compiled)
@@ -357,6 +361,7 @@ def wrap_body(body: Callable, mark: Mark,
             _warn_eager(mark.name)
             return body(*args, **kwargs)
         this = dataclasses.replace(mark, arguments=_python_values(args, kwargs),
+                                   holders=lambda: (*mark.holders(), body, args, kwargs),
                                    records=records_of(args) if records_of else mark.records)
         if problem and refusal():
             warnings.warn(f"tfckpt: {mark.name} trains unchanged: {problem}, and {refusal()}",

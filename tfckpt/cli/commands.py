@@ -30,7 +30,8 @@ from tfckpt.cost.storage import unknown_variables
 from tfckpt.errors import CaptureError, CostError, PlanError, VerificationError
 from tfckpt.ir.graph import REGIONS
 from tfckpt.report.pictures import drawn, front_figure, kind_of
-from tfckpt.report.report import Report, tensors_at_peak
+from tfckpt.report.report import Report
+from tfckpt.report.tensors import tensors_at_peak
 from tfckpt.request.budget import format_bytes
 from tfckpt.request.options import Options, make_options
 from tfckpt.verify.arithmetic.background import wait_for_certificates

@@ -124,8 +124,7 @@ def _decorated(model: Any) -> CheckpointedStep | None:
 def _wrap(model: Any, options: Options, records: Records) -> None:
     step = type(model).train_step
     owner = weakref.ref(model)
-    mark = Mark(options, records, f"{model.name}.train_step",
-                layers=lambda: layer_names(owner()))
+    mark = Mark(options, records, f"{model.name}.train_step", holders=lambda: (owner(),))
 
     @functools.wraps(step)
     def train_step(*args: Any, **kwargs: Any) -> Any:
@@ -133,16 +132,6 @@ def _wrap(model: Any, options: Options, records: Records) -> None:
 
     object.__setattr__(model, "train_step", wrap_body(train_step, mark))
     look_at_batches(model, records)
-
-
-def layer_names(model: Any) -> list[str]:
-    """Return the names of a model's layers, also of those in its layers.
-
-    Args:
-      model: a Keras model or layer; None has no layers.
-    """
-    return [name for layer in getattr(model, "layers", None) or ()
-            for name in (layer.name, *layer_names(layer))]
 
 
 def _tune(owner: Callable[[], Any], options: Options, batch: Any) -> None:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
-import re
 from collections.abc import Sequence
 
 from tfckpt.common.clock import ended_by
 from tfckpt.driving.parts import Proposal
-from tfckpt.fad.transform import MARK as FORWARD_AD
 from tfckpt.ir.costgraph import CostGraph
-from tfckpt.ir.edits import Edits, traced
-from tfckpt.ir.graph import BACKWARD, FORWARD, KEEP, RECOMPUTE, Graph, Tensor
-from tfckpt.ir.hlo import XlaBuffer, XlaMemory
-from tfckpt.ir.schedule import Plan, Schedule, resolve
+from tfckpt.ir.edits import Edits
+from tfckpt.ir.graph import KEEP, RECOMPUTE, Graph
+from tfckpt.ir.layers import UNKNOWN, LayerNames
+from tfckpt.ir.schedule import Plan
 from tfckpt.plan.forward_ad import ForwardAdRegion
 from tfckpt.plan.planner import Planned
+from tfckpt.report.tensors import fates_of, tensors_at_peak, xla_curve
 from tfckpt.report.values import (
     RECOMPUTED,
+    Asked,
     CompiledReport,
     Curve,
     DevicePeak,
@@ -30,13 +29,11 @@ from tfckpt.report.values import (
 )
 from tfckpt.request.budget import format_bytes
 from tfckpt.rewrite.names import FENCE
-from tfckpt.simulate.simulate import Live, Timeline
+from tfckpt.simulate.simulate import Timeline
 from tfckpt.simulate.timeline import Ran, ran
 
-_SCOPES = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall)/")
-_COPY = re.compile(r"-tfckpt\d+$")
-_GRAPPLER = re.compile(r"(?:^|(?<=/))(?:ArithmeticOptimizer|ConstantFolding)/")
-_SHOWN = 12
+_SHOWN, _WIDEST = 12, 48
+"""Tensors that are listed, and letters of the column of layers."""
 REFUSALS = 8
 
 
@@ -65,7 +62,8 @@ class Report:
       op_count: ops of the captured step that run, and its arguments.
       front: the plans that no other beats in both peak and time (see `Front`).
       fates: what becomes of each forward tensor that the backward reads, largest first.
-      asked_ops: how many operations `keep=` and `recompute=` name, by these words.
+      asked: what `keep=` and `recompute=` name.
+      names: the step's layers: `layer`, `op` and all other names here are as people know them.
       traced: before and after, the cost graph and the plan of it, for pictures.
       forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
         derivative saves, whether it is kept, and why; empty with `fad=False`.
@@ -112,7 +110,8 @@ class Report:
     at_peak_before: tuple[LiveTensor, ...]
     at_peak_after: tuple[LiveTensor, ...]
     fates: tuple[Fate, ...] = ()
-    asked_ops: tuple[tuple[str, int], ...] = ()
+    asked: tuple[Asked, ...] = ()
+    names: LayerNames = dataclasses.field(default=UNKNOWN, repr=False)
     segments: tuple[tuple[str, int], ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -138,14 +137,14 @@ class Report:
     @functools.cached_property
     def steps_before(self) -> tuple[Ran, ...]:
         """Return the steps of `timeline_before`, in its order."""
-        return () if self.traced is None else ran(*self.traced[0])
+        return () if self.traced is None else ran(*self.traced[0], self.names.shown)
 
     @functools.cached_property
     def steps_after(self) -> tuple[Ran, ...]:
         """Return the steps of `timeline_after`, in its order."""
         if self.traced is None or not self.applied:
             return self.steps_before
-        return ran(*self.traced[1])
+        return ran(*self.traced[1], self.names.shown)
 
     def __repr__(self) -> str:
         return str(self)  # a dict of reports can be printed
@@ -170,7 +169,7 @@ class Report:
             ("planned overhead", f"{100 * self.overhead:+.1f} % time"),
             ("kept for backward", format_bytes(self.kept_bytes)),
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
-            *[(f"{policy} asked", self._as_asked(policy, ops)) for policy, ops in self.asked_ops],
+            *[(f"{asked.policy} asked", self._as_asked(asked)) for asked in self.asked],
             *[("in segments", f"{loop}, of {length} iterations each")
               for loop, length in self.segments],
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
@@ -206,16 +205,16 @@ class Report:
     def _origin(self) -> str:
         return f"taken from the plan store (made {self.stored})" if self.stored else "made"
 
-    def _as_asked(self, policy: str, ops: int) -> str:
-        """Return what became of the tensors that a person has named by so many operations."""
+    def _as_asked(self, asked: Asked) -> str:
+        """Return what became of the tensors that a person has named."""
         sizes: dict[str, list[int]] = {"kept": [], RECOMPUTED: []}
         for fate in self.fates:
-            if fate.asked == policy:
+            if fate.asked == asked.policy:
                 sizes[RECOMPUTED if fate.fate == RECOMPUTED else "kept"].append(fate.bytes)
-        return ", ".join(f"{len(found)} tensors of {format_bytes(sum(found))} {word}"
-                         for word, found in sizes.items() if found) or (
-            "the backward reads no tensor of what is named: "
-            + ("1 operation" if ops == 1 else f"{ops} operations"))
+        return ", ".join(f"{len(found)} tensor{'s' * (len(found) > 1)} of "
+                         f"{format_bytes(sum(found))} {word}"
+                         for word, found in sizes.items() if found) + f" of {asked}" if any(
+            sizes.values()) else f"the backward reads no tensor of {asked}"
 
     def _forward_ad(self) -> str:
         regions = self.forward_ad_regions
@@ -256,7 +255,7 @@ class Report:
         told = self.compiled
         if told is not None and told.before is not None and told.after is not None and (
                 told.before.live_bytes and told.after.live_bytes):
-            return _xla_curve(told.before), _xla_curve(told.after)
+            return xla_curve(told.before, self.names), xla_curve(told.after, self.names)
         return (Curve(self.timeline_before.live_bytes, self.at_peak_before,
                       self.baseline_peak_bytes, self.steps_before),
                 Curve(self.timeline_after.live_bytes, self.at_peak_after, self.planned_peak_bytes,
@@ -280,8 +279,9 @@ class Report:
             what = "buffers of XLA" if curve.by_xla else "tensors"
             parts.append(f"live at the {title} peak of {format_bytes(curve.peak_bytes)}: "
                          f"{format_bytes(sum(h.bytes for h in tensors))} in {len(tensors)} {what}")
-            parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<34}  {h.op.rpartition('/')[2]:<22}"
-                      f"  {h.why}" for h in tensors[:top]]
+            width = min(_WIDEST, max((len(h.layer) for h in tensors[:top]), default=0))
+            parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<{width}}  "
+                      f"{h.op.rpartition('/')[2]:<22}  {h.why}" for h in tensors[:top]]
             if rest:
                 parts.append(f"  {format_bytes(rest):>10}  in {len(tensors) - top} smaller ones")
         return "\n".join(parts)
@@ -319,7 +319,8 @@ class Report:
 
 def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edits | None,
               rejected: tuple[str, ...], seconds: float, planned_for: str = "",
-              compiled: CompiledReport | None = None, stored: str = "") -> Report:
+              compiled: CompiledReport | None = None, stored: str = "",
+              names: LayerNames = UNKNOWN) -> Report:
     """Return the report of a step: that of its fullest device, with the peaks of the others.
 
     Args:
@@ -332,11 +333,12 @@ def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edi
       planned_for: what open sizes were taken to be.
       compiled: what XLA said of the step.
       stored: when the plan was made, where it was taken from the plan store.
+      names: the step's layers, where they are known.
 
     Returns:
       A report without measured bytes.
     """
-    report = _report_of_part(name, graph, proposals[0], edits, seconds)
+    report = _report_of_part(name, graph, proposals[0], edits, seconds, names)
     report.rejected, report.planned_for, report.compiled = rejected, planned_for, compiled
     report.stored, report.allowed_bytes = stored, proposals[0].part.allowed
     report.ended_by = ended_by()
@@ -354,26 +356,8 @@ def _device_peak(proposal: Proposal) -> DevicePeak:
                       proposal.reason, part.cost.resident_bytes, str(part.budget))
 
 
-def _xla_curve(memory: XlaMemory) -> Curve:
-    return Curve(memory.live_bytes, tuple(map(_xla_tensor, memory.held)), memory.temp_bytes,
-                 by_xla=True)
-
-
-def _xla_tensor(buffer: XlaBuffer) -> LiveTensor:
-    """Return a buffer as people know it: by the layer of the op that it comes from."""
-    if _COPY.search(buffer.op):
-        why = "recomputed for the backward"
-    elif _SCOPES.search(buffer.op):
-        why = "gradient"
-    elif "/" in buffer.op:
-        why = "of the forward"
-    else:  # XLA made it of several, or moved it
-        why = f"XLA's {buffer.opcode}"
-    return LiveTensor(buffer.bytes, buffer.op, _layer(buffer.op), why)
-
-
 def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | None,
-                    seconds: float) -> Report:
+                    seconds: float, names: LayerNames) -> Report:
     """Return the report of a planned part (of the plain part where nothing was applied)."""
     part, decision, applied = proposal.part, proposal.decision, proposal.changes
     cost, planned = part.cost, decision.planned
@@ -386,8 +370,8 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
     time = planned.time if applied else cost.total_time
     plan = planned.plan
     total = max(cost.total_time, 1e-12)
-    fates = _fates(decision.graph if applied else part.graph, ours,
-                   (plan if applied else planned.plain.plan).schedule)
+    fates = fates_of(decision.graph if applied else part.graph, ours,
+                     (plan if applied else planned.plain.plan).schedule, names)
     return Report(
         name=name, baseline_peak_bytes=planned.baseline_bytes,
         planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes,
@@ -404,19 +388,25 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         fences=sum(op.name.startswith(FENCE) for op in added) if applied else 0,
         pins=len(plan.waits) if applied else 0,
         plan_seconds=seconds, op_count=len(graph.ops), bound_bytes=planned.bound_bytes,
-        front=_front(name, planned, total, applied), fates=fates, asked_ops=_asked_ops(part.graph),
+        front=_front(name, planned, total, applied), fates=fates, names=names,
+        asked=_asked(part.graph, names),
         timeline_before=planned.baseline, timeline_after=after,
-        at_peak_before=tensors_at_peak(cost, planned.baseline),
-        at_peak_after=tensors_at_peak(ours, after),
+        at_peak_before=tensors_at_peak(cost, planned.baseline, names),
+        at_peak_after=tensors_at_peak(ours, after, names),
         inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
-        segments=tuple((traced(loop), length) for loop, length in decision.segments) if (
+        segments=tuple((names.shown(loop), length) for loop, length in decision.segments) if (
             applied) else (),
         forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
 
 
-def _asked_ops(graph: Graph) -> tuple[tuple[str, int], ...]:
-    asked = collections.Counter(op.policy for op in graph.ops)
-    return tuple((policy, asked[policy]) for policy in (KEEP, RECOMPUTE) if asked[policy])
+def _asked(graph: Graph, names: LayerNames) -> tuple[Asked, ...]:
+    """Return what is asked to be kept and to be recomputed."""
+    ops: dict[str, list[str]] = {KEEP: [], RECOMPUTE: []}
+    for op in graph.ops:
+        if op.policy:
+            ops[op.policy].append(op.name)
+    return tuple(Asked(policy, len(found), tuple(dict.fromkeys(map(names.layer, found))))
+                 for policy, found in ops.items() if found)
 
 
 def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
@@ -429,78 +419,3 @@ def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
         chosen = next((p for p in points if p.solver == here.solver
                        and abs(p.overhead - here.overhead) < 1e-9), here)
     return Front.of(points, chosen, name, planned.baseline_bytes, others)
-
-
-def _fates(graph: Graph, cost: CostGraph, schedule: Schedule) -> tuple[Fate, ...]:
-    """Return what the schedule does with each forward storage that the backward reads."""
-    resolved = resolve(cost, schedule)
-    kept: dict[int, bool] = {}
-    for position, (v, copy) in enumerate(schedule):
-        if cost.vertices[v].region == FORWARD and not copy:
-            continue
-        for instance in resolved.reads[position]:
-            s = resolved.storage[instance]
-            if cost.vertices[cost.storages[s].producer].region == FORWARD and (
-                    not copy or not resolved.copy[instance]):
-                kept[s] = kept.get(s, False) or not resolved.copy[instance]
-    return tuple(sorted((_fate_of(graph, cost, s, original) for s, original in kept.items()),
-                        key=lambda f: (-f.bytes, f.op)))
-
-
-def _fate_of(graph: Graph, cost: CostGraph, s: int, original: bool) -> Fate:
-    """Return the fate of a storage; `original` says whether the original is read."""
-    storage = cost.storages[s]
-    vertex = cost.vertices[storage.producer]
-    op, slot = storage.tensor
-    tensor = graph.ops[op].outputs[slot] if op >= 0 else Tensor("", (), storage.bytes)
-    asked = {graph.ops[i].policy for i in vertex.ops}
-    return Fate(_layer(vertex.name), traced(vertex.name), storage.bytes,
-                _fate(vertex.name, original), tensor.dtype, tensor.shape or (),
-                next((policy for policy in (KEEP, RECOMPUTE) if policy in asked), ""))
-
-
-def _fate(op: str, kept: bool) -> str:
-    if not kept:
-        return RECOMPUTED
-    return "derivative" if FORWARD_AD in op else "kept"
-
-
-def tensors_at_peak(cost: CostGraph, timeline: Timeline) -> tuple[LiveTensor, ...]:
-    """Return what is live at a timeline's peak, largest first.
-
-    Args:
-      cost: the priced step that the timeline is of.
-      timeline: simulated live bytes, with the storages at its peak.
-
-    Returns:
-      Tensors, and the workspace of what runs at the peak.
-    """
-    found = [_why(cost, live) for live in timeline.live_at_peak]
-    working = cost.vertices[timeline.working] if timeline.working >= 0 else None
-    if working is not None and working.workspace:
-        found.append(LiveTensor(working.workspace, traced(working.name), _layer(working.name),
-                          "workspace while it runs"))
-    return tuple(sorted(found, key=lambda tensor: -tensor.bytes))
-
-
-def _why(cost: CostGraph, live: Live) -> LiveTensor:
-    storage = cost.storages[live.storage]
-    producer = cost.vertices[storage.producer]
-    later = [r for r in cost.readers[live.storage] if cost.vertices[r].region != FORWARD]
-    if live.copy:
-        why = "recomputed for the backward"
-    elif producer.region == FORWARD and later:
-        why = f"kept for {_layer(cost.vertices[later[0]].name)}'s gradient"
-    elif producer.region == FORWARD:
-        why = "in use by the forward"
-    elif producer.region == BACKWARD:
-        why = "gradient"
-    else:
-        why = "update"
-    return LiveTensor(live.bytes, traced(producer.name), _layer(producer.name), why)
-
-
-def _layer(name: str) -> str:
-    """Return the layer an op belongs to: its scope without gradient scopes and op names."""
-    parts = _SCOPES.sub("", _GRAPPLER.sub("", traced(name))).split("/")
-    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]

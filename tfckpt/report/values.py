@@ -9,6 +9,9 @@ from tfckpt.ir.hlo import XlaMemory
 from tfckpt.request.budget import format_bytes
 from tfckpt.simulate.timeline import Ran
 
+_NAMED = 4
+"""Layers that a line names."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LiveTensor:
@@ -25,6 +28,26 @@ class LiveTensor:
     op: str
     layer: str
     why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a person has asked for by names of layers or ops.
+
+    Attributes:
+      policy: "keep" or "recompute".
+      ops: how many operations of the forward pass the names stand for.
+      layers: the layers that these belong to.
+    """
+
+    policy: str
+    ops: int
+    layers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = len(self.layers) - _NAMED
+        return (f"{self.ops} operation{'s' * (self.ops > 1)} in {', '.join(self.layers[:_NAMED])}"
+                + (f" and {more} more layers" if more > 0 else ""))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any
 from tfckpt.errors import PlanError
 from tfckpt.ir.edits import traced
 from tfckpt.ir.graph import FORWARD, KEEP, RECOMPUTE, Graph
+from tfckpt.ir.layers import UNKNOWN, LayerNames
 from tfckpt.ops import record
 
 _NEAR = 5
@@ -50,34 +51,29 @@ def parse_patterns(option: str, given: Any) -> tuple[str, ...]:
 
 
 def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str],
-                layers: Sequence[str] = ()) -> Graph:
+                layers: LayerNames = UNKNOWN) -> Graph:
     """Return a graph whose forward ops know what is asked of them.
 
     Args:
       graph: the step as captured.
       keep: patterns of what is never computed again.
       recompute: patterns of what the backward pass computes again instead of keeping it.
-      layers: names of the Keras layers whose step it is, where they are known.
+      layers: the step's Keras layers, where they are known.
 
     Raises:
       PlanError: a pattern matches nothing in the forward pass, or an op matches one of each.
     """
     if not keep and not recompute:
         return graph
-    names = {i: traced(op.name) for i, op in enumerate(graph.ops)
-             if op.region == FORWARD and record(op.type).source is None}
+    ops = {i: op.name for i, op in enumerate(graph.ops)
+           if op.region == FORWARD and record(op.type).source is None}
     asked: dict[int, tuple[str, str]] = {}
     for option, patterns in ((KEEP, keep), (RECOMPUTE, recompute)):
         for pattern in patterns:
-            matching = _matching(option, pattern, names, layers)
-            if not matching:
-                raise PlanError(f"plan: {option}={pattern!r} matches no layer and no op of the "
-                                "forward pass; there are "
-                                f"{_near(pattern, list(names.values()))}")
-            for i in matching:
+            for i in _matching(option, pattern, ops, layers):
                 other, why = asked.setdefault(i, (option, pattern))
                 if other != option:
-                    raise PlanError(f"plan: {names[i]!r} matches {other}={why!r} and "
+                    raise PlanError(f"plan: {layers.shown(ops[i])!r} matches {other}={why!r} and "
                                     f"{option}={pattern!r}; leave it out of one of them")
     return dataclasses.replace(graph, ops=tuple(
         dataclasses.replace(op, policy=asked[i][0]) if i in asked else op
@@ -110,27 +106,47 @@ def _expressions(pattern: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(fnmatch.translate(part)) for part in pattern.strip("/").split("/"))
 
 
-def _matching(option: str, pattern: str, names: Mapping[int, str], layers: Sequence[str]
-              ) -> list[int]:
-    """Return the ops whose names a pattern matches; those of numbered scopes where no other is.
+def _matching(option: str, pattern: str, ops: Mapping[int, str], layers: LayerNames) -> list[int]:
+    """Return the ops whose names a pattern matches.
 
-    A pattern that is the name of a known layer means that layer: where there is a scope of its
-    name, which is another layer's with a number, its own has a number too.
+    Their names are those that reports show, where the step's layers are known; else TensorFlow's,
+    with numbered scopes where no other is meant.
+
+    Raises:
+      PlanError: there are none, or several scopes of which the pattern does not say which is meant.
+    """
+    shown = {i: layers.shown(name) for i, name in ops.items()}
+    exactly = pattern.startswith(_EXACTLY)
+    found = [] if exactly or not layers.layers else _those(pattern, shown)
+    found = found or _in_scopes(option, pattern, {i: traced(name) for i, name in ops.items()})
+    if not found:
+        if pattern in layers.layers:
+            raise PlanError(f"plan: {option}={pattern!r}: that layer has no operation in the "
+                            f"forward pass of this step; leave it out of {option}=")
+        raise PlanError(f"plan: {option}={pattern!r} matches no layer and no op of the forward "
+                        f"pass; there are {_near(pattern, list(shown.values()), layers)}")
+    return found
+
+
+def _those(pattern: str, names: Mapping[int, str]) -> list[int]:
+    return [i for i, name in names.items() if matched(pattern, name)]
+
+
+def _in_scopes(option: str, pattern: str, names: Mapping[int, str]) -> list[int]:
+    """Return the ops whose scopes a pattern matches; those of numbered ones where no other is.
 
     Raises:
       PlanError: there are both, and the pattern does not say which are meant.
     """
     exactly = pattern.startswith(_EXACTLY)
     pattern = pattern.removeprefix(_EXACTLY)
-    same = [i for i, name in names.items() if matched(pattern, name)]
+    same = _those(pattern, names)
     if exactly or same and any(letter in pattern for letter in "*?["):
         return same
     exact = frozenset(same)
     again = {i: found for i, name in names.items()
              if i not in exact and (found := matched(pattern, name, numbered=True))}
     if same and again:
-        if pattern in layers and _is_anothers(pattern, names, layers):
-            return list(again)
         others = ", ".join(map(repr, dict.fromkeys(again.values())))
         raise PlanError(f"plan: {option}={pattern!r} may be the scope of that name or {others}, as "
                         "TensorFlow numbers scopes that are opened again (a Keras layer's ops are "
@@ -138,16 +154,10 @@ def _matching(option: str, pattern: str, names: Mapping[int, str], layers: Seque
     return same or list(again)
 
 
-def _is_anothers(scope: str, names: Mapping[int, str], layers: Sequence[str]) -> bool:
-    """Return whether a scope is that of a layer of another name, numbered as all of its scopes."""
-    other = _NUMBER.sub("", scope)
-    return other != scope and other in layers and not any(
-        other in name.split("/") for name in names.values())
-
-
-def _near(pattern: str, names: Sequence[str]) -> str:
-    """Return the parts of names that are most like a pattern, in words."""
-    parts = list(dict.fromkeys(part for name in names for part in name.split("/")))
+def _near(pattern: str, names: Sequence[str], layers: LayerNames) -> str:
+    """Return the parts of names that are most like a pattern, in words; layers first."""
+    parts = sorted(dict.fromkeys(part for name in names for part in name.split("/")),
+                   key=lambda part: part not in layers.layers)
     wanted = max(pattern.strip("/").split("/"), key=len)
     near = difflib.get_close_matches(wanted.strip("*?"), parts, _NEAR, 0.4) or parts[:_NEAR]
     more = len(parts) - len(near)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.ir.schedule import Plan, resolve
@@ -28,12 +29,13 @@ class Ran:
     reads: tuple[int, ...]
 
 
-def ran(graph: CostGraph, plan: Plan) -> tuple[Ran, ...]:
+def ran(graph: CostGraph, plan: Plan, named: Callable[[str], str] = str) -> tuple[Ran, ...]:
     """Return the steps of a plan in the order of its timeline.
 
     Args:
       graph: joint graph.
       plan: of the graph; its `order` is that of the timeline.
+      named: returns what people call an op, by its name.
     """
     resolved = resolve(graph, plan.schedule)
     when = {position: i for i, position in enumerate(plan.order)}
@@ -51,6 +53,6 @@ def ran(graph: CostGraph, plan: Plan) -> tuple[Ran, ...]:
         entry = graph.vertices[vertex]
         forward = entry.region == FORWARD and not copy
         reads = sorted({when[resolved.maker[i]] for i in resolved.reads[position]})
-        result.append(Ran(entry.name, BACKWARD if copy else entry.region, copy,
+        result.append(Ran(named(entry.name), BACKWARD if copy else entry.region, copy,
                           again.get(vertex, 0) if forward else segment[position], tuple(reads)))
     return tuple(result)

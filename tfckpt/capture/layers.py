@@ -1,0 +1,83 @@
+"""The Keras layers that a training step may call: those that its function can reach."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tfckpt.capture import tf_adapter
+
+_MOST = 2000
+"""Objects that are looked at."""
+_DEEPEST = 4
+_LIBRARIES = ("builtins", "tensorflow", "numpy", "keras", "tf_keras", "tfckpt")
+"""Packages whose objects are not searched for layers."""
+
+
+def layer_names(objects: Iterable[object]) -> tuple[str, ...]:
+    """Return the names of layers, and of those inside of them, ascending.
+
+    Args:
+      objects: layers and models, or what holds some: functions, by what they refer to, methods,
+        containers, objects by their attributes.
+    """
+    return tuple(sorted({inside.name for layer in _layers(objects)
+                         for inside in tf_adapter.layers_in(layer)}))
+
+
+def _layers(objects: Iterable[object]) -> Iterator[Any]:
+    """Return the outermost layers that objects lead to, breadth-first."""
+    seen: dict[int, object] = {}
+    level = list(objects)
+    for _ in range(_DEEPEST):
+        following: list[object] = []
+        for each in level:
+            if id(each) in seen or len(seen) > _MOST:
+                continue
+            seen[id(each)] = each
+            if tf_adapter.layers_in(each):
+                yield each
+            else:
+                following += _held(each)
+        level = following
+
+
+def _held(each: Any) -> Iterable[object]:
+    """Return what an object refers to by itself."""
+    if isinstance(each, Mapping):
+        return each.values()
+    if isinstance(each, list | tuple | set | frozenset):
+        return each
+    if isinstance(each, types.MethodType):
+        return (each.__self__, each.__func__)
+    if isinstance(each, types.FunctionType):
+        return _referred(each)
+    if isinstance(each, functools.partial):
+        return (each.func, *each.args, *each.keywords.values())
+    if tf_adapter.is_tf_function(each):
+        return (each.python_function,)
+    if isinstance(each, type | types.ModuleType) or (
+            type(each).__module__.partition(".")[0] in _LIBRARIES):
+        return ()
+    return getattr(each, "__dict__", {}).values()
+
+
+def _referred(function: types.FunctionType) -> Iterator[object]:
+    """Return the values of a function's free variables, globals and defaults."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # it has no value yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__globals__[name] for name in _global_names(function.__code__)
+                if name in function.__globals__)
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _global_names(inner)
