@@ -23,11 +23,11 @@ from tfckpt.capture.grappler.in_place import Body, optimise_in_place, wanted
 from tfckpt.capture.grappler.question import Question
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
-from tfckpt.capture.layers import layer_names
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
+from tfckpt.carriers.keras_layers import layer_names
 from tfckpt.driver import INLINED, Captured, Outcome, failed, run, switched_off
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.ir.edits import Edits
