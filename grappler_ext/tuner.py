@@ -147,8 +147,9 @@ class _Function:
         plan = next((p for p in self.plans if p.row is taken), self.plans[0])
         self.chosen = plan.rewriter
         if plan.report is not None and plan.row.peak_bytes is not None:
-            name = plan.report.name
-            plan.report.allowed_bytes = self.allowed  # it was made for a share of that
+            name, first = plan.report.name, self.plans[0].report
+            if first is not None:  # others were made for a share of what was asked for
+                plan.report.budget, plan.report.allowed_bytes = first.budget, first.allowed_bytes
             self.plans[0].rewriter.reports[name] = plan.report
             say(f"{name}: {plan.row.name} is taken: {format_bytes(plan.row.peak_bytes)}")
             note(plan.report, plan.row.peak_bytes)

@@ -489,8 +489,8 @@ def _compiled(step: Captured, proposal: Proposal, trials: Trials) -> CompiledRep
     """Return what the report says of who was asked; None where the executor has a small step."""
     if not step.compiled and trials.plain is None:
         return None
-    return CompiledReport(trials.plain, trials.memory_of(proposal), str(proposal.part.budget),
-                          len(trials.tried), trials.reason, trials.seconds, step.compiled)
+    return CompiledReport(trials.plain, trials.memory_of(proposal), len(trials.tried),
+                          trials.reason, trials.seconds, step.compiled)
 
 
 _warned: set[str] = set()

@@ -26,14 +26,16 @@ class InfeasibleBudgetError(PlanError):
       smallest_bytes: smallest feasible peak in bytes, of the same kind as the budget was given
         in (dynamic bytes from a solver; whole-device bytes or a fraction are put into words
         by the front end, which knows the caller's unit).
+      overhead: planned extra time of the plan of that peak, as a fraction of the plain step; None
+        where it is not known.
     """
 
-    def __init__(self, message: str, smallest_bytes: int) -> None:
+    def __init__(self, message: str, smallest_bytes: int, overhead: float | None = None) -> None:
         super().__init__(message)
-        self.smallest_bytes = smallest_bytes
+        self.smallest_bytes, self.overhead = smallest_bytes, overhead
 
     def __reduce__(self) -> tuple:
-        return type(self), (str(self), self.smallest_bytes)
+        return type(self), (str(self), self.smallest_bytes, self.overhead)
 
 
 class RewriteError(TfckptError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -48,9 +49,19 @@ def test_a_refused_fraction_can_be_passed_back_as_it_is_printed():
 
 
 def test_a_budget_of_few_bytes_is_taken_for_a_slip():
-    said = str(parse_budget(80).refusal(5 * 10**7, 10**8, 0))
-    assert 'budget=80 is bytes (megabytes are "80MB", a fraction of the plain peak is 0.8)' in said
+    for budget in (80, "80"):
+        said = str(parse_budget(budget).refusal(5 * 10**7, 10**8, 0))
+        assert 'budget=80 is bytes (megabytes are "80MB", a fraction of the plain peak is ' in said
     assert "is bytes" not in str(parse_budget("80B").refusal(5 * 10**7, 10**8, 0))
+
+
+@pytest.mark.parametrize("budget", [0.4, "40MB"])
+def test_a_refusal_says_what_the_plan_costs(budget):
+    error = parse_budget(budget).refusal(50_000_000, 100_000_000, 0, overhead=2.084)
+    assert "50.0 MB" in str(error) and ", +208 % time). Pass budget=" in str(error)
+    assert str(error).endswith('or budget="min", which weighs memory against time')
+    assert pickle.loads(pickle.dumps(error)).overhead == error.overhead == 2.084
+    assert "time" not in str(parse_budget(budget).refusal(50_000_000, 100_000_000, 0, overhead=0))
 
 
 def test_bytes_are_said_as_they_were_written():

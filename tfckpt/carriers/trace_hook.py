@@ -55,6 +55,7 @@ class Records:
       around: the records of the decorator, where these are of one object whose method it made.
       tune: takes the first batch that a model trains with, and settles its plan; None where that is
         done, or not wanted.
+      settled: fills in what tuning has measured in the report of each trace that follows.
     """
 
     def __init__(self, around: Records | None = None) -> None:
@@ -64,6 +65,7 @@ class Records:
         self.open_for: CallSizes | None = None
         self.opened = False
         self.tune: Callable[[Any], None] | None = None
+        self.settled: Callable[[Report], None] | None = None
         self._traced: set[tuple] = set()
         self.around = around
 
@@ -114,6 +116,8 @@ class Records:
         """
         self.graph = weakref.ref(graph)
         self.report = report
+        if self.settled is not None:
+            self.settled(report)
         key, number = signature, 1
         while key in self.reports:  # traces that differ by something else, such as captured objects
             number += 1

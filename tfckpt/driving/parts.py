@@ -8,7 +8,7 @@ from tfckpt.cost.build import cost_of
 from tfckpt.cost.variables import updated_late
 from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.costgraph import CostGraph
-from tfckpt.ir.graph import Graph
+from tfckpt.ir.graph import KEEP, Graph
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import Target
 from tfckpt.plan.forward_ad import Decision
@@ -74,8 +74,8 @@ class Part(DevicePart):
         """Return the bytes that may be taken, as `plain_bytes` counts; None for the minimum."""
         return self.budget.dynamic(self.plain_bytes, self.held_bytes)
 
-    def refusal(self, smallest_bytes: int, resident_bytes: int, note: str, sure_bytes: int = 0
-                ) -> InfeasibleBudgetError:
+    def refusal(self, smallest_bytes: int, resident_bytes: int, note: str, sure_bytes: int = 0,
+                overhead: float | None = None) -> InfeasibleBudgetError:
         """Return the error that says that no plan fits, and why loops are as they are.
 
         Args:
@@ -83,14 +83,20 @@ class Part(DevicePart):
           resident_bytes: allocated before the step starts.
           note: what else there is to say, after a space.
           sure_bytes: the most that was simulated of the plan of that peak; 0 for no more.
+          overhead: planned extra time of that plan, as a fraction; None where it is not known.
         """
+        kept = sum(op.policy == KEEP for op in self.graph.ops)
+        if kept:
+            note = (f". keep= has {kept} operation{'s' * (kept > 1)} computed once; without it, "
+                    f"less may be feasible{note}")
         left = sorted((line for line in self.graph.refused if "the loop is not recomputed" in line),
                       key=lambda line: "in segments" not in line)
         if left:
             more = f", and {len(left) - 1} more lines like this" if len(left) > 1 else ""
             note += f". {left[0]}{more}"
         return self.budget.refusal(
-            smallest_bytes, self.plain_bytes, resident_bytes, self.device, note, sure_bytes)
+            smallest_bytes, self.plain_bytes, resident_bytes, self.device, note, sure_bytes,
+            overhead)
 
     @property
     def room(self) -> int | None:

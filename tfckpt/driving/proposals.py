@@ -398,7 +398,8 @@ def decisions(part: Part, options: Options, limits: Limits,
         if part.asked is None:
             ended = ended_by()
             raise part.refusal(error.smallest_bytes, cost.resident_bytes,
-                               f"; {ended} ended the search" if ended else "") from None
+                               f"; {ended} ended the search" if ended else "",
+                               overhead=error.overhead) from None
         yield from within(error.smallest_bytes)
 
 

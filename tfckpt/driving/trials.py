@@ -424,10 +424,11 @@ class Trials:
         assert self.plain is not None
         looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
-            lowest = min((t.memory for t in self._last or self.tried), default=self.plain,
-                         key=lambda memory: memory.temp_bytes)
-            raise part.refusal(lowest.temp_bytes, part.held_bytes, f". {self._asked()}",
-                               lowest.bound)
+            lowest = min(self._last or self.tried, default=None,
+                         key=lambda trial: trial.memory.temp_bytes)
+            memory = self.plain if lowest is None else lowest.memory
+            raise part.refusal(memory.temp_bytes, part.held_bytes, f". {self._asked()}",
+                               memory.bound, None if lowest is None else _overhead(lowest))
 
     def _asked(self) -> str:
         tried, who = len(self.tried), self.words.who
@@ -456,6 +457,12 @@ def _otherwise(trial: Trial) -> Proposal:
     part = trial.proposal.part
     target = dataclasses.replace(part.target, otherwise=True)
     return dataclasses.replace(trial.proposal, part=dataclasses.replace(part, target=target))
+
+
+def _overhead(trial: Trial) -> float:
+    """Return the planned extra time of a plan, as a fraction."""
+    planned = trial.proposal.decision.planned
+    return planned.time / max(planned.baseline.time, 1e-12) - 1.0
 
 
 def _recomputes(trial: Trial) -> bool:

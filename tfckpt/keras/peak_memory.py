@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -145,7 +145,7 @@ class PeakMemory(keras.callbacks.Callback):
             measured = _of_whole_batches(self._dynamic)
             _note(found, measured)
             if self._compare and epoch == (self.params or {}).get("initial_epoch", 0):
-                print(_comparison(found, measured, self._devices), flush=True)
+                print(_comparison(found, measured, self._largest), flush=True)
         if self._board is not None:
             peaks: dict[str, float] = {}
             _write(peaks, self._largest)
@@ -219,9 +219,12 @@ def _write(logs: dict[str, Any] | None, peaks: dict[str, int]) -> None:
             logs[f"{PEAK}_{device.lower().replace(':', '_')}"] = peak / _MIB
 
 
-def _comparison(found: Report | None, measured: int, devices: tuple[str, ...]) -> str:
-    """Planned against measured, as text of three to five lines."""
+def _comparison(found: Report | None, measured: int, peaks: Mapping[str, int]) -> str:
+    """Planned against measured, and the peaks of whole devices, as text of some lines."""
     lines = ["", "tfckpt: bytes above what is allocated when a step begins"]
+    devices = ", ".join(peaks)
+    whole = [f"  peak of {device:<8} {format_bytes(peak):>10}  with all that is allocated there "
+             f"({PEAK} {peak / _MIB:.1f})" for device, peak in peaks.items()]
     if found is None:
         lines.append("  planned peak     none: no step was planned; tfckpt.keras.checkpoint(model) "
                      "has them planned")
@@ -229,12 +232,15 @@ def _comparison(found: Report | None, measured: int, devices: tuple[str, ...]) -
         taken = found.compiled if found.compiled and found.compiled.after else None
         _, expected = found.expected_bytes
         off = 100.0 * (measured / max(expected, 1) - 1.0)
+        allowed = found.allowed_bytes
         lines += [f"  plain peak       {format_bytes(found.baseline_peak_bytes):>10}",
                   f"  planned peak     {format_bytes(found.planned_peak_bytes):>10}"
                   + ("" if found.applied else f"  (not applied: {found.reason})"),
                   *([f"  {taken.label:<15}  {format_bytes(expected):>10}"] if taken else []),
+                  *([f"  budget           {format_bytes(allowed):>10}  {found.budget}"]
+                    if allowed is not None else []),
                   f"  measured peak    {format_bytes(measured):>10}  {off:+.1f} % of "
-                  f"{taken.label if taken else 'planned'}, {', '.join(devices)}"]
-        return "\n".join(lines)
-    lines.append(f"  measured peak    {format_bytes(measured):>10}  {', '.join(devices)}")
-    return "\n".join(lines)
+                  f"{taken.label if taken else 'planned'}, {devices}"]
+        return "\n".join(lines + whole)
+    lines.append(f"  measured peak    {format_bytes(measured):>10}  {devices}")
+    return "\n".join(lines + whole)

@@ -140,7 +140,7 @@ def _tune(owner: Callable[[], Any], options: Options, batch: Any) -> None:
     Raises:
       PlanError, InfeasibleBudgetError: as `tfckpt.tune`; and where several replicas train.
     """
-    from tfckpt.tuning.run import tune
+    from tfckpt.tuning.run import note_tuned, tune
 
     model = owner()
     strategy = getattr(model, "distribute_strategy", None)
@@ -162,4 +162,7 @@ def _tune(owner: Callable[[], Any], options: Options, batch: Any) -> None:
     if found.chosen is found.plain:  # the class's own step again
         object.__delattr__(model, "train_step")
     else:
-        _wrap(model, step.options, _records[model])
+        records = _records[model]
+        records.settled = functools.partial(
+            note_tuned, found.asked, found.plain, found.chosen, found.allowed_bytes)
+        _wrap(model, step.options, records)

@@ -617,10 +617,12 @@ class StepPlanner:
             yield from sorted((f for f in self._further(pool) if f.fits(usable)),
                               key=lambda f: f.peak)
             return
-        needed = min(int(_smallest_peak(smallest) / self.target.safety) + 2, self.plain.peak_bytes)
+        lowest = _lowest(smallest, lambda peak, _: (peak,))
+        needed = min(int(lowest.peak / self.target.safety) + 2, self.plain.peak_bytes)
         raise InfeasibleBudgetError(
             f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the minimum dynamic "
-            f"peak it can promise is {needed:,} bytes", needed)
+            f"peak it can promise is {needed:,} bytes", needed,
+            lowest.priced.time / max(self.graph.total_time, 1e-12) - 1.0)
 
     def _untouched(self) -> _Finished:
         """Return the plain step as a plan of this graph.

@@ -78,6 +78,7 @@ class Report:
       unknown_variables: how many variables have an unknown size and are not in `resident_bytes`.
       compiled: the answer of XLA, or Grappler, about the step; None where neither was asked.
       bound_bytes: live bytes that no plan stays below: what the largest op needs by itself.
+      budget: what was asked for, in words.
       allowed_bytes: what the budget allows above what the step starts with; None for the minimum.
       measured_baseline_bytes, measured_peak_bytes: None until something measured them.
       observed_calls: calls in which something looked at the peak.
@@ -124,6 +125,7 @@ class Report:
     stored: str = ""
     ended_by: str = ""
     bound_bytes: int = 0
+    budget: str = ""
     allowed_bytes: int | None = None
     measured_baseline_bytes: int | None = None
     measured_peak_bytes: int | None = None
@@ -161,8 +163,8 @@ class Report:
                 f"peak is {self.planned_peak_bytes / self.bound_bytes:.2f} times that")]
               if self.bound_bytes else []),
             *([(self.compiled.label, str(self.compiled))] if self.compiled else []),
-            ("measured peak", "not measured" if self.measured_peak_bytes is None
-             else format_bytes(self.measured_peak_bytes)),
+            *([("budget", self._budget)] if self.budget else []),
+            ("measured peak", self._measured),
             ("resident", f"{format_bytes(self.resident_bytes)} of variables, inputs and constants"
              + (f", and {self.unknown_variables} variables of unknown size"
                 if self.unknown_variables else "")),
@@ -200,6 +202,27 @@ class Report:
           certificate: the same in words, for the report's text.
         """
         self.identical, self.certificate = identical, certificate
+
+    @property
+    def _budget(self) -> str:
+        return self.budget + ("" if self.allowed_bytes is None else (
+            f": {format_bytes(self.allowed_bytes)} above what the step starts with"))
+
+    @property
+    def _measured(self) -> str:
+        """Return the measured peak, with what it is compared to."""
+        measured, plain, allowed = (
+            self.measured_peak_bytes, self.measured_baseline_bytes, self.allowed_bytes)
+        if measured is None:
+            return "not measured"
+        text = format_bytes(measured)
+        if plain:
+            text += f" ({measured / plain:.2f} of plain, measured too: {format_bytes(plain)})"
+        if allowed is not None:
+            over = measured / max(allowed, 1) - 1.0
+            text += ", within the budget" if over <= 0 else (
+                f", {100 * over:.1f} % above what the budget allows")
+        return text
 
     @property
     def _origin(self) -> str:
@@ -341,6 +364,7 @@ def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edi
     report = _report_of_part(name, graph, proposals[0], edits, seconds, names)
     report.rejected, report.planned_for, report.compiled = rejected, planned_for, compiled
     report.stored, report.allowed_bytes = stored, proposals[0].part.allowed
+    report.budget = str(proposals[0].part.budget)
     report.ended_by = ended_by()
     report.refused = tuple(dict.fromkeys(
         (*report.refused, *(line for p in proposals for line in p.part.graph.refused))))[:REFUSALS]

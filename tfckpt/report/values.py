@@ -205,7 +205,6 @@ class CompiledReport:
     Attributes:
       before, after: the plain step, and the step as it is applied; None where neither XLA nor
         Grappler was asked.
-      budget: what was asked for.
       trials: about how many plans.
       reason: why neither was asked.
       seconds: how long the answers took.
@@ -214,7 +213,6 @@ class CompiledReport:
 
     before: XlaMemory | None = None
     after: XlaMemory | None = None
-    budget: str = ""
     trials: int = 0
     reason: str = ""
     seconds: float = 0.0
@@ -232,7 +230,6 @@ class CompiledReport:
         what = "temporary" if self.by_xla else "simulated on what Grappler makes of it"
         if self.after.most_bytes > after:
             what += f", at most {format_bytes(self.after.most_bytes)}"
+        plans = "1 plan" if self.trials == 1 else f"{self.trials} plans"
         return (f"{format_bytes(before)} -> {format_bytes(after)} {what} "
-                f"({after / max(before, 1):.2f} of plain, asked for {self.budget}; "
-                f"{self.trials} {'plan' if self.trials == 1 else 'plans'} tried in "
-                f"{self.seconds:.1f} s)")
+                f"({after / max(before, 1):.2f} of plain; {plans} tried in {self.seconds:.1f} s)")

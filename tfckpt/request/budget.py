@@ -20,6 +20,8 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 DEVICE = "device"
 OVER = 1.03
 """Times what is allowed, from which a measured peak is worth a warning."""
+_SLOWER = 0.02
+"""Of the plain step's time, from which an error says what a plan takes more."""
 _PERCENTS = 100
 """Bytes up to which an int without a unit was hardly meant to be bytes."""
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*$")
@@ -77,7 +79,8 @@ class Budget:
         return f"{self.text} ({size})" if "i" in self.text.lower() else size
 
     def refusal(self, smallest_bytes: int, baseline_bytes: int, resident_bytes: int,
-                device: str = "", note: str = "", sure_bytes: int = 0) -> InfeasibleBudgetError:
+                device: str = "", note: str = "", sure_bytes: int = 0,
+                overhead: float | None = None) -> InfeasibleBudgetError:
         """Return the error that says, in the caller's unit, that no plan fits.
 
         Args:
@@ -88,33 +91,38 @@ class Budget:
           note: what else there is to say, after a space.
           sure_bytes: the most that was simulated of the plan of the smallest peak, which is what it
             is expected to take; 0 where that is the same. It is what the error says to pass.
+          overhead: planned extra time of that plan, as a fraction; None where it is not known.
         """
         smallest = min(smallest_bytes, baseline_bytes)  # the plain step is a plan too
         sure = sure_bytes if smallest < sure_bytes < baseline_bytes else smallest
         most = f" expected, at most {format_bytes(sure)} simulated" if sure > smallest else ""
         where = f" on {device}" if device else ""
+        slower = overhead is not None and overhead >= _SLOWER
+        most += f", {100 * (overhead or 0.0):+.0f} % time" if slower else ""
+        least = ' or budget="min"' + (", which weighs memory against time" if slower else "")
         if self.fraction is not None:
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
                 f" cannot be met{where}; the smallest feasible fraction found is "
                 f"{_fraction(smallest, baseline_bytes)} ({format_bytes(smallest)}{most}). Pass "
-                f'budget={_fraction(sure, baseline_bytes)} or budget="min"{note}', smallest)
+                f"budget={_fraction(sure, baseline_bytes)}{least}{note}", smallest, overhead)
         if self.of_device:
             return InfeasibleBudgetError(
                 f'plan: budget="device" cannot be met{where}: {format_bytes(self.free_bytes)} are '
                 f"free, and the minimum that a step needs there above what it starts with is "
                 f"{format_bytes(smallest)}. Use a smaller batch, free memory before the first step,"
-                f' or pass budget="min"{note}', smallest)
+                f' or pass budget="min"{note}', smallest, overhead)
         total = smallest + resident_bytes
         asked = self.device_bytes or 0
-        shown = str(self) if self.text or asked > _PERCENTS else (
+        has_unit = any(letter.isalpha() for letter in self.text)
+        shown = str(self) if has_unit or asked > _PERCENTS else (
             f'{asked} is bytes (megabytes are "{asked}MB", a fraction of the plain peak is '
             f"{asked / 100:g}) and")
         return InfeasibleBudgetError(
             f"plan: budget={shown} cannot be met{where}; the "
             f"smallest feasible one found is {total} bytes (about {format_bytes(total)}: "
             f"{format_bytes(resident_bytes)} resident + {format_bytes(smallest)} dynamic{most}). "
-            f'Pass budget={sure + resident_bytes} or budget="min"{note}', total)
+            f"Pass budget={sure + resident_bytes}{least}{note}", total, overhead)
 
 
 def _fraction(part: int, whole: int) -> float:

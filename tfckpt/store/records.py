@@ -62,7 +62,7 @@ def to_record(decided: Decided, graph: Graph, parts: Sequence[Part]) -> dict[str
         "answers": [None if a is None else _memory(a, texts) for a in answers],
         "compiled": said and {
             "before": _number(said.before, answers), "after": _number(said.after, answers),
-            "budget": said.budget, "trials": said.trials, "reason": texts.pieces(said.reason),
+            "trials": said.trials, "reason": texts.pieces(said.reason),
             "seconds": said.seconds, "by_xla": said.by_xla}}
 
 
@@ -86,8 +86,8 @@ def from_record(record: Mapping[str, Any], graph: Graph, wanted: Sequence[Device
     answers = tuple(None if a is None else _memory_of(a, texts) for a in record["answers"])
     said = record["compiled"]
     compiled = None if said is None else CompiledReport(
-        _answer(said["before"], answers), _answer(said["after"], answers), said["budget"],
-        said["trials"], texts.text(said["reason"]), said["seconds"], said["by_xla"])
+        _answer(said["before"], answers), _answer(said["after"], answers), said["trials"],
+        texts.text(said["reason"]), said["seconds"], said["by_xla"])
     plain = answers[0] if answers else None
     proposals = tuple(_proposal(entry, priced(part, PlainPeak(*entry["plain"])).as_asked(plain),
                                 texts)

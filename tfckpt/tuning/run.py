@@ -64,6 +64,22 @@ def tune(step: CheckpointedStep, *args: Any, limit_seconds: float = 120.0, steps
     return _Tuning(step, Bench(args, kwargs, steps), limit_seconds, xla).run()
 
 
+def note_tuned(asked: str, plain: Measured, taken: Measured, allowed: int | None,
+               report: Report) -> None:
+    """Fill in what tuning has measured, and what was asked of it: a plan is made for a share.
+
+    Args:
+      asked: the budget, in words.
+      plain: what was measured of the plain step.
+      taken: what was measured of what is taken.
+      allowed: the bytes that a measured peak may have; None for the minimum.
+      report: of what is taken; changed.
+    """
+    report.budget, report.allowed_bytes = asked, allowed
+    report.measured_peak_bytes, report.measured_baseline_bytes = taken.peak_bytes, plain.peak_bytes
+    report.observed_calls = OBSERVED
+
+
 class _Tuning:
     """One step that is being tuned."""
 
@@ -310,9 +326,7 @@ class _Tuning:
                 self._again(True) if other else self.step.plain)
         report = self.step.report
         assert report is not None
-        report.measured_peak_bytes, report.measured_baseline_bytes = (
-            taken.peak_bytes, plain.peak_bytes)
-        report.observed_calls, report.allowed_bytes = OBSERVED, allowed
+        note_tuned(str(self._asked), plain, taken, allowed, report)
         say(f"  {taken.name} is taken: {format_bytes(taken.peak_bytes or 0)}")
         gc.collect()
         return report
