@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 _ALLOC, _FREE, _SHARE = range(3)
@@ -125,13 +126,35 @@ def _applied(event: Any, size: dict[int, int], root: dict[int, int],
 
 
 def _held(hlo: Any, live: list[tuple[int, str]]) -> tuple[XlaBuffer, ...]:
-    named = {i.name: i for part in hlo.hlo_module.computations for i in part.instructions}
+    parts = {c.id: c for c in hlo.hlo_module.computations}
+    made = [i for part in parts.values() for i in part.instructions]
+    named, by_id = {i.name: i for i in made}, {i.id: i for i in made}
     found = []
     for size, name in live:
-        made = named.get(name)
-        op = made.metadata.op_name if made is not None else ""
-        found.append(XlaBuffer(size, op or name, made.opcode if made is not None else ""))
+        instruction = named.get(name)
+        op = "" if instruction is None else _op_of(instruction, parts, by_id)
+        found.append(XlaBuffer(size, op or name, instruction.opcode if instruction else ""))
     return tuple(sorted(found, key=lambda b: (-b.bytes, b.op)))
+
+
+def _op_of(made: Any, parts: Mapping[int, Any], by_id: Mapping[int, Any]) -> str:
+    """Return the op that an instruction's values come from; "" where XLA names none.
+
+    That is its own; of a fusion, that of a result, or else of the last that is fused; of what
+    only hands values on, that of what it reads.
+    """
+    while not made.metadata.op_name:
+        if made.opcode == "fusion":
+            fused = parts[made.called_computation_ids[0]]
+            inside = [i.metadata.op_name for i in (*_results(fused), *reversed(fused.instructions))]
+            if any(inside):
+                return next(filter(None, inside))
+        elif made.opcode not in _REARRANGING:
+            return ""
+        if not made.operand_ids:
+            return ""
+        made = by_id[made.operand_ids[0]]
+    return str(made.metadata.op_name)
 
 
 def _in_memory(hlo: Any) -> tuple[tuple[str, int], ...]:

@@ -14,6 +14,8 @@ from tfckpt.report.values import RECOMPUTED, Curve, Fate, LiveTensor
 from tfckpt.simulate.simulate import Live, Timeline
 
 _GRADIENT = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?)/")
+_ARGUMENT = "XLA_Args"
+"""What XLA calls an argument of the step."""
 _COPY = re.compile(r"-tfckpt\d+$")
 
 
@@ -109,6 +111,9 @@ def xla_curve(memory: XlaMemory, names: LayerNames) -> Curve:
 
 def _xla_tensor(buffer: XlaBuffer, names: LayerNames) -> LiveTensor:
     """Return a buffer as people know it: by the layer of the op that it comes from."""
+    if buffer.op == _ARGUMENT:
+        return LiveTensor(buffer.bytes, "argument", "variables and inputs",
+                          f"XLA's {buffer.opcode}")
     if _COPY.search(buffer.op):
         why = "recomputed for the backward"
     elif _GRADIENT.search(buffer.op):
