@@ -89,10 +89,12 @@ def _three_layers():
     return keras.Model(inputs, keras.layers.Dense(5)(x))
 
 
+@pytest.mark.parametrize("by_name", [True, False])
 @pytest.mark.parametrize("layer", UNITS)
-def test_a_keras_models_layer_is_meant_by_its_name(layer):
+def test_a_keras_models_layer_is_meant_by_its_name(layer, by_name):
     """TensorFlow numbers the scopes of layers, so that one has the name of the next layer."""
-    model = tfckpt.keras.checkpoint(_three_layers(), recompute=layer)
+    model = _three_layers()
+    tfckpt.keras.checkpoint(model, recompute=layer if by_name else model.get_layer(layer))
     names = [each.name for each in model.layers if each.name.startswith("dense")]
     assert names == ["dense", "dense_1", "dense_2", "dense_3"]
     model.compile("sgd", "mse", jit_compile=False)

@@ -148,7 +148,7 @@ def _op_of(made: Any, parts: Mapping[int, Any], by_id: Mapping[int, Any]) -> str
             fused = parts[made.called_computation_ids[0]]
             inside = [i.metadata.op_name for i in (*_results(fused), *reversed(fused.instructions))]
             if any(inside):
-                return next(filter(None, inside))
+                return str(next(filter(None, inside)))
         elif made.opcode not in _REARRANGING:
             return ""
         if not made.operand_ids:

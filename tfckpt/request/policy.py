@@ -33,17 +33,16 @@ def parse_patterns(option: str, given: Any) -> tuple[str, ...]:
 
     Args:
       option: its name, for the error.
-      given: None, a pattern, or several.
+      given: None, a pattern, or several; a Keras layer stands for its name.
 
     Raises:
       PlanError: something else.
     """
     if given is None:
         return ()
-    patterns = (given,) if isinstance(given, str) else given
-    if not isinstance(patterns, Iterable) or isinstance(patterns, bytes | dict):
-        patterns = (None,)
-    found = tuple(patterns)
+    patterns = given if isinstance(given, Iterable) and not isinstance(
+        given, str | bytes | dict) else (given,)
+    found: tuple[Any, ...] = tuple(getattr(pattern, "name", pattern) for pattern in patterns)
     if not all(isinstance(pattern, str) and pattern.strip("/") for pattern in found):
         raise PlanError(f"plan: {option}={given!r} must be a name of a layer or an op, or a list "
                         'of such; * and ? stand for other letters: "dense_1", "block*/relu"')
