@@ -41,7 +41,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "Grappler": ("tfckpt.capture.grappler.question:Question.answer",),
     "its body": ("tfckpt.carriers.trace_hook:optimise_in_place",),
     "capture": ("tfckpt.carriers.trace_hook:Traced.capture",),
-    "cost": ("tfckpt.driving.parts:build_cost_graph",),
+    "cost": ("tfckpt.driving.parts:cost_of",),
     "plain peak": ("tfckpt.driving.parts:price_plain",),
     "asked": ("tfckpt.driving.trials:Trials._memory",),
     "search": ("tfckpt.plan.planner:StepPlanner._made",),

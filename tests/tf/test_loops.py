@@ -15,7 +15,9 @@ from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import origin
+from tfckpt.cost.storage import roots, storage_bytes
 from tfckpt.cost.time import seconds
+from tfckpt.ir.graph import Graph, Op, Tensor
 from tfckpt.ir.target import Rates, Target
 from tfckpt.ops import record
 
@@ -273,3 +275,35 @@ def test_a_list_of_zeros_is_planned_and_measured_alike():
     marked = tfckpt.checkpoint(tf.function(step), solver="store_all")
     marked.get_concrete_function(x)
     assert 0.7 <= marked.report.baseline_peak_bytes / measured <= 1.1
+
+
+def test_rows_in_a_list_are_copies():
+    """On the executor, as the allocator says: XLA makes none."""
+    rows = 8
+    x = tf.ones((rows, 256, 1024))  # 1 MiB a row
+
+    @tf.function
+    def listed(x):
+        wide = 2.0 * x
+        made = tf.TensorArray(tf.float32, rows, element_shape=(256, 1024)).unstack(wide)
+        with tf.control_dependencies([made.flow]):
+            return tf.reduce_sum(wide) + tf.reduce_sum(made.read(0))
+
+    measured = tfckpt.verify.measure_peak(listed, x, repeats=3)
+    assert 2 * rows <= measured / 2**20 < 2 * rows + 2
+    graph = listed.get_concrete_function(x).graph
+    for compiled, own in ((False, rows << 20), (True, 0)):
+        captured = capture(graph, compiled=compiled)
+        (made,) = [i for i, op in enumerate(captured.ops) if op.type == "TensorListFromTensor"]
+        assert storage_bytes(captured, roots(captured)).get((made, 0), 0) == own
+
+
+def test_a_stack_of_a_list_takes_what_its_entries_take():
+    """Its size is not known where lengths are open; what says how entries look adds nothing."""
+    size = 3 * 512
+    graph = Graph("step", (
+        Op("list", "TensorListReserve", (), (), (Tensor("variant", (), size),), "forward", True),
+        Op("shape", "Const", (), (), (Tensor("int32", (2,), 8),), "forward", True),
+        Op("stack", "TensorListStack", ((0, 0), (1, 0)), (), (
+            Tensor("float32", (None, 128), None),), "forward", True)), ((2, 0),), ())
+    assert storage_bytes(graph, roots(graph))[2, 0] == size

@@ -10,7 +10,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.loops.branch_values import kept_by_branches
-from tfckpt.capture.loops.lists import Kept, bytes_of_zeros, kept_lists
+from tfckpt.capture.loops.lists import Kept, bytes_outside_loops, kept_lists
 from tfckpt.capture.loops.purity import reads_counted_list
 from tfckpt.capture.loops.repeated import repeat_loops
 from tfckpt.capture.op_attributes import attrs_of, results_of
@@ -113,8 +113,9 @@ def _lists_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
     """Return the bytes of what an op makes without a size of its own, by slot."""
     if op.name in loops:
         return loops[op.name].bytes
-    zeros = bytes_of_zeros(op, known, loops) if target.shares_list_entries and op.outputs else {}
-    return zeros or kept_by_branches(op, known)
+    found = bytes_outside_loops(op, known, loops) if (
+        target.shares_list_entries and op.outputs) else {}
+    return found or kept_by_branches(op, known)
 
 
 def _known_in(shapes: tf.Graph | None) -> Callable[[tf.Operation], tf.Operation]:

@@ -190,14 +190,18 @@ def merged_pairs(graph: Graph) -> dict[int, int]:
 def _storages(graph: Graph, members: Sequence[Sequence[int]], big: Mapping[TensorId, int],
               fetched: Collection[TensorId]) -> tuple[list[Storage], dict[TensorId, int]]:
     storages = [Storage(f"{graph.ops[i].name}:{slot}", big[i, slot], v, (i, slot) in fetched,
-                        (i, slot), _entries(graph.ops[i], slot))
+                        (i, slot), _entries(graph, i, slot))
                 for v, ops in enumerate(members) for i in ops
                 for slot in range(len(graph.ops[i].outputs)) if (i, slot) in big]
     return storages, {storage.tensor: index for index, storage in enumerate(storages)}
 
 
-def _entries(op: Op, slot: int) -> int:
+def _entries(graph: Graph, i: int, slot: int) -> int:
     """Return how many tensors a result is: of a loop's list one for each iteration."""
+    op = graph.ops[i]
+    if record(op.type).lists.rows:
+        source, of = op.inputs[0]
+        return (graph.ops[source].outputs[of].shape or (None,))[0] or 1
     return op.loop.trips if op.loop is not None and op.outputs[slot].dtype == "variant" else 1
 
 

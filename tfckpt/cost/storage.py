@@ -62,7 +62,8 @@ def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[Te
 class _Bounds:
     """Bounds on the bytes of tensors whose sizes depend on data.
 
-    1. What an op makes is no larger than what it reads, times its `growth`.
+    1. What an op makes is no larger than what it reads, times its `growth`; of a list all entries
+       together, whatever shape it is said that they have.
     2. Where an op reads a tensor of unknown size, an unknown dimension of its result is no longer
        than that of what it reads: of the longest, if it is element-wise, else of all together. By
        the first rule alone, bounds would double with each op that reads two such tensors.
@@ -77,7 +78,8 @@ class _Bounds:
         """Bound a tensor; those that its op reads have been bounded before."""
         op = self._graph.ops[tensor[0]]
         known, result = record(op.type), op.outputs[tensor[1]]
-        size = known.growth * sum(self._read(t) for t in op.inputs)
+        read = op.inputs[:1] if known.lists.stacks else op.inputs
+        size = known.growth * sum(self._read(t) for t in read)
         lengths = [self._length[t] for t in op.inputs if t in self._length]
         dimensions = result.shape or (None,)
         one = _width(result.dtype) * math.prod(d for d in dimensions if d is not None)
@@ -153,7 +155,8 @@ def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ..
             and all(constant[source] for source, _ in op.inputs)
             and all((t.bytes or 0) <= _FOLDED_BYTES and t.bytes is not None for t in op.outputs))
         constant.append(folded)
-        aliases = known.aliases or undoes_nothing(graph, index)
+        copies = known.lists.rows and bool(op.outputs[0].bytes)  # each row, unless XLA compiles it
+        aliases = known.aliases and not copies or undoes_nothing(graph, index)
         found = _op_roots(op, index, folded, aliases, result)
         if views is not None:
             found = tuple(views.root_of((index, slot), result) if own == (index, slot) else own

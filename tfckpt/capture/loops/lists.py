@@ -140,11 +140,13 @@ def list_length(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]
     return None
 
 
-def bytes_of_zeros(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
-                   loops: Mapping[str, Kept]) -> dict[int, int]:
-    """Return the bytes of a list of zeros, which has as many entries as the list it is made like.
+def bytes_outside_loops(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
+                        loops: Mapping[str, Kept]) -> dict[int, int]:
+    """Return the bytes of a list that no loop makes, on TensorFlow's executor.
 
-    The gradient of a list that a loop reads begins with one. Entries that were never set take none.
+    That is a list of the rows of a tensor, each of which is copied; or a list of zeros, which has
+    as many entries as the list it is made like: the gradient of what a loop reads from a list
+    begins with one. Entries that were never set take none.
 
     Args:
       op: any op of the graph that is captured.
@@ -152,20 +154,21 @@ def bytes_of_zeros(op: tf.Operation, known: Callable[[tf.Operation], tf.Operatio
       loops: what the loops of the graph keep, by name.
 
     Returns:
-      By slot; empty where the op makes no list, and where the size is not known.
+      By slot; empty where the op makes no such list, and where the size is not known.
     """
-    if record(op.type).fills != 0.0 or op.outputs[0].dtype != tf.variant:
+    made = op
+    if record(op.type).fills == 0.0 and op.outputs[0].dtype == tf.variant:
+        source = _like(op.inputs[0])
+        while source.op.name in loops:
+            size = loops[source.op.name].bytes.get(source.value_index)
+            if size is not None:
+                return {0: size}
+            # handed through the loop
+            source = _like(number_origin(source.op.inputs[source.value_index]))
+        made = source.op
+    if not record(made.type).lists.rows:
         return {}
-    source = _like(op.inputs[0])
-    while source.op.name in loops:
-        size = loops[source.op.name].bytes.get(source.value_index)
-        if size is not None:
-            return {0: size}
-        # handed through the loop
-        source = _like(number_origin(source.op.inputs[source.value_index]))
-    if not record(source.op.type).lists.rows:
-        return {}
-    rows = known(source.op).inputs[0]
+    rows = known(made).inputs[0]
     count = rows.shape.num_elements()
     return {} if count is None else {0: count * rows.dtype.size}
 
