@@ -29,6 +29,7 @@ from tests.support.reference_allocator import BLOCKS, ReferenceAllocator
 from tfckpt.ir.costgraph import FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.planner import baseline, plan_step
+from tfckpt.simulate.allocator import BestFit, splittable
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -92,6 +93,25 @@ def test_a_region_is_split_where_it_is_twice_the_request(requested, chunk):
     (385 * MIB, 512 * MIB), (383 * MIB, 383 * MIB), (5 << 40, 5 << 40)])
 def test_or_where_128_mib_would_be_wasted(requested, chunk):
     assert Both().allocate(requested) == chunk
+
+
+@pytest.mark.parametrize(("requested", "block"), [
+    (1, 512), (MIB + 1, 2 * MIB + 512), (65 * MIB, 130 * MIB), (128 * MIB, 256 * MIB),
+    (129 * MIB, 257 * MIB), (900 * MIB, 1028 * MIB)])
+def test_the_smallest_block_that_is_split(requested, block):
+    rounded = -(-requested // 256) * 256
+    assert splittable(requested) == block
+    assert BestFit(block).allocate(requested).size == rounded
+    assert BestFit(block - 256).allocate(requested).size == block - 256
+
+
+@given(st.integers(1, 1 << 32))
+def test_after_such_a_block_a_request_gets_what_it_asks_for(requested):
+    """In a fresh process, whatever the power of two below it; without, it may get twice as much."""
+    heap = Both()
+    heap.allocate(splittable(requested))
+    heap.release(0)
+    assert heap.allocate(requested) == -(-requested // 256) * 256
 
 
 def test_a_hole_of_less_than_twice_the_request_is_handed_out_whole():

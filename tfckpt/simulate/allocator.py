@@ -156,6 +156,16 @@ def _is_split(found: int, size: int) -> bool:
     return found >= 2 * size or found - size >= MAX_SLACK
 
 
+def splittable(size: int) -> int:
+    """Return the bytes of the smallest free chunk of which a request gets no more than it asks for.
+
+    Args:
+      size: bytes asked for, rounded up to `ALIGNMENT`.
+    """
+    size = -(-size // ALIGNMENT) * ALIGNMENT
+    return min(2 * size, size + MAX_SLACK)
+
+
 def _absorb(chunk: Chunk, gone: Chunk) -> None:
     chunk.size += gone.size
     chunk.after = gone.after
