@@ -22,6 +22,7 @@ from tfckpt.common.clock import time_limit
 from tfckpt.common.collector import collector_paused, older_objects_set_aside
 from tfckpt.common.messages import waiting_for
 from tfckpt.driving import dump
+from tfckpt.driving.free_block import leave_free_block
 from tfckpt.driving.here import place
 from tfckpt.driving.judges import JUDGES, Candidate, Rejected
 from tfckpt.driving.parts import DevicePart, Part, Proposal, unchanged
@@ -468,6 +469,9 @@ def _applied(carrier: Carrier, step: Captured, candidate: Candidate, decided: De
     if certificate is not None:
         report.certified(certificate.same, str(certificate))
     passes = () if candidate.realised is None else candidate.realised.outcomes
+    told = decided.compiled
+    if options.target is None and told is not None and told.after is not None:
+        leave_free_block(proposals[0].part.target, told.after.temp_bytes)
     if candidate.edits is not None:
         carrier.apply(candidate.edits)
         if certificate is None:
