@@ -64,16 +64,16 @@ def note(report: Report, measured: int) -> None:
 def _advice(report: Report, measured: int, allowed: int) -> str:
     """Return what to do about a budget that was missed.
 
-    XLA's temporary bytes are one request. For one the allocator takes a free block whole that is
-    smaller than twice as large.
+    XLA's temporary bytes are one request. A free block that is smaller than twice as large is given
+    to it whole, also where a larger one is free (`tfckpt.driving.free_block`).
     """
     asked = report.compiled
     request = asked.after.temp_bytes if asked and asked.by_xla and asked.after else None
     others = asked.after.result_bytes if asked and asked.after else 0
     if request is not None and request <= allowed and measured < 2 * request + others:
-        return (f"XLA asks for {format_bytes(request)} in one request, and the allocator took a "
-                "larger block for it that was free; a process that trains this step alone takes "
-                "less")
+        return (f"XLA asks for {format_bytes(request)} in one request, and the allocator gave it a "
+                "larger free block whole, whose rest stays unused; mostly earlier training left "
+                "that block, and a new process does not have it")
     if not report.applied:
         return (f"it trains unchanged ({report.reason}); a budget that is smaller by as much has "
                 "it planned, or use tfckpt.tune")
