@@ -21,10 +21,12 @@ from tfckpt.ir.target import GPU, Target
 MIB = 1 << 20
 
 _TRAIN = """
-import json, sys, warnings
+import json, resource, sys, warnings
 import keras, numpy as np, tfckpt
 
 ROWS = int(sys.argv[1])
+if len(sys.argv) > 3:
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]), -1))
 
 def model_of(budget):
     keras.utils.set_random_seed(0)
@@ -56,11 +58,11 @@ for budget in json.loads(sys.argv[2]):
 """
 
 
-def trained(tmp_path, *budgets, rows=4096):
+def trained(tmp_path, *budgets, rows=4096, limit=()):
     """Train with each budget in turn, None for plain, in one new process; return what it found."""
     done = subprocess.run(
-        [sys.executable, "-c", _TRAIN, str(rows), json.dumps(budgets)], text=True,
-        capture_output=True, check=False, timeout=300, env={
+        [sys.executable, "-c", _TRAIN, str(rows), json.dumps(budgets), *limit],
+        text=True, capture_output=True, check=False, timeout=300, env={
             **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TFCKPT_CACHE": str(tmp_path)})
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
@@ -100,6 +102,13 @@ def test_a_block_that_earlier_training_left_is_told(tmp_path):
     assert "in one request" in line and "earlier training" in line
     [alone] = trained(tmp_path, 0.8, rows=6720)  # as the warning says
     assert_is_measured_within(alone)
+
+
+@pytest.mark.nightly
+def test_where_addresses_are_limited_none_are_taken(tmp_path):
+    [found] = trained(tmp_path, 0.6, limit=[str(40 << 30)])
+    [line] = [line for line in found["said"] if "measured at" in line]
+    assert found["measured"] == 128 * MIB and "train without that limit" in line
 
 
 def _counts():

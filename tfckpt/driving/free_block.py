@@ -14,18 +14,15 @@ a larger region would be memory.
 
 from __future__ import annotations
 
-import resource
-
 import tensorflow as tf
 
 from tfckpt.errors import VerificationError
 from tfckpt.ir.target import CPU, CPU_SMALLEST, XLA, Target
 from tfckpt.request.budget import OVER
 from tfckpt.simulate.allocator import splittable
-from tfckpt.verify.memory import memory_info
+from tfckpt.verify.memory import addresses_are_limited, memory_info
 
 _DEVICE = "CPU:0"
-_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
 
 
 def leave_free_block(target: Target, request: int) -> None:
@@ -39,15 +36,11 @@ def leave_free_block(target: Target, request: int) -> None:
     """
     block = splittable(request)
     matters = request >= CPU_SMALLEST and block > OVER * request
-    if target.device != CPU or target.runner != XLA or not matters or _addresses_are_limited():
+    if target.device != CPU or target.runner != XLA or not matters or addresses_are_limited():
         return
     with tf.init_scope(), tf.device(_DEVICE):
         if tf.executing_eagerly():
             _allocate_once(block)
-
-
-def _addresses_are_limited() -> bool:
-    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in _LIMITS)
 
 
 def _allocate_once(size: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from tfckpt.errors import VerificationError
 from tfckpt.report.report import Report
 from tfckpt.request.budget import OVER, format_bytes
-from tfckpt.verify.memory import default_device, memory_info
+from tfckpt.verify.memory import addresses_are_limited, default_device, memory_info
 
 CALLS = 3
 """Calls of a trace that are looked at."""
@@ -71,9 +71,11 @@ def _advice(report: Report, measured: int, allowed: int) -> str:
     request = asked.after.temp_bytes if asked and asked.by_xla and asked.after else None
     others = asked.after.result_bytes if asked and asked.after else 0
     if request is not None and request <= allowed and measured < 2 * request + others:
+        whose = ("tfckpt leaves no larger one where addresses are limited (ulimit -v, -d): train "
+                 "without that limit" if addresses_are_limited() else
+                 "mostly earlier training left that block, and a new process does not have it")
         return (f"XLA asks for {format_bytes(request)} in one request, and the allocator gave it a "
-                "larger free block whole, whose rest stays unused; mostly earlier training left "
-                "that block, and a new process does not have it")
+                f"larger free block whole, whose rest stays unused; {whose}")
     if not report.applied:
         return (f"it trains unchanged ({report.reason}); a budget that is smaller by as much has "
                 "it planned, or use tfckpt.tune")

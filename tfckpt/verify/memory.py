@@ -145,6 +145,12 @@ def _free_on_host() -> int:
     return max(0, min(left))
 
 
+def addresses_are_limited() -> bool:
+    """Return whether this process may not take as many addresses as it asks for (`ulimit -v`)."""
+    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY
+               for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+
+
 _CONTROL_GROUPS = (
     (pathlib.Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (pathlib.Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"))
