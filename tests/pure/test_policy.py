@@ -73,6 +73,11 @@ def test_names_are_those_of_layers_where_they_are_known(scopes, shown):
     assert list(policies(numbered)) == ["net_1/conv2d_1/Tanh", "net_1/conv2d_1_2/Tanh"]
 
 
+def test_the_gradient_of_a_loop_is_of_its_layer():
+    known = LayerNames.of({"net", "lstm"}, ())
+    assert known.layer("gradient_tape/net_1/lstm_1/while/net_1/lstm_1/while_grad") == "net/lstm"
+
+
 def test_a_layer_without_operations_is_not_called_misspelt():
     with pytest.raises(PlanError, match="recompute='input': that layer has no operation"):
         with_policy(graph("dense_1"), (), ("input",), LayerNames.of({"dense", "input"}, ()))

@@ -57,13 +57,15 @@ class LayerNames:
     def layer(self, op: str) -> str:
         """Return the layer that an op belongs to, with the layers around it.
 
-        Where no scope is a known layer's: its first two scopes, without those of gradients.
+        Where no scope is a known layer's: its first two scopes, without those of gradients. Of a
+        loop's gradient, whose name has the layers twice: once.
 
         Args:
           op: name of an op of the graph that is planned.
         """
         parts = _AROUND.sub("", self.shown(op)).split("/")
-        known = [n for n, part in enumerate(parts[:-1], 1) if part in self.layers]
+        known = [n for n, part in enumerate(parts[:-1], 1)
+                 if part in self.layers and part not in parts[:n - 1]]
         if known:
             return "/".join(parts[:known[-1]])
         return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
