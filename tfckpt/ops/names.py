@@ -37,6 +37,7 @@ ENTER, EXIT, LOOP_COND, MERGE, NEXT = "Enter", "Exit", "LoopCond", "Merge", "Nex
 SWITCHES = frozenset(("Switch", "_SwitchN"))
 LOWERED = frozenset((ENTER, EXIT, LOOP_COND, MERGE, NEXT, *SWITCHES))
 """Op types to which TensorFlow lowers loops and branches before Grappler sees them."""
+LIST_OF_ROWS = "TensorListFromTensor"
 LOOP, WRITING_LOOP = "TfckptLoop", "TfckptWritingLoop"
 """Registered by the native pass: stand for loops that TensorFlow has lowered; one writes variables.
 """

@@ -11,11 +11,13 @@ from tfckpt.rewrite.passes import (
     operand_order,
     reference_variables,
     state_writes,
+    zero_lists,
 )
 from tfckpt.rewrite.passes.manager import Context, Realised, run_passes
 
 PASSES = (derivatives.PASS, loop_segments.PASS, late_updates.PASS, copies.PASS, late_products.PASS,
-          operand_order.PASS, state_writes.PASS, reference_variables.PASS)
+          operand_order.PASS, state_writes.PASS, reference_variables.PASS,
+          zero_lists.PASS)
 
 
 def realise(context: Context) -> Realised:
