@@ -10,14 +10,15 @@ Documents are read, planned step by step, and rewritten:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step
-from tfckpt.driver import OFF, Captured, run, switched_off
+from tfckpt.driver import ASKED_FROM, OFF, Captured, run, switched_off
 from tfckpt.driving.here import place
 from tfckpt.driving.parts import DevicePart, Part, priced
 from tfckpt.ir.edits import Edits
@@ -35,6 +36,7 @@ from tfckpt.rewrite.appliers.graphdef import (
 from tfckpt.verify.arithmetic.certified import Arithmetic, doubt
 from tfckpt.verify.arithmetic.same import Certificate
 from tfckpt.verify.asking.grappler import Optimised
+from tfckpt.verify.asking.xla import NotAsked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +67,7 @@ class InFile:
           options: how the step is planned; not looked at, since the step was read before.
         """
         step = self.step
-        is_function = bool(step.function) and hasattr(step.live, "inputs")
-        return Captured(step.name, step.graph, step.live, step.compiled, grappler=(
-            functools.partial(Optimised, step.live, step.graph) if is_function else None),
+        return Captured(step.name, step.graph, step.live, step.compiled, grappler=_grappler(step),
             arithmetic=None if self._arithmetic is None else self,
             doubt=functools.partial(doubt, step.live, step.compiled))
 
@@ -128,6 +128,26 @@ def plan_file_step(step: Step, options: Options) -> Result:
     outcome = run(InFile(step), options, OFF if switched_off() else "")
     assert outcome.report is not None  # a step of a document trains
     return Result(step, outcome.edits, outcome.report)
+
+
+def _grappler(step: Step) -> Callable[[Target], Optimised] | None:
+    """Return what makes Grappler to be asked of a target; None where it cannot be."""
+    is_function = bool(step.function) and hasattr(step.live, "inputs")
+    return functools.partial(Optimised, step.live, step.graph) if is_function else None
+
+
+def plain_peak(step: Step, part: Part) -> int:
+    """Return the peak in bytes that a step is expected to take as it stands, as reports say it.
+
+    Args:
+      step: as it was read from a document.
+      part: the same, priced.
+    """
+    grappler = _grappler(step)
+    if grappler is not None and not step.compiled and part.plain.peak_bytes >= ASKED_FROM:
+        with contextlib.suppress(NotAsked):
+            return grappler(part.target).memory().temp_bytes
+    return part.plain.peak_bytes
 
 
 def priced_plain(step: Step, target: Target | None = None) -> Part:

@@ -14,7 +14,7 @@ from absl import flags
 from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
 from tfckpt.capture.steps import Step, training_steps
 from tfckpt.carriers.dumped import replay
-from tfckpt.carriers.files import Result, plan_file_step, priced_plain, rewrite
+from tfckpt.carriers.files import Result, plain_peak, plan_file_step, priced_plain, rewrite
 from tfckpt.cli.arguments import Request
 from tfckpt.cli.device import Fit, known_device, plan_for
 from tfckpt.cli.output import (
@@ -167,7 +167,7 @@ def _sizes(step: Step, top: int) -> dict:
     return {
         "variables": len(cost.variable_bytes) + len(variables),
         "unknown_variables": len(variables), "variable_bytes": sum(cost.variable_bytes),
-        "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": part.plain.peak_bytes,
+        "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": plain_peak(step, part),
         "unknown": "",
         "live_at_peak": [{"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
                          for h in tensors_at_peak(cost, part.plain.timeline)[:top]],
@@ -215,9 +215,10 @@ def _results_for_device(request: Request, document: Document) -> tuple[list[Resu
 
 def _planned(result: Result) -> dict:
     report = result.report
+    plain, planned = report.expected_bytes
     return {
-        "name": report.name, "baseline_peak_bytes": report.baseline_peak_bytes,
-        "planned_peak_bytes": report.planned_peak_bytes, "resident_bytes": report.resident_bytes,
+        "name": report.name, "baseline_peak_bytes": plain, "planned_peak_bytes": planned,
+        "resident_bytes": report.resident_bytes,
         "unknown_variables": report.unknown_variables,
         "overhead": report.overhead, "recomputed_ops": report.recomputed_ops,
         "kept_derivatives": sum(region.taken for region in report.forward_ad_regions),
@@ -230,14 +231,14 @@ def _planned(result: Result) -> dict:
 
 def _front_table(result: Result) -> str:
     report = result.report
-    plain = max(report.baseline_peak_bytes, 1)
+    plain, planned = report.expected_bytes
     chosen = report.front.chosen
     plain_live = max(report.timeline_before.peak_bytes, 1)
     rows = [[format_bytes(p.live_peak_bytes), f"{100 * p.live_peak_bytes / plain_live:.0f} %",
              f"{100 * p.overhead:+.1f} %", p.solver + (" *" if p == chosen else "  ")]
             for p in report.front.points]
     lines = [f"{report.name}: plain peak {format_bytes(plain)}, planned peak "
-             f"{format_bytes(report.planned_peak_bytes)} ({100 * report.overhead:+.1f} % time)"]
+             f"{format_bytes(planned)} ({100 * report.overhead:+.1f} % time)"]
     if rows:
         lines.append(table(["live peak", "of plain", "time", "solver  "], rows))
     lines.append("* chosen. The table has the bytes of live tensors, the line above what the "
@@ -276,8 +277,8 @@ def _rewrite(request: Request) -> int:
     for result in results:
         report = result.report
         if report.applied:
-            print(f"{report.name}: {format_bytes(report.baseline_peak_bytes)} -> "
-                  f"{format_bytes(report.planned_peak_bytes)} planned, "
+            plain, planned = report.expected_bytes
+            print(f"{report.name}: {format_bytes(plain)} -> {format_bytes(planned)} planned, "
                   f"{100 * report.overhead:+.1f} % time")
         else:
             print(f"{report.name}: unchanged, {report.reason}")

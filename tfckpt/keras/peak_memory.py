@@ -229,18 +229,16 @@ def _comparison(found: Report | None, measured: int, peaks: Mapping[str, int]) -
         lines.append("  planned peak     none: no step was planned; tfckpt.keras.checkpoint(model) "
                      "has them planned")
     else:
-        taken = found.compiled if found.compiled and found.compiled.after else None
-        _, expected = found.expected_bytes
+        plain, expected = found.expected_bytes
         off = 100.0 * (measured / max(expected, 1) - 1.0)
         allowed = found.allowed_bytes
-        lines += [f"  plain peak       {format_bytes(found.baseline_peak_bytes):>10}",
-                  f"  planned peak     {format_bytes(found.planned_peak_bytes):>10}"
+        lines += [f"  plain peak       {format_bytes(plain):>10}",
+                  f"  planned peak     {format_bytes(expected):>10}"
                   + ("" if found.applied else f"  (not applied: {found.reason})"),
-                  *([f"  {taken.label:<15}  {format_bytes(expected):>10}"] if taken else []),
                   *([f"  budget           {format_bytes(allowed):>10}  {found.budget}"]
                     if allowed is not None else []),
-                  f"  measured peak    {format_bytes(measured):>10}  {off:+.1f} % of "
-                  f"{taken.label if taken else 'planned'}, {devices}"]
+                  f"  measured peak    {format_bytes(measured):>10}  {off:+.1f} % of planned, "
+                  f"{devices}"]
         return "\n".join(lines + whole)
     lines.append(f"  measured peak    {format_bytes(measured):>10}  {devices}")
     return "\n".join(lines + whole)

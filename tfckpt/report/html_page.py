@@ -118,14 +118,13 @@ def _compiled(report: Report) -> list[tuple[str, str]]:
         return []
     if told.before is None or told.after is None:
         return [(told.label, f"not asked: {told.reason}")]
-    return [(told.label, f"{format_bytes(told.after.temp_bytes)} of "
-             f"{format_bytes(told.before.temp_bytes)}")]
+    return [(told.label, str(told))]
 
 
 def _cards(report: Report) -> str:
-    ratio = report.planned_peak_bytes / max(report.baseline_peak_bytes, 1)
-    cards = [("plain peak", format_bytes(report.baseline_peak_bytes)),
-             ("planned peak", f"{format_bytes(report.planned_peak_bytes)} ({100 * ratio:.0f} %)"),
+    plain, planned = report.expected_bytes
+    cards = [("plain peak", format_bytes(plain)),
+             ("planned peak", f"{format_bytes(planned)} ({100 * planned / max(plain, 1):.0f} %)"),
              *_compiled(report),
              ("measured peak", "not measured" if report.measured_peak_bytes is None
               else format_bytes(report.measured_peak_bytes)),

@@ -152,15 +152,15 @@ class Report:
         return str(self)  # a dict of reports can be printed
 
     def __str__(self) -> str:
-        ratio = self.planned_peak_bytes / max(self.baseline_peak_bytes, 1)
+        plain, planned = self.expected_bytes
         rows = [
             *([("planned for", self.planned_for)] if self.planned_for else []),
-            ("plain peak", format_bytes(self.baseline_peak_bytes)),
-            ("planned peak", f"{format_bytes(self.planned_peak_bytes)} ({ratio:.2f} of plain)"),
+            ("plain peak", format_bytes(plain)),
+            ("planned peak", self._planned),
             *([("slack", f"{format_bytes(self.slack_bytes)} of it: chunks larger than tensors, "
                          "gaps between them, threads")] if self.slack_bytes else []),
             *([("lower bound", f"{format_bytes(self.bound_bytes)}, by the largest op; the planned "
-                f"peak is {self.planned_peak_bytes / self.bound_bytes:.2f} times that")]
+                f"peak is {planned / self.bound_bytes:.2f} times that")]
               if self.bound_bytes else []),
             *([(self.compiled.label, str(self.compiled))] if self.compiled else []),
             *([("budget", self._budget)] if self.budget else []),
@@ -202,6 +202,14 @@ class Report:
           certificate: the same in words, for the report's text.
         """
         self.identical, self.certificate = identical, certificate
+
+    @property
+    def _planned(self) -> str:
+        """Return the planned peak, as what runs the step takes it, and the most it may be."""
+        plain, planned = self.expected_bytes
+        most = self.compiled.after.most_bytes if self.compiled and self.compiled.after else 0
+        return (f"{format_bytes(planned)} ({planned / max(plain, 1):.2f} of plain)"
+                + (f", at most {format_bytes(most)}" if most > planned else ""))
 
     @property
     def _budget(self) -> str:
@@ -249,7 +257,9 @@ class Report:
     @property
     def slack_bytes(self) -> int:
         """Return what the planned peak is above the live peak of the planned order."""
-        return max(0, self.planned_peak_bytes - self.timeline_after.peak_bytes)
+        if self.compiled and self.compiled.by_xla:  # which orders the step by itself
+            return 0
+        return max(0, self.expected_bytes[1] - self.timeline_after.peak_bytes)
 
     @property
     def summary(self) -> str:
@@ -279,10 +289,10 @@ class Report:
         if told is not None and told.before is not None and told.after is not None and (
                 told.before.live_bytes and told.after.live_bytes):
             return xla_curve(told.before, self.names), xla_curve(told.after, self.names)
-        return (Curve(self.timeline_before.live_bytes, self.at_peak_before,
-                      self.baseline_peak_bytes, self.steps_before),
-                Curve(self.timeline_after.live_bytes, self.at_peak_after, self.planned_peak_bytes,
-                      self.steps_after))
+        before, after = self.expected_bytes
+        return (Curve(self.timeline_before.live_bytes, self.at_peak_before, before,
+                      self.steps_before),
+                Curve(self.timeline_after.live_bytes, self.at_peak_after, after, self.steps_after))
 
     def explain(self, top: int = _SHOWN) -> str:
         """Return what is live at the plain and the planned peak: bytes, layer, op, why it is kept.

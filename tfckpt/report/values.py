@@ -226,10 +226,7 @@ class CompiledReport:
     def __str__(self) -> str:
         if self.before is None or self.after is None:
             return f"not asked: {self.reason or 'it tells nothing'}; peaks here are simulated"
-        before, after = self.before.temp_bytes, self.after.temp_bytes
-        what = "temporary" if self.by_xla else "simulated on what Grappler makes of it"
-        if self.after.most_bytes > after:
-            what += f", at most {format_bytes(self.after.most_bytes)}"
+        what = ("XLA's temporary bytes" if self.by_xla
+                else "simulated on what Grappler makes of the step")
         plans = "1 plan" if self.trials == 1 else f"{self.trials} plans"
-        return (f"{format_bytes(before)} -> {format_bytes(after)} {what} "
-                f"({after / max(before, 1):.2f} of plain; {plans} tried in {self.seconds:.1f} s)")
+        return f"peaks are {what}; {plans} tried in {self.seconds:.1f} s"
