@@ -8,6 +8,7 @@ from typing import Any
 from tfckpt.api import CheckpointedStep, checkpoint
 from tfckpt.capture import tf_adapter
 from tfckpt.errors import PlanError
+from tfckpt.report.report import Report
 from tfckpt.report.values import RECOMPUTED, Fate
 from tfckpt.request.budget import format_bytes
 
@@ -45,7 +46,8 @@ def saved_tensors(step: Any, *args: Any, **kwargs: Any) -> SavedTensors:
     Like JAX's `print_saved_residuals`: print it. The step is traced for it.
 
     Args:
-      step: a `tf.function`, or what `tfckpt.checkpoint` made of one: then what its plan saves.
+      step: a `tf.function`, or what `tfckpt.checkpoint` made of one: then what its plan saves; or
+        a Keras model that `tfckpt.keras.checkpoint` wrapped and that has trained a batch.
       *args: positional arguments of one call; only their dtypes and shapes count.
       **kwargs: keyword arguments of that call.
 
@@ -56,16 +58,33 @@ def saved_tensors(step: Any, *args: Any, **kwargs: Any) -> SavedTensors:
       PlanError: it is no such function, or it computes no gradient.
       CostError: a size is not known.
     """
+    if hasattr(step, "train_step"):
+        return _of_model(step)
     decorated = isinstance(step, CheckpointedStep)
     if not decorated and not tf_adapter.is_tf_function(step):
-        raise PlanError("plan: saved_tensors takes a tf.function, or what tfckpt.checkpoint made "
-                        f"of one, not {type(step).__name__}")
+        raise PlanError("plan: saved_tensors takes a tf.function, what tfckpt.checkpoint made of "
+                        f"one, or a wrapped model, not {type(step).__name__}")
     ours: Any = step if decorated else checkpoint(
         tf_adapter.clone_function(step, step.python_function), solver="store_all", xla_trials=0)
     ours.get_concrete_function(*args, **kwargs)
     report = ours.report
     if report is None:
         raise PlanError("plan: saved_tensors takes a training step; this one computes no gradient")
+    return _of(report)
+
+
+def _of_model(model: Any) -> SavedTensors:
+    """Return what the step of a Keras model saves as it was traced last."""
+    from tfckpt import keras
+
+    report = keras.report(model)
+    if report is None:
+        raise PlanError("plan: saved_tensors takes a model that has trained: call fit, or "
+                        "train_on_batch, with a batch first")
+    return _of(report)
+
+
+def _of(report: Report) -> SavedTensors:
     return SavedTensors(tuple(f for f in report.fates if f.fate != RECOMPUTED),
                         tuple(f for f in report.fates if f.fate == RECOMPUTED))
 

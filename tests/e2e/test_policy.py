@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -14,7 +15,7 @@ from tests.support import models, process, training
 
 NETWORKS = {  # what is kept, what is recomputed
     "residual": ("re_lu*", "conv2d*/BiasAdd"),
-    "transformer": ("multi_head_attention*/*/Softmax", "*dense_1"),
+    "transformer": ("multi_head_attention*/*/Softmax", "*dense"),
     "unet": ("concatenate*", "conv2d*/Relu"), "dense_gelu": ("Erfc", "mul_1"),
     "keras_dropout": ("dropout*", "dense*")}
 
@@ -155,6 +156,27 @@ def test_a_decorated_step_knows_the_layers_that_it_reaches(method):
     names = {f.layer for f in step.report.fates}
     assert {"sequential/block/dense_1", "sequential/block_1/dense_3"} <= names
     assert "sequential/block_1/dense_3's gradient" in step.report.explain(40)
+
+
+def test_a_layer_itself_means_no_other_of_its_name():
+    """Its path does; a path that is misspelt is answered with paths."""
+    process.fresh()
+    inner = [keras.Sequential([keras.layers.Dense(n, "gelu", name="inner")], name=f"part{n}")
+             for n in (48, 64)]
+    model = tfckpt.keras.checkpoint(keras.Sequential([*inner, keras.layers.Dense(5)], name="net"),
+                                    keep=[inner[0].layers[0]], recompute=[inner[1]])
+    x, _ = models.arrays(256)
+    model.build(x.shape)
+    tfckpt.keras.checkpoint(keras.Sequential(), keep=inner[0])  # not built: it has a name
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(x, x[:, :5], batch_size=128, verbose=0)
+    fates = tfckpt.saved_tensors(model)
+    asked = {(f.asked, f.layer) for f in (*fates.tensors, *fates.recomputed) if f.asked}
+    assert asked == {("keep", "net/part48/inner"), ("recompute", "net/part64/inner")}
+    wrong = tfckpt.keras.checkpoint(keras.Sequential(inner, name="net"), keep="net/part48/iner")
+    wrong.compile("sgd", "mse", jit_compile=False)
+    with pytest.raises(tfckpt.PlanError, match="there are 'net/part48/inner', "):
+        wrong.fit(x, np.zeros((256, 64), "f"), batch_size=128, verbose=0)
 
 
 def test_a_misspelt_layer_is_answered_with_layers():

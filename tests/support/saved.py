@@ -80,6 +80,19 @@ class Looped(Trainer):
         return x
 
 
+class Recurrent(Trainer):
+    """The same with 60 products in a loop before the others."""
+
+    def _forward(self, x):
+        def cell(i, h):
+            return i + 1, tf.tanh(tf.tanh(h @ self.weights[0]) + tf.sigmoid(h) * tf.sin(h))
+
+        x = tf.while_loop(lambda i, h: i < 60, cell, (0, x))[1]
+        for weight in self.weights[1:]:
+            x = tf.tanh(x @ weight)
+        return x
+
+
 def save_trainer(path, signatures=True) -> None:
     """Write a `Trainer` as a SavedModel."""
     module = Trainer()

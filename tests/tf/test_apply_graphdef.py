@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from grappler_ext.item import rewrite_item
 from tests.support import saved
+from tfckpt import driver
 from tfckpt.capture.files import META_GRAPH, SAVED_MODEL, read_bytes, read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers.files import plan_file_step, rewrite
@@ -168,6 +169,23 @@ def test_loops_that_read_variables_of_a_saved_model(tmp_path):
     assert not result.report.refused
     assert any(clone.source.startswith("while") for clone in result.edits.clones)
     trained_alike(tmp_path, edited)
+
+
+def test_loops_of_a_saved_model_are_recomputed_in_segments(tmp_path, monkeypatch):
+    """Their functions are the process's, not the graph's: Grappler died of those it did not find.
+
+    What is expected to run has the loops over segments in it, with what they keep.
+    """
+    monkeypatch.setattr(driver, "ASKED_FROM", 0)
+    tf.saved_model.save(saved.Recurrent(), str(tmp_path / "plain"))
+    document = read_path(str(tmp_path / "plain"))
+    step, *_ = training_steps(document, batch_size=saved.BATCH)
+    result = plan_file_step(step, make_options(budget="min"))
+    edited, report = rewrite(document, [result]), result.report
+    assert len(report.segments) == 1 and not report.refused, str(report)
+    assert .9 * report.bound_bytes < report.expected_bytes[1] < .5 * report.expected_bytes[0]
+    trained_alike(tmp_path, edited)
+
 
 
 def test_unknown_dimensions_are_refused_by_name(tmp_path):

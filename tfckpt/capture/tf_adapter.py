@@ -680,6 +680,9 @@ def show_operations(graph: tf.Graph, order: Sequence[str], hidden: Collection[st
 def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     """Return the definition of the ops that a graph shows, in their order, and its library.
 
+    All functions that these call are in the library, also where only a graph around, or the
+    process, knows them, as those of a loaded model: Grappler dies of one that it does not find.
+
     Args:
       graph: FuncGraph or imported graph; not changed.
     """
@@ -688,7 +691,32 @@ def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     kept = [nodes[op.name] for op in graph.get_operations()]
     del definition.node[:]
     definition.node.extend(kept)
+    known = {function.signature.name for function in definition.library.function}
+    pending = list(nodes_with_bodies(definition))
+    while pending:
+        for name in _functions_named(pending.pop()):
+            found = None if name in known else find_function(graph, name)
+            if found is not None:
+                known.add(name)
+                definition.library.function.append(found)
+                pending += found.node_def
     return definition
+
+
+def _functions_named(node: tf.compat.v1.NodeDef) -> Iterator[str]:
+    """Yield the names of the functions that a node calls."""
+    for key in _function_attrs(node.op):
+        if key in node.attr:
+            yield node.attr[key].func.name
+            yield from (function.name for function in node.attr[key].list.func)
+
+
+@functools.cache
+def _function_attrs(op_type: str) -> tuple[str, ...]:
+    """Return the attributes of an op type that name functions."""
+    known = op_definition(op_type)
+    return () if known is None else tuple(
+        attr.name for attr in known.attr if attr.type in ("func", "list(func)"))
 
 
 _ALIVE = "_tfckpt_alive"
@@ -881,6 +909,16 @@ def layers_in(layer: Any) -> Sequence[Any]:
     """
     flatten = getattr(type(layer), "_flatten_layers", None)
     return tuple(flatten(layer)) if callable(flatten) else ()
+
+
+def layers_directly_in(layer: Any) -> Sequence[Any]:
+    """Return the layers that a Keras layer or model has itself, not those inside of them.
+
+    Args:
+      layer: as of `layers_in`.
+    """
+    flatten = getattr(type(layer), "_flatten_layers", None)
+    return tuple(flatten(layer, include_self=False, recursive=False)) if callable(flatten) else ()
 
 
 def uses_onednn() -> bool:

@@ -12,6 +12,7 @@ from tfckpt.capture import tf_adapter
 _MOST = 2000
 """Objects that are looked at."""
 _DEEPEST = 4
+_DEEPEST_LAYER = 20
 _LIBRARIES = ("builtins", "tensorflow", "numpy", "keras", "tf_keras", "tfckpt")
 """Packages whose objects are not searched for layers."""
 
@@ -25,6 +26,31 @@ def layer_names(objects: Iterable[object]) -> tuple[str, ...]:
     """
     return tuple(sorted({inside.name for layer in _layers(objects)
                          for inside in tf_adapter.layers_in(layer)}))
+
+
+def with_paths(patterns: Any, model: Any) -> Any:
+    """Return patterns of layers and ops with the paths of layers in the place of layers.
+
+    Args:
+      patterns: what `keep=` and `recompute=` take: a name or a layer, or several.
+      model: in which the layers are looked for; one that is not in it is left as it is.
+    """
+    several = patterns if isinstance(patterns, list | tuple | set | frozenset) else [patterns]
+    if not any(map(tf_adapter.layers_in, several)):
+        return patterns
+    return [found for pattern in several
+            for found in (list(_paths(model, pattern)) if tf_adapter.layers_in(pattern) else ())
+            or [pattern]]
+
+
+def _paths(around: Any, layer: Any, names: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the names, from the outermost on, of the layers around a layer, and its own."""
+    names = (*names, around.name)
+    if around is layer:
+        yield "/".join(names)
+    elif len(names) <= _DEEPEST_LAYER:
+        for inside in tf_adapter.layers_directly_in(around):
+            yield from _paths(inside, layer, names)
 
 
 def _layers(objects: Iterable[object]) -> Iterator[Any]:

@@ -237,10 +237,12 @@ def _front_table(result: Result) -> str:
     rows = [[format_bytes(p.live_peak_bytes), f"{100 * p.live_peak_bytes / plain_live:.0f} %",
              f"{100 * p.overhead:+.1f} %", p.solver + (" *" if p == chosen else "  ")]
             for p in report.front.points]
-    lines = [f"{report.name}: plain peak {format_bytes(plain)}, planned peak "
-             f"{format_bytes(planned)} ({100 * report.overhead:+.1f} % time)"]
+    live = report.timeline_after.peak_bytes
+    lines = [f"{report.name}: plain peak {format_bytes(plain)} (live {format_bytes(plain_live)}), "
+             f"planned peak {format_bytes(planned)} (live {format_bytes(live)}, "
+             f"{100 * report.overhead:+.1f} % time)"]
     if rows:
-        lines.append(table(["live peak", "of plain", "time", "solver  "], rows))
+        lines.append(table(["live peak", "of live", "time", "solver  "], rows))
     lines.append("* chosen. The table has the bytes of live tensors, the line above what the "
                  "allocator takes for them" if report.applied else f"not applied: {report.reason}")
     return "\n".join([*lines, *_not_counted(report)])

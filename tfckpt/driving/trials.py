@@ -262,7 +262,7 @@ class Trials:
 
     def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
         try:
-            memory = self._memory(f"plan {self._count + 1} of at most {self._bound}",
+            memory = self._memory(f"plan {self._count + 1}",
                                   candidate.edits, proposal)
         except NotAsked as error:
             self._refused += 1
@@ -438,7 +438,8 @@ class Trials:
         said = f"{who[0].upper()}{who[1:]} was asked about {tried} {plans}"
         if tried < self.most or not self.words.option:
             return f"{said}; no other is predicted to take less"
-        return f"{said}; with {self.words.option}={2 * self.most} it is asked about more"
+        return (f"{said}; {self.words.option}={2 * self.most} instead of {self.most} has it asked "
+                "about more")
 
     def _none_left(self, part: Part) -> str:
         what = "takes less than the plain step" if part.allowed is None else "fits"

@@ -63,7 +63,23 @@ class LayerNames:
         Args:
           op: name of an op of the graph that is planned.
         """
-        parts = _AROUND.sub("", self.shown(op)).split("/")
+        return self.path(self.shown(op))
+
+    def knows(self, op: str) -> bool:
+        """Return whether an op is in a layer that is known.
+
+        Args:
+          op: name of an op of the graph that is planned.
+        """
+        return any(part in self.layers for part in self.shown(op).split("/")[:-1])
+
+    def path(self, shown: str) -> str:
+        """Return the layer that an op belongs to; as `layer`.
+
+        Args:
+          shown: what the op is called.
+        """
+        parts = _AROUND.sub("", shown).split("/")
         known = [n for n, part in enumerate(parts[:-1], 1)
                  if part in self.layers and part not in parts[:n - 1]]
         if known:

@@ -175,12 +175,12 @@ def _of_whole_batches(peaks: Sequence[int]) -> int:
 
 def _note(found: Report | None, measured: int) -> None:
     """Fill in what a report lacks; warn where a rewritten step needs more than planned for it."""
-    if found is None or not found.applied:
+    if found is None:
         return
     first = found.measured_peak_bytes is None
     note(found, measured)
     plain = max(found.baseline_peak_bytes, found.expected_bytes[0])
-    if first and not found.missed and measured > _ABOVE * plain:
+    if first and found.applied and not found.missed and measured > _ABOVE * plain:
         warnings.warn(
             f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "
             f"plain step's planned {format_bytes(plain)}; compare with "

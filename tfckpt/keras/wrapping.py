@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.api import CheckpointedStep
+from tfckpt.carriers.keras_layers import with_paths
 from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
 from tfckpt.common.messages import say
 from tfckpt.errors import PlanError
@@ -65,6 +66,7 @@ def checkpoint(model: _Model, *, budget: object = "min", solver: str = AUTO,
     Raises:
       PlanError: malformed options, not a model, or one whose step cannot be rewritten.
     """
+    keep, recompute = with_paths(keep, model), with_paths(recompute, model)
     options = make_options(budget, solver, objective, batch_size, free_moves, fad,
                            xla_trials, op_seconds, exact=exact, effort=effort, keep=keep,
                            recompute=recompute)

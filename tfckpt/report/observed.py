@@ -79,6 +79,9 @@ def _advice(report: Report, measured: int, allowed: int) -> str:
     if not report.applied:
         return (f"it trains unchanged ({report.reason}); a budget that is smaller by as much has "
                 "it planned, or use tfckpt.tune")
+    if report.most_bytes > allowed:
+        return (f"no plan was sure to meet it: of this one {format_bytes(report.most_bytes)} were "
+                "simulated at most. Pass a budget with room for that")
     return "pass a budget that is smaller by as much, or use tfckpt.tune"
 
 

@@ -32,6 +32,8 @@ from tfckpt.rewrite.names import FENCE
 from tfckpt.simulate.simulate import Timeline
 from tfckpt.simulate.timeline import Ran, ran
 
+_NOTHING = 0.0005
+"""Times what is allowed, up to which a measured peak above it is not said to be."""
 _SHOWN, _WIDEST = 12, 48
 """Tensors that are listed, and letters of the column of layers."""
 REFUSALS = 8
@@ -207,14 +209,18 @@ class Report:
     def _planned(self) -> str:
         """Return the planned peak, as what runs the step takes it, and the most it may be."""
         plain, planned = self.expected_bytes
-        most = self.compiled.after.most_bytes if self.compiled and self.compiled.after else 0
+        most = self.most_bytes
         return (f"{format_bytes(planned)} ({planned / max(plain, 1):.2f} of plain)"
                 + (f", at most {format_bytes(most)}" if most > planned else ""))
 
     @property
     def _budget(self) -> str:
-        return self.budget + ("" if self.allowed_bytes is None else (
-            f": {format_bytes(self.allowed_bytes)} above what the step starts with"))
+        if self.allowed_bytes is None:
+            return self.budget
+        most = self.most_bytes
+        return (f"{self.budget}: {format_bytes(self.allowed_bytes)} above what the step starts with"
+                + (f"; no plan is sure to meet it, of this one {format_bytes(most)} are simulated "
+                   "at most" if self.applied and most > self.allowed_bytes else ""))
 
     @property
     def _measured(self) -> str:
@@ -228,7 +234,7 @@ class Report:
             text += f" ({measured / plain:.2f} of plain, measured too: {format_bytes(plain)})"
         if allowed is not None:
             over = measured / max(allowed, 1) - 1.0
-            text += ", within the budget" if over <= 0 else (
+            text += ", within the budget" if over < _NOTHING else (
                 f", {100 * over:.1f} % above what the budget allows")
         return text
 
@@ -281,6 +287,15 @@ class Report:
         if told and told.before and told.after:
             return told.before.temp_bytes, told.after.temp_bytes
         return self.baseline_peak_bytes, self.planned_peak_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """Return the most that the applied step is simulated to take; budgets are compared with it.
+
+        Where nobody was asked that is the planned peak.
+        """
+        told = self.compiled
+        return max(self.expected_bytes[1], told.after.most_bytes if told and told.after else 0)
 
     @property
     def curves(self) -> tuple[Curve, Curve]:

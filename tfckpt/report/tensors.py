@@ -93,9 +93,13 @@ def _why(cost: CostGraph, live: Live, names: LayerNames) -> str:
     producer = cost.vertices[cost.storages[live.storage].producer]
     if producer.region != FORWARD:
         return "gradient" if producer.region == BACKWARD else "update"
-    later = [r for r in cost.readers[live.storage] if cost.vertices[r].region != FORWARD]
-    return (f"kept for {names.layer(cost.vertices[later[0]].name)}'s gradient" if later
-            else "in use by the forward")
+    later = [cost.vertices[r].name for r in cost.readers[live.storage]
+             if cost.vertices[r].region != FORWARD]
+    if not later:
+        return "in use by the forward"
+    # some gradients stand outside of all layers, as that of tf.nn.silu
+    known = next(filter(names.knows, later), producer.name if names.knows(producer.name) else "")
+    return f"kept for {names.layer(known or later[0])}'s gradient"
 
 
 def xla_curve(memory: XlaMemory, names: LayerNames) -> Curve:

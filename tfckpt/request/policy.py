@@ -33,7 +33,7 @@ def parse_patterns(option: str, given: Any) -> tuple[str, ...]:
 
     Args:
       option: its name, for the error.
-      given: None, a pattern, or several; a Keras layer stands for its name.
+      given: None, a pattern, or several; a Keras layer stands for its path, or its name.
 
     Raises:
       PlanError: something else.
@@ -42,11 +42,16 @@ def parse_patterns(option: str, given: Any) -> tuple[str, ...]:
         return ()
     patterns = given if isinstance(given, Iterable) and not isinstance(
         given, str | bytes | dict) else (given,)
-    found: tuple[Any, ...] = tuple(getattr(pattern, "name", pattern) for pattern in patterns)
+    found: tuple[Any, ...] = tuple(map(_path, patterns))
     if not all(isinstance(pattern, str) and pattern.strip("/") for pattern in found):
         raise PlanError(f"plan: {option}={given!r} must be a name of a layer or an op, or a list "
                         'of such; * and ? stand for other letters: "dense_1", "block*/relu"')
     return found
+
+
+def _path(pattern: Any) -> Any:
+    """Return the path of a Keras layer, or its name where it is not built; else what is given."""
+    return getattr(pattern, "path", None) or getattr(pattern, "name", pattern)
 
 
 def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str],
@@ -72,7 +77,8 @@ def with_policy(graph: Graph, keep: Sequence[str], recompute: Sequence[str],
             for i in _matching(option, pattern, ops, layers):
                 other, why = asked.setdefault(i, (option, pattern))
                 if other != option:
-                    raise PlanError(f"plan: {layers.shown(ops[i])!r} matches {other}={why!r} and "
+                    where = layers.layer(ops[i]) if layers.layers else layers.shown(ops[i])
+                    raise PlanError(f"plan: {where!r} matches {other}={why!r} and "
                                     f"{option}={pattern!r}; leave it out of one of them")
     return dataclasses.replace(graph, ops=tuple(
         dataclasses.replace(op, policy=asked[i][0]) if i in asked else op
@@ -123,7 +129,7 @@ def _matching(option: str, pattern: str, ops: Mapping[int, str], layers: LayerNa
             raise PlanError(f"plan: {option}={pattern!r}: that layer has no operation in the "
                             f"forward pass of this step; leave it out of {option}=")
         raise PlanError(f"plan: {option}={pattern!r} matches no layer and no op of the forward "
-                        f"pass; there are {_near(pattern, list(shown.values()), layers)}")
+                        f"pass; there are {_near(pattern, shown, layers)}")
     return found
 
 
@@ -153,11 +159,17 @@ def _in_scopes(option: str, pattern: str, names: Mapping[int, str]) -> list[int]
     return same or list(again)
 
 
-def _near(pattern: str, names: Sequence[str], layers: LayerNames) -> str:
-    """Return the parts of names that are most like a pattern, in words; layers first."""
-    parts = sorted(dict.fromkeys(part for name in names for part in name.split("/")),
+def _near(pattern: str, shown: Mapping[int, str], layers: LayerNames) -> str:
+    """Return the names that are most like a pattern, in words: layers first.
+
+    Of a pattern with slashes they are paths of layers, where one is like it.
+    """
+    paths = list(dict.fromkeys(map(layers.path, shown.values())))
+    near = difflib.get_close_matches(pattern, paths, _NEAR, 0.6) if "/" in pattern else []
+    parts = sorted(dict.fromkeys(part for name in shown.values() for part in name.split("/")),
                    key=lambda part: part not in layers.layers)
     wanted = max(pattern.strip("/").split("/"), key=len)
-    near = difflib.get_close_matches(wanted.strip("*?"), parts, _NEAR, 0.4) or parts[:_NEAR]
+    near = (near or difflib.get_close_matches(wanted.strip("*?"), parts, _NEAR, 0.4)
+            or parts[:_NEAR])
     more = len(parts) - len(near)
-    return ", ".join(map(repr, near)) + (f" and {more} more names" if more else "")
+    return ", ".join(map(repr, near)) + (f" and {more} more names" if more > 0 else "")

@@ -111,6 +111,7 @@ class _Loops:
     def _outer_cond(self, more: Sequence[int]) -> bytes:
         """Return the forward's condition, of a loop with further variables."""
         made = self._definition(self.f, "cond")
+        made.attr.pop("_input_shapes", None)  # which a SavedModel's functions have: of the others
         for n, kind in enumerate(more):
             made.signature.input_arg.add(name=f"tfckpt_more_{n}", type=kind)
         return _named(made, "cond")

@@ -103,7 +103,8 @@ class Bench:
         ran.note(failure)
         if ran.row.name == PLAIN:
             self._plain = ran.row
-        say(f"  {ran.row.line(self._plain or ran.row)}")
+        over = "" if ran.row.failure or wanted(ran.row) else ": more than is allowed"
+        say(f"  {ran.row.line(self._plain or ran.row)}{over}")
         return ran
 
     def profile(self, ran: Ran) -> dict[str, float]:

@@ -134,7 +134,8 @@ class Tuned:
     def summary(self) -> str:
         """Return what was chosen, in a line."""
         row = " ".join(self.chosen.line(self.plain).split())
-        return (f"{self.name}: of {len(self.plans) + 1} plans that ran {row} was chosen, tuned in "
+        plans = "1 plan" if len(self.plans) == 1 else f"{len(self.plans)} plans"
+        return (f"{self.name}: of the plain step and {plans} that ran, {row} was chosen, tuned in "
                 f"{self.seconds:.0f} s")
 
     def plot(self, path: str) -> None:

@@ -75,7 +75,7 @@ def note_tuned(asked: str, plain: Measured, taken: Measured, allowed: int | None
       allowed: the bytes that a measured peak may have; None for the minimum.
       report: of what is taken; changed.
     """
-    report.budget, report.allowed_bytes = asked, allowed
+    report.budget, report.allowed_bytes = f"{asked}, tuned", allowed
     report.measured_peak_bytes, report.measured_baseline_bytes = taken.peak_bytes, plain.peak_bytes
     report.observed_calls = OBSERVED
 
