@@ -137,7 +137,7 @@ def test_the_peak_is_simulated_on_what_grappler_makes_of_the_plan(gpu):
     body, args = NETWORKS["unet"](batch=8)
     step = checkpointed(body, 0.7)
     step.get_concrete_function(*args)
-    assert "Grappler makes of it" in str(step.report)
+    assert "Grappler makes of the step" in str(step.report)
     plain, ours = step.report.expected_bytes
     assert ours <= 0.7 * plain
 
