@@ -437,6 +437,32 @@ def test_lists_of_zeros_are_not_shared_by_the_loops_that_xla_compiles(forced, mo
     assert ours.report.compiled.after.temp_bytes < shared.report.compiled.after.temp_bytes
 
 
+def test_lists_of_zeros_are_left_where_batches_differ():
+    """Loops are kept as they are there, and the last batch may be a partial one."""
+    process.fresh()
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((32, WIDTH)), *(
+        layers.LSTM(32, return_sequences=True) for _ in range(2)), *(
+        layers.Dense(128, "gelu") for _ in range(3)), layers.Dense(4)])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True)))
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    def traced(wrap):
+        spec = [tf.TensorSpec((None, 32, WIDTH))]
+        return wrap(tf.function(step, spec, jit_compile=True))
+
+    with process.without_determinism():
+        plain, ours = traced(lambda f: f), traced(tfckpt.checkpoint)
+        for batch in (32, 20):
+            x = _inputs(batch, 32, WIDTH)
+            for one, other in zip(tf.nest.flatten(plain(x)), tf.nest.flatten(ours(x)), strict=True):
+                np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-7)
+    assert ours.report.applied and not ours.report.segments, str(ours.report)
+
+
 @pytest.mark.filterwarnings("ignore:tfckpt. step trains unchanged")
 def test_xla_is_given_no_loop_of_open_length(forced):
     """Its lists have room for a number of entries that is known when it compiles."""

@@ -7,7 +7,8 @@ zero of its own, which no compiler can know: one that is chosen by an element of
 reads (as in `tfckpt.rewrite.xla.guards`), so that the list of a gradient is made only in the
 backward. No number changes.
 
-Only loops of rewritten steps are looked at, and lists whose entries' shape is known.
+Only loops of rewritten steps are looked at, and only where every call has the sizes that are
+planned for: the lists are made of constants.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tfckpt.ir.graph import BACKWARD, Graph, Tensor
 from tfckpt.ops import names, record
 from tfckpt.rewrite.edit_builder import FLOATS, LARGE
 from tfckpt.rewrite.names import SCOPE
-from tfckpt.rewrite.passes.manager import Pass, Property
+from tfckpt.rewrite.passes.manager import Context, Pass, Property
 from tfckpt.rewrite.xla.guards import DataGuard, const
 
 
@@ -92,7 +93,8 @@ class _Lists:
                 if whole is None or not triggers:
                     continue
                 shape = tuple(d for d in whole.shape or () if d is not None)
-                if (whole.bytes or 0) >= LARGE and len(shape) == len(whole.shape or ()):
+                whole_shape = len(shape) == len(whole.shape or ())
+                if whole_shape and whole.dtype in FLOATS and (whole.bytes or 0) >= LARGE:
                     yield _Filled(loop, slot, shape, whole.dtype, *triggers[0])
 
     def _zeros(self, tensor: str) -> Tensor | None:
@@ -173,6 +175,17 @@ def _made(filled: _Filled, number: int) -> list[Create]:
                ("variant",), {"element_dtype": attr, "shape_type": index})]
 
 
+def _refusal(context: Context) -> str:
+    if context.target.orders_by_control:
+        return "only XLA merges zeros"
+    live = getattr(context.plain, "live", None)
+    if live is None:
+        return "the step is not at hand"
+    fed = [live.get_operation_by_name(op.name) for op in context.graph.ops if record(op.type).fed]
+    if any(not tensor.shape.is_fully_defined() for op in fed for tensor in op.outputs):
+        return "sizes differ from call to call"
+    return ""
+
+
 PASS = Pass("zero lists", lambda context, edits: give_memory(context.graph, edits),
-            requires=frozenset({Property.COPIES}), refusal=lambda context: (
-                "only XLA merges zeros" if context.target.orders_by_control else ""))
+            requires=frozenset({Property.COPIES}), refusal=_refusal)
