@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfckpt.capture import tf_adapter
@@ -72,7 +72,7 @@ def _layers(objects: Iterable[object]) -> Iterator[Any]:
 
 def _held(each: Any) -> Iterable[object]:
     """Return what an object refers to by itself."""
-    if isinstance(each, Mapping):
+    if isinstance(each, dict):  # other mappings may have to read what they hold
         return each.values()
     if isinstance(each, list | tuple | set | frozenset):
         return each
@@ -85,7 +85,7 @@ def _held(each: Any) -> Iterable[object]:
     if tf_adapter.is_tf_function(each):
         return (each.python_function,)
     if isinstance(each, type | types.ModuleType) or (
-            type(each).__module__.partition(".")[0] in _LIBRARIES):
+            str(type(each).__module__).partition(".")[0] in _LIBRARIES):
         return ()
     return getattr(each, "__dict__", {}).values()
 
