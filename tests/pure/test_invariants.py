@@ -17,6 +17,12 @@ def test_invariants_hold(seed):
     assert invariants.check(seed) == []
 
 
+@pytest.mark.parametrize("seed", [20261160, 20261201, 20261240])
+def test_of_two_plans_of_one_peak_the_faster_is_taken(seed):
+    """With objective="memory", where nothing but the peak was compared."""
+    assert invariants.check(seed) == []
+
+
 @pytest.mark.nightly
 @settings(max_examples=200)
 @given(st.integers(0, 10**6))

@@ -557,12 +557,12 @@ class StepPlanner:
         def chosen(entries: Sequence[_Finished]) -> _Finished:
             most = _smallest_peak(entries) + room
             return _lowest(entries, lambda peak, f: (
-                peak > most, cost(peak, f.priced.time), peak))
+                peak > most, cost(peak, f.priced.time), peak, f.priced.time))
 
         finished = self._smallest(pool)
         done = {f.priced.candidate for f in finished}
         left = sorted((p for p in pool.choices if p.candidate not in done),
-                      key=lambda p: cost(self._floor(p), p.time))
+                      key=lambda p: (cost(self._floor(p), p.time), p.time))
         for priced in left:
             best = chosen(finished)
             if len(finished) >= len(done) + self._limit() // 2 or (
