@@ -32,26 +32,13 @@ def give_memory(graph: Graph, edits: Edits) -> Edits:
       graph: the captured step.
       edits: what is done to the step so far.
     """
-    found = list(_Lists(graph, edits).filled()) if edits.added else []
     added: list[Create] = []
-    place = {op.name: n for n, op in enumerate(edits.added)}
-    reads = {n: list(op.inputs) for n, op in enumerate(edits.added)}
-    rewires = {(r.op, r.index): r for r in edits.rewires}
-    for number, filled in enumerate(found, 1):
+    rewires: list[Rewire] = []
+    for number, filled in enumerate(_Lists(graph, edits).filled() if edits.added else (), 1):
         made = _made(filled, number)
         added += made
-        if filled.loop in place:
-            reads[place[filled.loop]][filled.slot] = f"{made[-1].name}:0"
-        else:
-            rewires[filled.loop, filled.slot] = Rewire(
-                filled.loop, filled.slot, f"{made[-1].name}:0")
-    if not added:
-        return edits
-    changed = Edits((*added, *(dataclasses.replace(op, inputs=tuple(reads[n]))
-                               for n, op in enumerate(edits.added))), tuple(rewires.values()))
-    return dataclasses.replace(changed.then(Edits()), controls=edits.controls,
-                               dropped=edits.dropped, replaced=edits.replaced,
-                               functions=edits.functions)
+        rewires.append(Rewire(filled.loop, filled.slot, f"{made[-1].name}:0"))
+    return edits.then(Edits(tuple(added), tuple(rewires))) if added else edits
 
 
 @dataclasses.dataclass(frozen=True)
