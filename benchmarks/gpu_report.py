@@ -10,24 +10,24 @@ is what the budget says, a fraction of the expected plain peak. `numbers` says h
 are from plain's after the same steps from the same values, relative to what these steps changed,
 and after the slash how far plain is from itself when it is run again: kernels of a GPU may add in
 another order each time. Where there is no GPU the CPU is measured, with smaller batches. Networks
-that have not begun when the time is over are left out and listed. With `--at_once=4` four are
-measured at a time, for bytes and numbers alone: times mean nothing then.
-
-    python -m benchmarks.gpu_report --simulated_for=9.0          (needs no GPU)
-
-prints what is expected on the executor of a GPU of that compute capability and 80 GB, with the
-batches that a GPU gets: Grappler is told of it, and nothing runs.
+that have not begun when the time is over are left out and listed. With
+`--at_once=12` twelve are planned at a time; when all are, each is measured alone, its steps in
+turn. `--policy=mixed_bfloat16` is Keras' mixed precision.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import fcntl
 import json
 import os
 import platform
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,10 @@ flags.DEFINE_integer("limit_s", 600, "Seconds after which no other process is be
 flags.DEFINE_integer("measured_steps", 8, "Measured steps.", lower_bound=2)
 flags.DEFINE_list("runners", ["executor", "xla"], "TensorFlow's executor, XLA, or both.")
 flags.DEFINE_string("simulated_for", "", "Compute capability of a GPU that need not be here.")
-flags.DEFINE_integer("at_once", 1, "Pairs that are measured at a time.", lower_bound=1)
+flags.DEFINE_integer("at_once", 1, "Pairs that are planned at a time.", lower_bound=1)
+flags.DEFINE_string("policy", "float32", "Keras' dtype policy.")
 flags.DEFINE_string("pair", "", "Measure one network and runner in this process.")
+flags.DEFINE_string("turns", "", "A file to lock; of a process that measures one pair.")
 
 COLUMNS = ("network", "runner", "budget", "plain MB", "expected", "tfckpt MB", "expected", "ratio",
            "allowed MB", "of allowed", "time", "planned time", "numbers")
@@ -58,44 +60,67 @@ COMPARED = 3
 
 def measure(name: str, runner: str) -> dict[str, Any]:
     """Measure the plain step and each budget in this process."""
+    import keras
     import tensorflow as tf
 
     import tfckpt
+    from benchmarks.measure import take_turns
     from benchmarks.measured import NETWORKS as BUILDERS
     from tfckpt.verify.snapshot import Snapshot
 
+    keras.mixed_precision.set_global_policy(FLAGS.policy)
     gpus = tf.config.list_physical_devices("GPU")
     sizes = {key: value * (LARGER if gpus else 1) for key, value in NETWORKS[name].items()}
-    body, args = BUILDERS[name](**sizes)
-    plain = tf.function(body, jit_compile=runner == "xla")
-    state, traced = Snapshot(), plain.get_concrete_function(*args)
-    state.add(traced)
-    variables = [v for v in traced.variables if v.dtype.is_floating]
+    with _turn(fcntl.LOCK_SH):
+        body, args = BUILDERS[name](**sizes)
+        plain = tf.function(body, jit_compile=runner == "xla")
+        state, traced = Snapshot(), plain.get_concrete_function(*args)
+        state.add(traced)
+        variables = [v for v in traced.variables if v.dtype.is_floating]
 
-    def trained(step: Any) -> list[np.ndarray]:
-        state.restore()
-        for _ in range(COMPARED):
-            step(*args)
-        return [v.numpy() for v in variables]
+        def trained(step: Any) -> list[np.ndarray]:
+            state.restore()
+            for _ in range(COMPARED):
+                step(*args)
+            return [v.numpy() for v in variables]
 
-    before = [v.numpy() for v in variables]
-    wanted, again = trained(plain), trained(plain)
-    found: dict[str, Any] = {"plain": _ran(plain, args), "budgets": {},
-                             "again": _difference(wanted, again, before)}
-    for fraction in FLAGS.fractions:
-        step = tfckpt.checkpoint(tf.function(body, jit_compile=runner == "xla"),
-                                 budget=fraction if fraction == "min" else float(fraction))
-        try:
-            numbers = _difference(wanted, trained(step), before)
-            taken = _ran(step, args)
-        except tfckpt.InfeasibleBudgetError as error:
-            found["budgets"][fraction] = {"refused": error.smallest_bytes}
-            continue
-        expected = step.report.expected_bytes
-        found["budgets"][fraction] = taken | {
-            "expected": expected[1], "expected_plain": expected[0], "numbers": numbers,
-            "allowed": step.report.allowed_bytes, "overhead": step.report.overhead}
+        before = [v.numpy() for v in variables]
+        wanted, again = trained(plain), trained(plain)
+        found: dict[str, Any] = {"budgets": {}, "again": _difference(wanted, again, before)}
+        ours: dict[str, Any] = {}
+        for fraction in FLAGS.fractions:
+            step = tfckpt.checkpoint(tf.function(body, jit_compile=runner == "xla"),
+                                     budget=fraction if fraction == "min" else float(fraction))
+            try:
+                numbers = _difference(wanted, trained(step), before)
+            except tfckpt.InfeasibleBudgetError as error:
+                found["budgets"][fraction] = {"refused": error.smallest_bytes}
+                continue
+            ours[fraction] = step
+            expected = step.report.expected_bytes
+            found["budgets"][fraction] = {
+                "expected": expected[1], "expected_plain": expected[0], "numbers": numbers,
+                "allowed": step.report.allowed_bytes, "overhead": step.report.overhead}
+    with _turn(fcntl.LOCK_EX):
+        rounds = take_turns([(s, args) for s in (plain, *ours.values())],
+                            FLAGS.measured_steps, WARMUP)
+    for samples, row in zip(zip(*rounds, strict=True),
+                            (found.setdefault("plain", {}), *(found["budgets"][f] for f in ours)),
+                            strict=True):
+        row |= {"peak": statistics.median(s.peak for s in samples),
+                "seconds": statistics.median(s.seconds for s in samples)}
     return found
+
+
+@contextlib.contextmanager
+def _turn(kind: int) -> Iterator[None]:
+    """Hold the lock of all processes: many share it to plan, one has it to measure."""
+    if not FLAGS.turns:
+        yield
+        return
+    with open(FLAGS.turns, encoding="utf-8") as file:
+        fcntl.flock(file, kind)
+        yield
 
 
 def simulated(name: str) -> list[str]:
@@ -134,16 +159,6 @@ def _difference(wanted: list, found: list, before: list) -> float:
     changed = sum(float(np.sum((w - b) ** 2.0)) for w, b in zip(wanted, before, strict=True))
     error = sum(float(np.sum((w - f) ** 2.0)) for w, f in zip(wanted, found, strict=True))
     return (error / changed) ** 0.5
-
-
-def _ran(step: Any, args: tuple) -> dict[str, float]:
-    from benchmarks.measure import measure_step
-
-    for _ in range(WARMUP):
-        step(*args)
-    samples = [measure_step(step, *args) for _ in range(FLAGS.measured_steps)]
-    return {"peak": statistics.median(s.peak for s in samples),
-            "seconds": statistics.median(s.seconds for s in samples)}
 
 
 def rows(name: str, runner: str, found: dict[str, Any]) -> list[str]:
@@ -186,7 +201,7 @@ def main(_: list[str]) -> int:
     began, left_out = time.monotonic(), []
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", "a GPU")
              for gpu in tf.config.list_physical_devices("GPU")] or [f"CPU ({platform.machine()})"]
-    print(f"{names[0]}, TensorFlow {tf.__version__}\n\n{head(COLUMNS)}", flush=True)
+    print(f"{names[0]}, TensorFlow {tf.__version__}, {FLAGS.policy}\n\n{head(COLUMNS)}", flush=True)
     if FLAGS.at_once > 1:  # else each process takes all of a GPU's memory
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
@@ -196,14 +211,16 @@ def main(_: list[str]) -> int:
             return None
         output = in_own_process(f"{name} {runner}", "benchmarks.gpu_report", (
             f"--pair={name},{runner}", f"--fractions={','.join(FLAGS.fractions)}",
-            f"--measured_steps={FLAGS.measured_steps}"))
+            f"--measured_steps={FLAGS.measured_steps}", f"--policy={FLAGS.policy}",
+            f"--turns={turns.name}"))
         if output is None:
             left_out.append(f"{name} ({runner}): failed, see above")
             return None
         return "\n".join(rows(name, runner, json.loads(output.splitlines()[-1])))
 
     pairs = [(runner, name) for runner in FLAGS.runners for name in FLAGS.only or NETWORKS]
-    with concurrent.futures.ThreadPoolExecutor(FLAGS.at_once) as pool:
+    with (tempfile.NamedTemporaryFile() as turns,
+          concurrent.futures.ThreadPoolExecutor(FLAGS.at_once) as pool):
         for found in pool.map(lambda pair: ask(*pair), pairs):
             if found is not None:
                 print(found, flush=True)

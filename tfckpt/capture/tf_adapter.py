@@ -943,7 +943,14 @@ def memory_limit(device: str) -> int:
     limits = {found.name: int(found.memory_limit) for found in device_lib.list_local_devices()}
     if f"/device:{device}" not in limits:
         raise ValueError(f"there is no device {device}")
-    return limits[f"/device:{device}"]
+    # devices are made anew to be listed, without the limits that the program gave them
+    kind, _, number = device.partition(":")
+    given: list[int | None] = []
+    for physical in tf.config.list_physical_devices(kind):
+        parts = tf.config.get_logical_device_configuration(physical) or []
+        given += [part.memory_limit for part in parts] or [None]
+    own = given[int(number)] if int(number) < len(given) else None
+    return min(limits[f"/device:{device}"], own << 20) if own else limits[f"/device:{device}"]
 
 
 def is_reference(tensor: tf.Tensor) -> bool:
