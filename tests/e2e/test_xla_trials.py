@@ -85,7 +85,7 @@ def test_a_fraction_is_one_of_the_compiled_plain_step(lower, middle, plain_bytes
     assert taken <= budget * plain_bytes
     assert (told.before.temp_bytes, told.after.temp_bytes) == (plain_bytes, taken)
     assert 1 <= told.trials <= 3  # two, and the minimum if none of them fits
-    assert f"asked for {budget:g} of plain" in str(step.report)
+    assert f"budget             {budget:g} of plain: " in str(step.report)
     for memory in (told.before, told.after):  # XLA packs what is live at once
         assert max(memory.live_bytes) == pytest.approx(memory.temp_bytes, rel=0.01)
         assert sum(b.bytes for b in memory.held) == max(memory.live_bytes)
@@ -160,6 +160,18 @@ def test_the_budget_that_is_named_is_met(halves, budget):
     named = float(re.search(r"Pass budget=([0-9.]+[0-9])", str(refused.value))[1])
     told = halves(named).compiled
     assert told.after.temp_bytes <= named * told.before.temp_bytes
+
+
+@pytest.mark.nightly
+def test_a_refusal_knows_of_what_the_minimum_takes(halves):
+    """Before, plans were asked about that the minimum's search never saw, and none of its own."""
+    told = halves("min").compiled
+    share = told.after.temp_bytes / told.before.temp_bytes
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        halves(0.1)
+    assert refused.value.smallest_bytes <= told.after.temp_bytes
+    again = halves(share + 1e-3).compiled
+    assert again.after.temp_bytes <= (share + 1e-3) * again.before.temp_bytes
 
 
 def test_xla_tells_which_results_it_writes_to_memory():

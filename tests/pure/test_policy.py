@@ -78,6 +78,25 @@ def test_the_gradient_of_a_loop_is_of_its_layer():
     assert known.layer("gradient_tape/net_1/lstm_1/while/net_1/lstm_1/while_grad") == "net/lstm"
 
 
+def test_gradients_outside_of_all_layers_are_of_the_layer_whose_result_they_are_of():
+    """A sum of two gradients, which a layer's gradient reads; and one that an update reads."""
+    step = graph_of([
+        ("x", "Placeholder", [], FORWARD),
+        ("net_1/conv_1/Relu", "Relu", ["x"], FORWARD),
+        ("gradient_tape/net_1/dense_1/Relu", "Relu", ["net_1/conv_1/Relu"], BACKWARD),
+        ("gradient_tape/net_1/add_1/Relu", "Relu", ["net_1/conv_1/Relu"], BACKWARD),
+        ("AddN", "AddN", ["gradient_tape/net_1/dense_1/Relu", "gradient_tape/net_1/add_1/Relu"],
+         BACKWARD),
+        ("mul", "Relu", ["AddN"], BACKWARD),
+        ("gradient_tape/net_1/conv_1/Relu", "Relu", ["mul"], BACKWARD),
+        ("AddN_1", "Relu", ["gradient_tape/net_1/conv_1/Relu"], BACKWARD)])
+    known = LayerNames.of({"net", "conv", "dense", "add"}, [op.name for op in step.ops])
+    assert known.layer("AddN") == "AddN"
+    known = known.with_gradients(step)
+    assert [known.layer(name) for name in ("AddN", "mul", "AddN_1", "x")] == [
+        "net/conv", "net/conv", "net/conv", "x"]
+
+
 def test_a_layer_without_operations_is_not_called_misspelt():
     with pytest.raises(PlanError, match="recompute='input': that layer has no operation"):
         with_policy(graph("dense_1"), (), ("input",), LayerNames.of({"dense", "input"}, ()))

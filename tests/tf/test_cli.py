@@ -124,6 +124,33 @@ def test_inspect(tool):
     assert code == 0 and err == "" and "train: " in out and "live at the peak" in out
 
 
+def test_layers_of_a_saved_model_have_the_names_that_its_variables_tell(tool, tmp_path):
+    """TensorFlow numbers the scopes of Keras' layers; a file tells of layers by variables alone."""
+    net = keras.Sequential([keras.Input((64,)), *(
+        keras.layers.Dense(64, "tanh", name=name) for name in ("stem", "block", "head"))])
+
+    class Trainer(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec((4096, 64))])
+        def train(self, x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(net(x))
+            for v, g in zip(net.trainable_variables,
+                            tape.gradient(loss, net.trainable_variables), strict=True):
+                v.assign_sub(0.1 * g)
+            return loss
+
+    trainer = Trainer()
+    trainer.net = net
+    tf.saved_model.save(trainer, str(tmp_path / "named"), signatures=trainer.train)
+    code, out, err = tool("inspect", tmp_path / "named", "--json")
+    assert code == 0, err
+    step = next(s for s in json.loads(out)["steps"] if s["baseline_peak_bytes"])
+    told = {held["layer"].rpartition("/")[2] for held in step["live_at_peak"]}
+    assert {"stem", "block", "head"} <= told and not any(name.endswith("_1") for name in told)
+    code, out, err = tool("plan", tmp_path / "named", "--keep", "sten")
+    assert code == 1 and "'stem'" in err
+
+
 def test_plan_prints_a_monotone_front(tool, tmp_path):
     code, out, err = tool("plan", "@model", *BATCH, "--json", "--plot", "front.png")
     assert code == 0 and err == ""
@@ -162,7 +189,7 @@ def test_rewrite_keeps_the_kind_and_the_numbers(tool, files, name):
     assert code == 0, err
     step, = json.loads(out)["steps"]
     assert step["largest_relative_difference"] == 0.0
-    for kind in ("planned", "measured"):
+    for kind in ("simulated", "measured"):
         plain, ours = step[f"{kind}_peak_bytes"]
         assert ours < plain
     assert step["types"]["MatMul"][1] > step["types"]["MatMul"][0]

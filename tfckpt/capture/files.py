@@ -50,6 +50,17 @@ class Document:
             return list(self.proto.meta_graphs)
         return [self.proto if self.kind == META_GRAPH else None]
 
+    def layers(self, number: int) -> tuple[str, ...]:
+        """Return names of layers with variables, ascending: Keras names variables by their layers.
+
+        Args:
+          number: of a meta graph; other kinds of documents, and of models, tell none.
+        """
+        meta = self.meta_graphs()[number]
+        return () if meta is None else tuple(sorted({
+            scope for node in meta.object_graph_def.nodes if node.WhichOneof("kind") == "variable"
+            for scope in node.variable.name.split("/")[:-1] if scope}))
+
     def copy(self) -> Document:
         """Return a document whose message can be changed."""
         proto = type(self.proto)()

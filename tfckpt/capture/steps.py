@@ -9,6 +9,7 @@ step is what the gradients need, what follows from them, and what follows from t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from tfckpt.capture.shapes import concrete_shapes, planned_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.errors import CaptureError, TfckptError
 from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op, ancestors
+from tfckpt.ir.layers import LayerNames
 from tfckpt.ops import Access, Source, record
 
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
@@ -43,6 +45,7 @@ class Step:
       live: TensorFlow's graph that the step was read from.
       compiled: whether XLA compiles the step.
       plain: the function as it was read, before anything was inlined; None at the top level.
+      layers: names of layers that the document tells of.
     """
 
     name: str
@@ -53,6 +56,13 @@ class Step:
     live: Any = None
     compiled: bool = False
     plain: Question | None = None
+    layers: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def names(self) -> LayerNames:
+        """Return the layers of the step, as far as the document tells of them."""
+        ops = (op.name for op in self.graph.ops)
+        return LayerNames.of(self.layers, ops).with_gradients(self.graph)
 
 
 def training_steps(document: Document, *, batch_size: int | None = None,
@@ -89,7 +99,7 @@ def training_steps(document: Document, *, batch_size: int | None = None,
             f"capture: {document.source!r} computes no gradient for which it keeps anything: it "
             "is an inference graph, or its gradient lies in a nested function; save the function "
             "that trains")
-    return found
+    return [dataclasses.replace(step, layers=document.layers(step.meta)) for step in found]
 
 
 def step_definition(document: Document, step: Step,

@@ -202,7 +202,8 @@ class Traced:
                         gradient_inside=lambda: gradient_inside(graph),
                         arithmetic=self._arithmetic,
                         doubt=functools.partial(self._doubt, compiled),
-                        layers=LayerNames.of(self._layers, (op.name for op in found.ops)))
+                        layers=LayerNames.of(
+                            self._layers, (op.name for op in found.ops)).with_gradients(found))
 
     def _doubt(self, compiled: bool) -> str:
         return doubt(self.func_graph, compiled)

@@ -169,8 +169,9 @@ def _sizes(step: Step, top: int) -> dict:
         "unknown_variables": len(variables), "variable_bytes": sum(cost.variable_bytes),
         "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": plain_peak(step, part),
         "unknown": "",
-        "live_at_peak": [{"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
-                         for h in tensors_at_peak(cost, part.plain.timeline)[:top]],
+        "live_at_peak": [
+            {"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
+            for h in tensors_at_peak(cost, part.plain.timeline, step.names)[:top]],
     }
 
 

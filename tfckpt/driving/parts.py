@@ -16,6 +16,9 @@ from tfckpt.plan.planner import Plain, Planned, baseline
 from tfckpt.request.budget import Budget
 from tfckpt.rewrite.passes.manager import PlannedPart
 
+MINIMUM = -1
+"""In place of corrected bytes: the plan that is made where no budget is given."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DevicePart:
@@ -46,7 +49,7 @@ class Part(DevicePart):
       asked: what the plain part takes as XLA compiles it, or as Grappler leaves it to the executor,
         where they were asked.
       corrected: planned bytes that a plan may need, where compiled plans have told better than
-        the budget.
+        the budget, or `MINIMUM`.
     """
 
     cost: CostGraph
@@ -103,7 +106,7 @@ class Part(DevicePart):
         """Return the planned bytes that the peak must not pass; None for the minimum peak."""
         allowed = self.allowed
         if self.corrected is not None or allowed is None:
-            return self.corrected
+            return None if self.corrected == MINIMUM else self.corrected
         return allowed if self.asked is None else int(
             allowed * self.plain.peak_bytes / max(self.plain_bytes, 1))
 

@@ -19,7 +19,7 @@ from tfckpt.capture.loops.repeated import without_loops
 from tfckpt.common import faults
 from tfckpt.common.clock import ended_by
 from tfckpt.cost.measured import measured_rates
-from tfckpt.driving.parts import DevicePart, Part, Proposal, priced, unchanged
+from tfckpt.driving.parts import MINIMUM, DevicePart, Part, Proposal, priced, unchanged
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptError
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.graph import Graph
@@ -369,7 +369,8 @@ def decisions(part: Part, options: Options, limits: Limits,
     plain, cost = part.plain, part.cost
     fad = options.fad if options.solver == AUTO or options.fad is True else False
     # a room that XLA's answers say asks for another plan than the smallest
-    objective = options.objective if part.target.orders_by_control or not part.corrected else "time"
+    as_asked = part.target.orders_by_control or part.corrected in (None, 0, MINIMUM)
+    objective = options.objective if as_asked else "time"
 
     def within(room: int | None) -> Iterator[Decision]:
         def plans(of: CostGraph) -> Iterator[Planned]:

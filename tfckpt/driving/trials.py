@@ -4,11 +4,12 @@ They are asked what the step takes, plain and with a few of its plans: XLA compi
 Grappler makes of it is simulated; where that is the step already, nobody is asked. A budget is one
 of these bytes then. What comes out corrects what the next plan may need, by a line through what is
 known; the fastest plan whose bytes fit is taken. Where none of them does, that of the lowest peak
-is asked about before a budget is refused. For the minimum peak XLA tries two plans, or is bound to
-one in two ways. It may take more for a plan of fewer bytes, since what is recomputed stands in the
-way of its fusions: where it takes far more than planned, as many plans more between those tried
-and the plain step are asked about. Before a budget is refused that is done in an order in which the
-budget has no part: so the one that is named then is met by the same plan. Nothing runs.
+and, of XLA, that which is made without a budget are asked about before a budget is refused. For the
+minimum peak XLA tries two plans, or is bound to one in two ways. It may take more for a plan of
+fewer bytes, since what is recomputed stands in the way of its fusions: where it takes far more than
+planned, as many plans more between those tried and the plain step are asked about. Before a budget
+is refused that is done in an order in which the budget has no part: so the one that is named then
+is met by the same plan. Nothing runs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tfckpt.common.clock import time_is_over
 from tfckpt.common.messages import waiting_for
 from tfckpt.driving.aims import between, corrected
 from tfckpt.driving.judges import Candidate, Rejected
-from tfckpt.driving.parts import Part, Proposal, unchanged
+from tfckpt.driving.parts import MINIMUM, Part, Proposal, unchanged
 from tfckpt.driving.proposals import (
     ALLOWED,
     BETWEEN,
@@ -162,7 +163,8 @@ class Trials:
         self.seconds = 0.0
         self._refused = 0  # plans that XLA did not compile
         self._fewest = False  # whether a plan of the fewest bytes was asked for
-        self._last: list[Trial] | None = None  # before a refusal: from that of the lowest peak on
+        self._last: list[Trial] | None = None  # before a refusal: what the budget has no part in
+        self._lowest = False  # whether that of the lowest peak was asked for then
         self._between = most  # how many more plans between others may be asked for
         self._counting = 0  # which of `_counted` have to fit
         self.plain: XlaMemory | None = None
@@ -255,10 +257,10 @@ class Trials:
     def _bound(self) -> int:
         """Return how many plans XLA may be asked about.
 
-        As many between others; before a budget is refused that of the lowest peak in both ways, and
-        as many between.
+        As many between others; before a budget is refused as many as without a budget, and that of
+        the lowest peak in both ways.
         """
-        return 2 * self.most + (0 if self._last is None else 2 + self.most)
+        return 2 * self.most + (0 if self._last is None else 2 * self.most + 2)
 
     def _compile(self, candidate: Candidate, proposal: Proposal) -> Trial:
         try:
@@ -283,7 +285,7 @@ class Trials:
         said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} {ALLOWED}"
         aim = self._corrected(trial, limit, left) if left and sized else None
         if not sized:
-            self._try_another(trial, said, left)
+            self._try_another(trial, said, left, self.tried)
         if taken > limit:
             if left and not self._takes_more(trial):
                 raise Rejected(said, room=aim)
@@ -303,16 +305,25 @@ class Trials:
             t.planned > trial.planned and t.memory.bound < trial.memory.bound for t in self.tried)
 
     def _before_refusal(self, trial: Trial, said: str) -> None:
-        """Reject a plan for one between others; then the lowest, in both ways, and some between."""
+        """Reject a plan for others: between those tried, those without a budget, the lowest.
+
+        What would be taken without a budget weighs memory against time, and may take fewer bytes
+        than the plan of the lowest peak, as compiled.
+        """
         target = trial.proposal.part.target
         if self._last is None:
             if self._takes_more(trial):
                 self._try_between(trial, self.tried, said)
             self._last, self._between = [], self.most
+            self._lowest = target.orders_by_control
+            raise Rejected(said, room=0 if self._lowest else MINIMUM)
+        if not self._lowest:
+            self._try_another(trial, said, self.most - len(self._last), self._last)
+            self._lowest = True
             raise Rejected(said, room=0)
-        if target.may_hold_otherwise and len(self._last) == 1:
+        if (target.may_hold_otherwise and not target.otherwise and self._last
+                and trial is self._last[-1]):
             raise Rejected(f"{said}; {OTHER_WAY}", instead=_otherwise(trial))
-        self._try_between(trial, self._last, said)
 
     def _try_between(self, trial: Trial, tried: Sequence[Trial], said: str) -> None:
         """Reject a plan for one between those tried and the plain step that may take less."""
@@ -339,7 +350,7 @@ class Trials:
         if over and self._may_ask_between(trial.proposal.part):
             raise Rejected(f"{said}; {FASTER}", room=math.isqrt(trial.planned * min(over)))
 
-    def _try_another(self, trial: Trial, said: str, left: int) -> None:
+    def _try_another(self, trial: Trial, said: str, left: int, tried: Sequence[Trial]) -> None:
         """Reject the minimum plan for a second one: that of the fewest bytes, whatever its time.
 
         Where there is no other, or XLA does not keep the plan's order, so that its bytes say
@@ -351,9 +362,9 @@ class Trials:
         if left and keeps_order and not self._fewest and not self._as_planned(trial):
             self._fewest = True
             raise Rejected(f"{said}; a plan of fewer bytes is looked for", room=0)
-        if left and target.may_hold_otherwise and len(self.tried) == 1:
+        if left and target.may_hold_otherwise and len(tried) == 1:
             raise Rejected(f"{said}; {OTHER_WAY}", instead=_otherwise(trial))
-        self._try_between(trial, self.tried, said)
+        self._try_between(trial, tried, said)
 
     def _as_planned(self, trial: Trial) -> bool:
         """Return whether the executor keeps within what was planned; XLA is asked again anyway."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfckpt.ir.edits import traced
+from tfckpt.ir.graph import BACKWARD, Graph
 
 _NUMBER = re.compile(r"_[0-9]+$")
 _AROUND = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?|StatefulPartitionedCall"
@@ -28,10 +29,13 @@ class LayerNames:
       layers: names of the layers.
       unnumbered: those in whose scope of the very name there are ops, as in Keras 2, where a
         layer opens its scope once.
+      beside: for gradients that stand outside of all layers, as the sums of several do: an op in
+        the layer that they belong to, by the gradient's name.
     """
 
     layers: frozenset[str] = frozenset()
     unnumbered: frozenset[str] = frozenset()
+    beside: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, layers: Iterable[str], ops: Iterable[str]) -> LayerNames:
@@ -44,6 +48,36 @@ class LayerNames:
         known = frozenset(layers)
         scopes = {part for name in ops for part in name.split("/")[:-1]} if known else set()
         return cls(known, known & scopes)
+
+    def with_gradients(self, graph: Graph) -> LayerNames:
+        """Return the same, with the layers of gradients that stand outside of all layers.
+
+        Such a gradient belongs to the layer that reads it first: it is that of the layer's result.
+        Where none does, to a layer that it is made of.
+
+        Args:
+          graph: the step.
+        """
+        if not self.layers:
+            return self
+        inside = {i: op.name for i, op in enumerate(graph.ops)
+                  if op.region == BACKWARD and self.knows(op.name)}
+        outside = [i for i, op in enumerate(graph.ops)
+                   if op.region == BACKWARD and i not in inside]
+        readers = graph.consumers()
+        for i in reversed(outside):
+            self._stand_beside(i, readers[i], inside)
+        for i in outside:
+            self._stand_beside(i, [source for source, _ in graph.ops[i].inputs], inside)
+        return dataclasses.replace(self, beside={
+            traced(graph.ops[i].name): inside[i] for i in outside if i in inside})
+
+    @staticmethod
+    def _stand_beside(op: int, others: Sequence[int], inside: dict[int, str]) -> None:
+        """Note by which of others a gradient is known, unless it is; `inside` is changed."""
+        found = next((inside[other] for other in others if other in inside), None)
+        if found is not None:
+            inside.setdefault(op, found)
 
     def shown(self, op: str) -> str:
         """Return an op's name as people know it: `net/conv2d/Relu` for `net_1/conv2d_1/Relu`.
@@ -63,7 +97,8 @@ class LayerNames:
         Args:
           op: name of an op of the graph that is planned.
         """
-        return self.path(self.shown(op))
+        op = traced(op)
+        return self.path(self.shown(self.beside.get(op, op)))
 
     def knows(self, op: str) -> bool:
         """Return whether an op is in a layer that is known.

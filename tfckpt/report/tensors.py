@@ -17,6 +17,8 @@ _GRADIENT = re.compile(r"(?:^|(?<=/))(?:gradient_tape|gradients(?:_\d+)?)/")
 _ARGUMENT = "XLA_Args"
 """What XLA calls an argument of the step."""
 _COPY = re.compile(r"-tfckpt\d+$")
+_AROUND = re.compile(r"-tfckpt_[a-z]+\d+(_\d+)?$")
+"""Of a guard or a fence, which is called after what it hands on."""
 
 
 def fates_of(graph: Graph, cost: CostGraph, schedule: Schedule, names: LayerNames
@@ -118,12 +120,13 @@ def _xla_tensor(buffer: XlaBuffer, names: LayerNames) -> LiveTensor:
     if buffer.op == _ARGUMENT:
         return LiveTensor(buffer.bytes, "argument", "variables and inputs",
                           f"XLA's {buffer.opcode}")
-    if _COPY.search(buffer.op):
+    op = _AROUND.sub("", buffer.op)
+    if _COPY.search(op):
         why = "recomputed for the backward"
-    elif _GRADIENT.search(buffer.op):
+    elif _GRADIENT.search(op) or op in names.beside:
         why = "gradient"
-    elif "/" in buffer.op:
+    elif "/" in op:
         why = "of the forward"
     else:  # XLA made it of several, or moved it
         why = f"XLA's {buffer.opcode}"
-    return LiveTensor(buffer.bytes, names.shown(buffer.op), names.layer(buffer.op), why)
+    return LiveTensor(buffer.bytes, names.shown(op), names.layer(op), why)
