@@ -45,6 +45,10 @@ def test_changes_are_priced_as_the_second_derivation_of_liveness(seed):
     again = CopySchedule(graph, state.order, [
         (key // state.stride, state.vertex(key)) for key in sorted(state.copies)])
     assert again.live.tolist() == state.live.tolist()
+    assert (again.spans, again.taken) == (state.spans, {
+        key: size for key, size in state.taken.items() if size})
+    state.become(sorted(again.copies)[::2])
+    assert_priced(graph, state)
 
 
 @given(seeds)

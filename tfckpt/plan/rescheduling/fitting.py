@@ -28,6 +28,8 @@ WIDTH = 24
 """Storages live at an overfull step that are tried at most, the largest."""
 SLACK = 1e-9
 """Of the plain time: smaller differences come from adding up floats."""
+AT_ONCE = 0.1
+"""Changes for each original from which a schedule is made anew, and not change by change."""
 Copies = tuple[tuple[int, int], ...]
 
 
@@ -69,7 +71,7 @@ class Fitter:
         return tuple((key // state.stride, state.vertex(key)) for key in sorted(state.copies))
 
     def goto(self, copies: Iterable[tuple[int, int]]) -> None:
-        """Make a known schedule the present one, copy by copy; each is a change.
+        """Make a known schedule the present one; each copy that comes or goes is a change.
 
         Args:
           copies: (stage, vertex) of each copy, as `copies` or `copies_of` returns them.
@@ -79,11 +81,17 @@ class Fitter:
         gone = [key for key in state.copies if key not in wanted]
         come = [made for key, made in wanted.items() if key not in state.copies]
         self.left -= 1 + len(gone) + len(come)
+        if len(gone) + len(come) > AT_ONCE * len(state.order):
+            missing = set(gone)
+            state.become([*(key for key in state.copies if key not in missing),
+                          *(state.key(v, stage) for v, stage in come)])
+            return
         for key in gone:
             state.remove(key)
+            state.log.clear()
         for v, stage in come:
             state.add(v, stage)
-        state.log.clear()
+            state.log.clear()
 
     # Splits.
 

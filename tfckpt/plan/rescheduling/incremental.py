@@ -67,39 +67,54 @@ class CopySchedule:
         self.stride = count + 1
         self.size = [s.bytes for s in graph.storages]
         self.written = [sum(self.size[s] for s in v.writes) for v in graph.vertices]
-        self.keys = [t * self.stride + count for t in range(count)]
-        self.copies: dict[int, None] = {}
-        self.makes: list[Keys] = [() for _ in graph.storages]
-        self.uses: list[Keys] = [() for _ in graph.storages]
         self.donors = self._donors()
-        self.time = sum(graph.vertices[v].time for v in self.order)
-        self.live = np.array([graph.vertices[v].workspace for v in self.order], dtype=np.int64)
+        self.become(self.key(v, stage) for stage, v in copies)
+
+    def become(self, copies: Iterable[int]) -> None:
+        """Take a schedule's place at once, which no `undo` takes back.
+
+        Args:
+          copies: their keys, in the order in which they count as added.
+        """
+        vertices, count = self.graph.vertices, len(self.order)
+        self.copies = dict.fromkeys(copies)
+        self.keys = sorted([*(t * self.stride + count for t in range(count)), *self.copies])
+        steps = [self.vertex(key) for key in self.keys]
+        made: list[list[int]] = [[] for _ in self.graph.storages]
+        used: list[list[int]] = [[] for _ in self.graph.storages]
+        for key, v in zip(self.keys, steps, strict=True):
+            for s in vertices[v].writes:
+                made[s].append(key)
+            for s in vertices[v].reads:
+                used[s].append(key)
+        self.makes: list[Keys] = [tuple(keys) for keys in made]
+        self.uses: list[Keys] = [tuple(keys) for keys in used]
+        self.time = sum(vertices[v].time for v in self.order)
+        for key in self.copies:
+            self.time += vertices[self.vertex(key)].time
         self.taken: dict[int, int] = {}
         self.log: list[_Undo] = []
-        for key, v in zip(self.keys, self.order, strict=True):
-            for s in graph.vertices[v].writes:
-                self.makes[s] = (key,)
-            for s in graph.vertices[v].reads:
-                self.uses[s] += (key,)
-        self.spans = [self._spans(s) for s in range(len(graph.storages))]
+        self.spans = [self._spans(s) for s in range(len(made))]
+        come = np.zeros(len(steps) + 1, dtype=np.int64)
         for s, spans in enumerate(self.spans):
-            for start, end in spans:
-                self.live[self._slice(start, end)] += self.size[s]
-        for key, v in zip(self.keys, self.order, strict=True):
-            if graph.vertices[v].reuses:
+            for span in spans:
+                at = self._slice(*span)
+                come[at.start] += self.size[s]
+                come[at.stop] -= self.size[s]
+        self.live = np.cumsum(come[:-1]) + np.array(
+            [vertices[v].workspace for v in steps], dtype=np.int64)
+        for key, v in zip(self.keys, steps, strict=True):
+            if vertices[v].reuses:
                 self._take(key, [])
-        for stage, v in copies:
-            self.add(v, stage)
-        self.log.clear()
 
     def _donors(self) -> list[frozenset[int]] | None:
         """Return for each storage the keys of what donates it; None where nothing donates."""
         if not any(v.donates for v in self.graph.vertices):
             return None
         found: list[set[int]] = [set() for _ in self.graph.storages]
-        for key, v in zip(self.keys, self.order, strict=True):
+        for t, v in enumerate(self.order):
             for s in self.graph.vertices[v].donates:
-                found[s].add(key)
+                found[s].add(t * self.stride + len(self.order))
         return [frozenset(keys) for keys in found]
 
     # What is there.
