@@ -63,7 +63,8 @@ def measure(size: int) -> list[str]:
     from tfckpt.capture.tfgraph import capture
     from tfckpt.cost.build import build_cost_graph
     from tfckpt.ir.target import GPU, Target
-    from tfckpt.plan.planner import baseline, plan_step
+    from tfckpt.plan.choosing.planned import baseline
+    from tfckpt.plan.planner import plan_step
     from tfckpt.request.budget import parse_budget
 
     step = tf.function(training_step(max(size // OPERATIONS_PER_BLOCK, 1)))

@@ -26,8 +26,8 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan import search
 from tfckpt.plan.candidates import CHEAP
+from tfckpt.plan.choosing.planned import Plain, baseline
 from tfckpt.plan.evaluate import Evaluator, Priced, non_dominated
-from tfckpt.plan.planner import Plain, baseline
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("chains", ["16", "32", "48", "64", "100", "200", "1000"], "Lengths.")

@@ -178,8 +178,8 @@ The tensor is `{tensor}:0`, an intermediate result of the second layer's GELU: {
    the forward pass), pure: `tfckpt/ops/arithmetic.py` says that it may run twice, costs little
    time, and may write its result over an input that nobody else reads.
 3. **The budget becomes bytes.** `tfckpt/request/budget.py` has read `{budget}` as a fraction of
-   the plain peak. What the plain step takes is simulated (`tfckpt/plan/planner.py`, `baseline`):
-   {plain}, so {allowed} are allowed.
+   the plain peak. What the plain step takes is simulated (`baseline` in
+   `tfckpt/plan/choosing/planned.py`): {plain}, so {allowed} are allowed.
 4. **Ops become costs.** `tfckpt/cost/build.py` joins ops that take no memory with their
    neighbours: {vertices} vertices and {storages} storages. The tensor is a storage of {bytes},
    written by vertex {vertex}, `{name}`, and read by {readers}: the plain step keeps it from the

@@ -36,7 +36,8 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan import planner
 from tfckpt.plan.candidates import CHEAP, OWN, SOLVERS
-from tfckpt.plan.planner import Planned, StepPlanner, baseline
+from tfckpt.plan.choosing.planned import Plain, Planned, baseline
+from tfckpt.plan.planner import StepPlanner
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("count", 10_000, "Graphs.")
@@ -141,7 +142,7 @@ def violations(graph: CostGraph, target: Target) -> Iterator[str]:
                 yield f"min of {auto.name} is beaten by that of {other.name}: {mine} by {its}"
 
 
-def _of_budgets(auto: Asked, plain: planner.Plain, budgets: Sequence[int],
+def _of_budgets(auto: Asked, plain: Plain, budgets: Sequence[int],
                 answers: Sequence[Planned | int], objective: str) -> Iterator[str]:
     """Yield what does not hold of one planner's answers to rising budgets."""
     before: Planned | None = None

@@ -14,7 +14,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import CallSizes
 from tfckpt.carriers.trace_hook import Mark, Records, called_with, traces_compiled, wrap_body
 from tfckpt.errors import PlanError
-from tfckpt.plan.planner import AUTO
+from tfckpt.plan.names import AUTO
 from tfckpt.report.observed import observing
 from tfckpt.report.report import Report
 from tfckpt.request.options import XLA_TRIALS, Options, make_options

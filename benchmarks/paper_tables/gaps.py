@@ -24,7 +24,8 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import plain_plan
 from tfckpt.ir.target import SAFETY, Target
 from tfckpt.plan.candidates import SOLVERS
-from tfckpt.plan.planner import AUTO, plan_step
+from tfckpt.plan.names import AUTO
+from tfckpt.plan.planner import plan_step
 from tfckpt.simulate.simulate import simulate
 from tfckpt.solvers.exact import optimal
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support.forward_ad import COMPOSED, KERAS, tower, worst
-from tfckpt.plan.planner import ROOM
+from tfckpt.plan.choosing.rules import ROOM
 
 LAYERS = 5
 ALL = {"mish": COMPOSED["mish"], "gelu_tanh": COMPOSED["gelu_tanh"], "gelu": KERAS["gelu"]}

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support.gelu_steps import gelu_step
-from tfckpt.plan import planner, search
+from tfckpt.plan import search
+from tfckpt.plan.choosing import planned
 from tfckpt.store import files
 
 ROWS, WIDTH = 2048, 256
@@ -79,7 +80,7 @@ def test_another_budget_gets_the_plan_that_a_search_would_find(store, searches, 
 
 def test_a_kept_plan_is_taken_without_simulating_the_plain_step(store, monkeypatch):
     first, _ = trained()
-    monkeypatch.setattr(planner, "executed_peaks", None)
+    monkeypatch.setattr(planned, "executed_peaks", None)
     report, found = trained()
     assert report.stored and report.applied and found == plain()
     assert (report.baseline_peak_bytes, report.planned_peak_bytes) == (

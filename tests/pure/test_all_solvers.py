@@ -13,7 +13,8 @@ from tfckpt.ir.costgraph import FORWARD, CostGraph, Storage, Vertex
 from tfckpt.ir.schedule import plain_plan
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.candidates import SOLVERS
-from tfckpt.plan.planner import AUTO, plan_step
+from tfckpt.plan.names import AUTO
+from tfckpt.plan.planner import plan_step
 from tfckpt.solvers import approx_dp, chen, lcg
 
 pytestmark = pytest.mark.pure

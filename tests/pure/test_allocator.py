@@ -28,7 +28,8 @@ from tests.support.planner_calls import (
 from tests.support.reference_allocator import BLOCKS, ReferenceAllocator
 from tfckpt.ir.costgraph import FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.ir.target import GPU, Target
-from tfckpt.plan.planner import baseline, plan_step
+from tfckpt.plan.choosing.planned import baseline
+from tfckpt.plan.planner import plan_step
 from tfckpt.simulate.allocator import BestFit, splittable
 
 KIB, MIB = 1024, 1024 * 1024

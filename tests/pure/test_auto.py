@@ -14,7 +14,9 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import check_schedule, plain_plan
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.candidates import SOLVERS
-from tfckpt.plan.planner import baseline, minimum_of, plan_step
+from tfckpt.plan.choosing.planned import baseline
+from tfckpt.plan.choosing.rules import minimum_of
+from tfckpt.plan.planner import plan_step
 from tfckpt.plan.rescheduling.neighbourhood import front
 from tfckpt.plan.search import RUNGS
 from tfckpt.solvers.exact import optimal

@@ -20,8 +20,10 @@ from tfckpt.fad.transform import take
 from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, Graph, Op, Tensor
 from tfckpt.ir.schedule import Plan
 from tfckpt.ir.target import SAFETY, Target
+from tfckpt.plan.choosing.planned import Planned, baseline
+from tfckpt.plan.choosing.rules import ROOM, WORTH
 from tfckpt.plan.forward_ad import decisions_of
-from tfckpt.plan.planner import ROOM, WORTH, Planned, baseline, plans_of
+from tfckpt.plan.planner import plans_of
 from tfckpt.simulate.check import check_plan
 
 pytestmark = pytest.mark.pure

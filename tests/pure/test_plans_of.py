@@ -12,7 +12,9 @@ from tests.support.graphs import random_joint_graph, random_paper_graph, residua
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.ir.target import GPU, SAFETY, Target
-from tfckpt.plan.planner import FINALISTS, ROOM, baseline, plan_step, plans_of
+from tfckpt.plan.choosing.planned import baseline
+from tfckpt.plan.choosing.rules import ROOM
+from tfckpt.plan.planner import FINALISTS, plan_step, plans_of
 from tfckpt.simulate.check import check_plan
 
 pytestmark = pytest.mark.pure

@@ -20,8 +20,8 @@ from tfckpt.ir.edits import Edits, edited
 from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph
 from tfckpt.ir.schedule import Moves, resolve
 from tfckpt.ir.target import GPU, Target
+from tfckpt.plan.choosing.planned import Planned, baseline
 from tfckpt.plan.forward_ad import decisions_of
-from tfckpt.plan.planner import Planned, baseline
 from tfckpt.rewrite.passes.manager import Context, Node, PlannedPart
 from tfckpt.rewrite.realise import realise
 from tfckpt.simulate.check import check_plan

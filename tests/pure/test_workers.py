@@ -13,7 +13,7 @@ from tests.support.graphs import random_joint_graph, random_schedule, seeds
 from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.ir.schedule import resolve
 from tfckpt.ir.target import HERE
-from tfckpt.plan.planner import executed_peaks
+from tfckpt.plan.choosing.planned import executed_peaks
 from tfckpt.simulate.allocator import allocated_peaks, replayed_peaks
 from tfckpt.simulate.executor import POOL, POOL_LATE, Edges
 from tfckpt.simulate.liveness import walk

@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from tfckpt.errors import PlanError, unreadable
-from tfckpt.plan.planner import AUTO, OBJECTIVES, SOLVER_NAMES
+from tfckpt.plan.names import AUTO, OBJECTIVES, SOLVER_NAMES
 from tfckpt.request.budget import parse_budget
 
 COMMANDS = {

@@ -11,8 +11,8 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.graph import KEEP, Graph
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import Target
+from tfckpt.plan.choosing.planned import Plain, Planned, baseline
 from tfckpt.plan.forward_ad import Decision
-from tfckpt.plan.planner import Plain, Planned, baseline
 from tfckpt.request.budget import Budget
 from tfckpt.rewrite.passes.manager import PlannedPart
 

@@ -25,9 +25,11 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.graph import Graph
 from tfckpt.ir.target import Target
 from tfckpt.ops import record
+from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import Decision, decisions_of
 from tfckpt.plan.loop_choice import with_loops_in_segments
-from tfckpt.plan.planner import AUTO, Memory, Planned, StepPlanner, plans_of
+from tfckpt.plan.names import AUTO
+from tfckpt.plan.planner import Memory, StepPlanner, plans_of
 from tfckpt.request.options import Options
 from tfckpt.rewrite.passes.reference_variables import has_references
 

@@ -36,7 +36,8 @@ from tfckpt.driving.proposals import (
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import ORDER
-from tfckpt.plan.planner import ROOM, executed_peaks, minimum_of
+from tfckpt.plan.choosing.planned import executed_peaks
+from tfckpt.plan.choosing.rules import ROOM, minimum_of
 from tfckpt.request.budget import OVER, format_bytes
 from tfckpt.verify.asking.xla import NotAsked
 

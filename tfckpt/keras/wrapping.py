@@ -16,7 +16,7 @@ from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
 from tfckpt.common.messages import say
 from tfckpt.errors import PlanError
 from tfckpt.keras.batches import look_at_batches, require_tensorflow
-from tfckpt.plan.planner import AUTO
+from tfckpt.plan.names import AUTO
 from tfckpt.report.report import Report
 from tfckpt.request.options import XLA_TRIALS, Options, make_options
 

@@ -21,7 +21,9 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ir.target import HERE, Target
-from tfckpt.plan.planner import AUTO, Planned, best_of
+from tfckpt.plan.choosing.planned import Planned
+from tfckpt.plan.choosing.rules import best_of
+from tfckpt.plan.names import AUTO
 
 FAD = (AUTO, True, False)
 """Allowed values of `fad`."""

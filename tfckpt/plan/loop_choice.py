@@ -20,8 +20,8 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import Graph, Op
 from tfckpt.ir.target import Target
+from tfckpt.plan.choosing.rules import best_of
 from tfckpt.plan.forward_ad import Decision
-from tfckpt.plan.planner import best_of
 from tfckpt.plan.segments import (
     Lengths,
     best_length,

@@ -3,39 +3,31 @@
 `auto` takes the fastest plan that fits from the pool that `tfckpt.plan.search` makes. A plan's
 peak is the worse of the planned order and the simulated executors' orders, with the fences and
 waits that the rewriter will place, as an allocator would count it (`tfckpt.simulate.allocator`).
+Which of several is taken: `tfckpt.plan.choosing.rules`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
-import math
-import numbers
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from tfckpt.errors import InfeasibleBudgetError, PlanError
+from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.costgraph import FORWARD, CostGraph
-from tfckpt.ir.schedule import Plan, plain_plan, resolve
+from tfckpt.ir.schedule import plain_plan
 from tfckpt.ir.target import HERE, Target
 from tfckpt.plan import search
 from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS, Solver
+from tfckpt.plan.choosing.finished import Finished, finished, floor_of, lowest_of, smallest_peak_of
+from tfckpt.plan.choosing.planned import Plain, Planned, baseline
+from tfckpt.plan.choosing.rules import ROOM, cost_of, minimum_of
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
+from tfckpt.plan.names import AUTO, OPTIMAL, check_effort, check_names
 from tfckpt.plan.rescheduling.neighbourhood import working_set
-from tfckpt.simulate.allocator import allocated_peaks
 from tfckpt.simulate.check import check_plan
-from tfckpt.simulate.executor import Edges, orders_on
-from tfckpt.simulate.fences import fenced
-from tfckpt.simulate.order import base_order, moves_of_xla
-from tfckpt.simulate.simulate import Timeline, simulate, simulate_order
-from tfckpt.simulate.waits import place_waits
-from tfckpt.simulate.workers import concurrent_peak, several_peaks
+from tfckpt.simulate.order import base_order
 from tfckpt.solvers.exact import optimal
 
-AUTO, OPTIMAL = "auto", "optimal"
-SOLVER_NAMES = (AUTO, *SOLVERS, OPTIMAL)
-OBJECTIVES = ("time", "memory")
 OPTIMA = 4
 """Times that `optimal` is asked for less until what the allocator counts fits."""
 FINALISTS = 10
@@ -44,117 +36,6 @@ MOST_FINALISTS, SMALL = 120, 6_000
 """... on small graphs more: the second divided by the vertices, at most the first."""
 EXACT_FORWARD = 16
 """Forward vertices of the largest graph on which `auto` asks the solvers of `DEAR` as well."""
-ROOM = 0.045
-"""The minimum peak is asked for: how much more, as a fraction of the plain one, a plan may take."""
-WORTH = 0.75
-"""... and only where each percent of the plain peak buys 1 / 0.75 percent of the plain time."""
-EXPECTED = 0.75
-"""Of the peaks simulated on several threads, the share that is below the expected one: where
-measured medians lie in the mean (`benchmarks.executor_budgets`)."""
-TAIL = 0.1
-"""What is no minimum: a peak where each percent less takes more than 1 / 0.1 percent of the plain
-time more."""
-MARGIN = 0.002
-"""Of the plain peak and time: plans nearer to each other than this are equal."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Plain:
-    """The plain step: its plan, its timeline in requested bytes, and the allocator's peak."""
-
-    plan: Plan
-    timeline: Timeline
-    peak_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """A plan and what it is worth.
-
-    Attributes:
-      plan: all that is needed to replay it.
-      timeline: of the worse of the simulated orders, in requested bytes.
-      peak_bytes: dynamic peak as the allocator counts it.
-      time: planned time, in the graph's unit.
-      plain: the plain step, under the middle one of the orders.
-      front: the Pareto front of all priced candidates, by falling peak. Its peaks are requested
-        bytes in the planned order, before waits and the allocator's slack.
-      others: the best of every solver that the front beats, priced in the same way.
-      bound_bytes: requested bytes that no plan of the graph stays below: the largest vertex's
-        working set.
-    """
-
-    plan: Plan
-    timeline: Timeline
-    peak_bytes: int
-    time: float
-    plain: Plain
-    front: tuple[search.Point, ...]
-    others: tuple[search.Point, ...] = ()
-    bound_bytes: int = 0
-
-    @property
-    def baseline(self) -> Timeline:
-        """Return the plain step's timeline."""
-        return self.plain.timeline
-
-    @property
-    def baseline_bytes(self) -> int:
-        """Return the plain step's peak as the allocator counts it."""
-        return self.plain.peak_bytes
-
-
-@dataclasses.dataclass(frozen=True)
-class _Finished:
-    """A candidate with waits, its worse timeline, and the most that the allocator would count.
-
-    Peaks measured lie nearer to the worst of several simulated heaps than to the middle one.
-
-    Attributes:
-      lowest: a lower bound of the peak: that of one thread.
-      most: takes `lowest` and returns the peak on all threads, where that is more.
-    """
-
-    plan: Plan
-    timeline: Timeline
-    lowest: int
-    priced: Priced
-    most: Callable[[int], int] = int
-
-    @functools.cached_property
-    def peak(self) -> int:
-        """Return the peak on the target's threads: known only once it is asked for."""
-        return self.most(self.lowest)
-
-    def fits(self, usable: int) -> bool:
-        """Return whether the peak is at most so many bytes."""
-        return self.lowest <= usable and self.peak <= usable
-
-
-def _lowest(finished: Iterable[_Finished], value: Callable[[int, _Finished], tuple[float, ...]]
-            ) -> _Finished:
-    """Return the entry whose peak has the minimum value, the first of equals.
-
-    Asked for are the peaks of those alone that may be it by what their peaks are not below.
-
-    Args:
-      finished: entries to choose from, at least one.
-      value: takes a peak and the entry; it never falls while the peak rises.
-    """
-    best: tuple[tuple[float, ...], int, _Finished] | None = None
-    for bound, number, entry in sorted(
-            ((value(f.lowest, f), n, f) for n, f in enumerate(finished)), key=lambda e: e[:2]):
-        if best is not None and bound > best[0]:
-            break
-        found = value(entry.peak, entry), number
-        if best is None or found < best[:2]:
-            best = (*found, entry)
-    assert best is not None
-    return best[2]
-
-
-def _smallest_peak(finished: Iterable[_Finished]) -> int:
-    return _lowest(finished, lambda peak, _: (peak,)).peak
 
 
 class Memory(Protocol):
@@ -179,38 +60,6 @@ class Memory(Protocol):
           plain_bytes: requested peak of the plain step.
           candidates: what plans are chosen from.
         """
-
-
-def check_names(solver: str, objective: str) -> None:
-    """Raise `PlanError`, naming the choices, for an unknown solver or objective.
-
-    Args:
-      solver: should be one of `SOLVER_NAMES`.
-      objective: should be one of `OBJECTIVES`.
-
-    Raises:
-      PlanError: it is not.
-    """
-    if solver not in SOLVER_NAMES:
-        raise PlanError(f"plan: unknown solver {solver!r}; choose one of "
-                        f"{', '.join(SOLVER_NAMES)}")
-    if objective not in OBJECTIVES:
-        raise PlanError(f"plan: unknown objective {objective!r}; choose one of "
-                        f"{', '.join(OBJECTIVES)}")
-
-
-def check_effort(effort: Any) -> None:
-    """Raise `PlanError` unless the effort is a positive number.
-
-    Args:
-      effort: any value; bools and infinity are refused.
-
-    Raises:
-      PlanError: it is no positive number.
-    """
-    if isinstance(effort, bool) or not isinstance(effort, numbers.Real) or not (
-            0 < float(effort) < math.inf):
-        raise PlanError(f"plan: effort={effort!r} must be a positive number, 1 by default")
 
 
 def plan_step(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
@@ -285,121 +134,6 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
     return planner.plans(budget)
 
 
-def baseline(graph: CostGraph, target: Target = HERE, peak: int | None = None) -> Plain:
-    """Return the plain step under the middle one of the simulated executors.
-
-    Nothing of ours orders the plain step, so it is not priced by its worst order: a fraction of
-    that would be a larger part of what the step really needs.
-
-    Args:
-      graph: joint graph.
-      target: what the step is planned for.
-      peak: in bytes, as the allocator counts it, where it is known.
-    """
-    if not target.orders_by_control:
-        moves = moves_of_xla(graph)
-        plan = fenced(graph, tuple((v, 0) for v in base_order(graph, moves)), moves)
-        timeline = simulate(graph, plan.schedule)
-        return Plain(plan, timeline, timeline.peak_bytes)
-    plan = plain_plan(graph)
-    resolved = resolve(graph, plan.schedule)
-    found = [(simulate_order(graph, resolved, order), order)
-             for order in Edges(graph, resolved, plan.moves.released, ()).orders(orders_on(target))]
-    timeline, order = sorted(found, key=lambda entry: entry[0].peak_bytes)[len(found) // 2]
-    plan = dataclasses.replace(plan, order=tuple(order))
-    if target.smallest_counted is None or peak is not None:
-        return Plain(plan, timeline, timeline.peak_bytes if peak is None else peak)
-    if target.threads > 1:
-        return Plain(plan, timeline, executed_peaks(graph, target, settled=False)[0])
-    peaks = allocated_peaks(graph, resolved, order, target.smallest_counted,
-                            target.takes_all_memory)
-    return Plain(plan, timeline, peaks[len(peaks) // 2])
-
-
-def executed_peaks(graph: CostGraph, target: Target, settled: bool = True,
-                   plan: Plan | None = None) -> tuple[int, int]:
-    """Return the expected and the largest peak of a graph that runs by a plan.
-
-    It is simulated in several orders, at several paces, and in several heaps that earlier
-    allocations may have left. The expected peak is the median; on several threads the upper
-    quartile, since the times of real steps vary more than simulated ones.
-
-    Args:
-      graph: joint graph.
-      target: what the step is planned for.
-      settled: as for `tfckpt.simulate.allocator.replayed_peaks`.
-      plan: with its fences and waits; None for the graph as it is, with its own edges alone.
-    """
-    plan = plan or plain_plan(graph)
-    edges = Edges(graph, resolve(graph, plan.schedule), plan.moves.released, plan.fences)
-    peaks = several_peaks(edges, target, settled, plan.waits)
-    if target.threads > 1:
-        every = sorted(itertools.chain.from_iterable(peaks))
-        return every[int(EXPECTED * len(every))], every[-1]
-    middles = sorted(p[len(p) // 2] for p in peaks[:len(orders_on(target))])
-    return middles[len(middles) // 2], max(map(max, peaks))
-
-
-def best_of(plans: Sequence[Planned], budget: int | None, objective: str) -> int:
-    """Return which of several plans of one step to take: an index, the earliest among equals.
-
-    The plans may be of different graphs of the step; all fit the budget and share one baseline.
-    The rule is that by which a plan of one graph is chosen: time under a budget, and `TAIL`, `ROOM`
-    and `WORTH` for the minimum peak. Plans within `MARGIN` of the best are its equals.
-
-    Args:
-      plans: at least one.
-      budget: dynamic bytes that they were planned for; None for the minimum peak.
-      objective: "time" or "memory": what they were planned for.
-    """
-    if budget is not None and objective == "time":
-        scores = [p.time / max(p.baseline.time, 1e-12) for p in plans]
-    else:
-        near = most_for_minimum([(p.peak_bytes, p.time) for p in plans], plans[0].baseline_bytes,
-                                plans[0].baseline.time, objective)
-        scores = [_cost(p.peak_bytes, p.time, p.baseline_bytes, p.baseline.time, objective)
-                  if p.peak_bytes <= near else math.inf for p in plans]
-    return next(n for n, score in enumerate(scores) if score <= min(scores) + MARGIN)
-
-
-def minimum_of(points: Sequence[tuple[int, float]], plain_peak: int, plain_time: float,
-               objective: str) -> int:
-    """Return the peak in bytes that is taken for the minimum of some plans: `TAIL` says which.
-
-    Args:
-      points: peak and time of each plan; at least one.
-      plain_peak: bytes of the plain step, counted in the same way.
-      plain_time: of the plain step, in the same unit.
-      objective: "memory" takes the smallest peak, whatever its time.
-    """
-    tail = 0.0 if objective == "memory" else TAIL
-    return min(points, key=lambda point: (
-        point[0] / max(plain_peak, 1) + tail * point[1] / max(plain_time, 1e-12), point))[0]
-
-
-def most_for_minimum(points: Sequence[tuple[int, float]], plain_peak: int, plain_time: float,
-                     objective: str) -> float:
-    """Return up to which peak in bytes a plan is near the minimum: `ROOM` above it.
-
-    Args:
-      points: peak and time of each plan; at least one.
-      plain_peak: bytes of the plain step, counted in the same way.
-      plain_time: of the plain step, in the same unit.
-      objective: as for `minimum_of`.
-    """
-    return minimum_of(points, plain_peak, plain_time, objective) + ROOM * plain_peak
-
-
-def _alone(priced: Sequence[Priced]) -> search.Pool:
-    return search.pool_of(priced, [priced])
-
-
-def _cost(peak: int, time: float, plain_peak: int, plain_time: float, objective: str) -> float:
-    """Return what the minimum plan is chosen by; bytes alone where the objective is memory."""
-    worth = 0.0 if objective == "memory" else WORTH
-    return peak / max(plain_peak, 1) + worth * time / max(plain_time, 1e-12)
-
-
 class StepPlanner:
     """Plans one step for one budget after the other; the arguments are those of `plans_of`."""
 
@@ -414,7 +148,7 @@ class StepPlanner:
         self.free_moves, self.await_updates, self.target = free_moves, await_updates, target
         self.evaluator = Evaluator(graph)
         self.plain = plain or baseline(graph, target)
-        self.finished: dict[Candidate, _Finished] = {}
+        self.finished: dict[Candidate, Finished] = {}
         self._pool: search.Pool | None = None  # the same for every budget
 
     def plans(self, budget: int | None) -> Iterator[Planned]:
@@ -506,22 +240,15 @@ class StepPlanner:
         return found
 
     def _floor(self, priced: Priced) -> int:
-        """Return bytes that the finished plan will need at least: the planned order's own peak.
-
-        Less what an allocator does not count: requests smaller than the smallest.
-        """
-        smallest = self.target.smallest_counted or 0
-        timeline = priced.timeline
-        small = sum(live.bytes for live in timeline.live_at_peak if live.bytes < smallest)
-        working = self.graph.vertices[timeline.working].workspace if timeline.working >= 0 else 0
-        return max(0, priced.peak - small - (working if working < smallest else 0))
+        """Return bytes that the finished plan will need at least."""
+        return floor_of(self.graph, priced, self.target)
 
     def _limit(self) -> int:
         """Return how many candidates are finished before one is chosen: on small graphs, all."""
         return max(min(FINALISTS, search.few(self.graph, FINALISTS)),
                    min(MOST_FINALISTS, SMALL // max(len(self.graph.vertices), 1)))
 
-    def _smallest(self, pool: search.Pool) -> list[_Finished]:
+    def _smallest(self, pool: search.Pool) -> list[Finished]:
         """Return finished choices, the one of the smallest peak among them, for all budgets.
 
         A choice whose floor is above a finished peak cannot be the smallest. Where there are too
@@ -535,14 +262,14 @@ class StepPlanner:
         if len(near) > limit:
             return [self._finish(p)
                     for p in search.spread(non_dominated(near)[::-1], limit)]
-        found: list[_Finished] = []
+        found: list[Finished] = []
         for priced in choices:
-            if found and (len(found) >= limit or self._floor(priced) >= _smallest_peak(found)):
+            if found and (len(found) >= limit or self._floor(priced) >= smallest_peak_of(found)):
                 break
             found.append(self._finish(priced))
         return found
 
-    def _least(self, pool: search.Pool) -> Iterator[_Finished]:
+    def _least(self, pool: search.Pool) -> Iterator[Finished]:
         """Yield the smallest peak, but for a little memory that buys much time.
 
         Then so among the rest. Every choice that may win by that rule is finished, the likeliest
@@ -552,11 +279,11 @@ class StepPlanner:
         room, whole, pool = ROOM * self.plain.peak_bytes, pool, self._without_tail(pool)
 
         def cost(peak: int, time: float) -> float:
-            return _cost(peak, time, *plain, self.objective)
+            return cost_of(peak, time, *plain, self.objective)
 
-        def chosen(entries: Sequence[_Finished]) -> _Finished:
-            most = _smallest_peak(entries) + room
-            return _lowest(entries, lambda peak, f: (
+        def chosen(entries: Sequence[Finished]) -> Finished:
+            most = smallest_peak_of(entries) + room
+            return lowest_of(entries, lambda peak, f: (
                 peak > most, cost(peak, f.priced.time), peak, f.priced.time))
 
         finished = self._smallest(pool)
@@ -568,7 +295,7 @@ class StepPlanner:
             if len(finished) >= len(done) + self._limit() // 2 or (
                     cost(self._floor(priced), priced.time) > cost(best.peak, best.priced.time)):
                 break
-            if self._floor(priced) <= _smallest_peak(finished) + room:
+            if self._floor(priced) <= smallest_peak_of(finished) + room:
                 finished.append(self._finish(priced))
         for group in (finished, self._further(whole)):
             rest = list(group)
@@ -585,13 +312,13 @@ class StepPlanner:
         return dataclasses.replace(pool, choices=tuple(
             p for p in pool.choices if p.peak >= least))
 
-    def _further(self, pool: search.Pool) -> Iterator[_Finished]:
+    def _further(self, pool: search.Pool) -> Iterator[Finished]:
         """Finish choices from the whole front, for callers that refused all earlier plans."""
         front = non_dominated(pool.choices)[::-1]
         for priced in search.spread(front, search.few(self.graph, FINALISTS)):
             yield self._finish(priced)
 
-    def _fitting(self, pool: search.Pool, budget: int) -> Iterator[_Finished]:
+    def _fitting(self, pool: search.Pool, budget: int) -> Iterator[Finished]:
         """Yield the fastest plans (with objective "memory" the smallest) whose allocated peaks fit.
 
         A budget that the plain step meets as it is, is met by that.
@@ -617,14 +344,14 @@ class StepPlanner:
             yield from sorted((f for f in self._further(pool) if f.fits(usable)),
                               key=lambda f: f.peak)
             return
-        lowest = _lowest(smallest, lambda peak, _: (peak,))
+        lowest = lowest_of(smallest, lambda peak, _: (peak,))
         needed = min(int(lowest.peak / self.target.safety) + 2, self.plain.peak_bytes)
         raise InfeasibleBudgetError(
             f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the minimum dynamic "
             f"peak it can promise is {needed:,} bytes", needed,
             lowest.priced.time / max(self.graph.total_time, 1e-12) - 1.0)
 
-    def _untouched(self) -> _Finished:
+    def _untouched(self) -> Finished:
         """Return the plain step as a plan of this graph.
 
         Its updates may wait for more than the plain step's own.
@@ -633,32 +360,17 @@ class StepPlanner:
         plan = plain_plan(self.graph) if self.target.orders_by_control else plain.plan
         priced = Priced(Candidate(self.evaluator.everything(), source="store_all"),
                         plan.schedule, plain.timeline, 0)
-        return _Finished(plan, plain.timeline, plain.peak_bytes, priced)
+        return Finished(plan, plain.timeline, plain.peak_bytes, priced)
 
-    def _finish(self, priced: Priced) -> _Finished:
+    def _finish(self, priced: Priced) -> Finished:
         """Return the plan with its waits, and what its worse order needs."""
         candidate = priced.candidate
         if candidate not in self.finished:
-            graph, timeline = self.graph, priced.timeline
-            plan = fenced(graph, priced.schedule, candidate.moves,
-                          await_updates=self.await_updates, solver=candidate.source or self.solver)
-            peaks: tuple[int, ...] = (priced.peak,)
-            most: Callable[[int], int] = int
-            if self.target.orders_by_control:
-                resolved = resolve(graph, plan.schedule)
-                target = priced.peak if self.free_moves else 1 << 62
-                edges = Edges(graph, resolved, plan.moves.released, plan.fences)
-                waits, executed, order = place_waits(
-                    graph, resolved, plan.moves.released, plan.fences, target,
-                    await_updates=self.await_updates, edges=edges)
-                plan = dataclasses.replace(plan, waits=waits)
-                if executed.peak_bytes >= timeline.peak_bytes:
-                    timeline, plan = executed, dataclasses.replace(plan, order=order)
-                smallest = self.target.smallest_counted
-                peaks = (timeline.peak_bytes,) if smallest is None else allocated_peaks(
-                    graph, resolved, order, smallest, self.target.takes_all_memory)
-                if self.target.threads > 1:
-                    most = functools.partial(concurrent_peak, edges, self.target, waits)
-            self.finished[candidate] = _Finished(
-                plan, timeline, max(*peaks, self._floor(priced)), priced, most)
+            self.finished[candidate] = finished(
+                self.graph, priced, self.target, free_moves=self.free_moves,
+                await_updates=self.await_updates, solver=self.solver)
         return self.finished[candidate]
+
+
+def _alone(priced: Sequence[Priced]) -> search.Pool:
+    return search.pool_of(priced, [priced])

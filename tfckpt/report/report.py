@@ -13,8 +13,8 @@ from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import KEEP, RECOMPUTE, Graph
 from tfckpt.ir.layers import UNKNOWN, LayerNames
 from tfckpt.ir.schedule import Plan
+from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import ForwardAdRegion
-from tfckpt.plan.planner import Planned
 from tfckpt.report.tensors import fates_of, tensors_at_peak, xla_curve
 from tfckpt.report.values import (
     RECOMPUTED,

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfckpt.errors import PlanError
 from tfckpt.ir.target import Target
-from tfckpt.plan.planner import AUTO, check_effort, check_names
+from tfckpt.plan.names import AUTO, check_effort, check_names
 from tfckpt.request.device_budgets import Budgets, parse_budgets
 from tfckpt.request.policy import parse_patterns
 
@@ -77,7 +77,7 @@ def make_options(budget: object = "min", solver: str = AUTO, objective: str = "t
 
     Args:
       budget: bytes of the whole device, a fraction, "min" or "device", or a mapping from devices.
-      solver: one of `tfckpt.plan.planner.SOLVER_NAMES`.
+      solver: one of `tfckpt.plan.names.SOLVER_NAMES`.
       objective: "time" (fastest plan that fits) or "memory" (minimum peak).
       batch_size: what an unknown leading dimension stands for where the call does not tell.
       free_moves: whether moves that cost no time may be used.

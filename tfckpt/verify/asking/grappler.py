@@ -24,7 +24,7 @@ from tfckpt.ir.graph import Graph
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import Target
 from tfckpt.ops.names import ARG, RETVAL
-from tfckpt.plan.planner import executed_peaks
+from tfckpt.plan.choosing.planned import executed_peaks
 from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def, protected
 from tfckpt.verify.asking.xla import NotAsked
 
