@@ -26,6 +26,7 @@ import tfckpt
 from tfckpt import driver
 from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers.trace_hook import Mark, Records, Traced
+from tfckpt.driving.carrier import Outcome
 from tfckpt.ir.edits import Clone, Edits, Rewire, traced
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.plan.candidates import OWN
@@ -56,7 +57,7 @@ def make_step() -> Any:
     return train_step
 
 
-def walked(step: Any, batch: tf.Tensor) -> tuple[Any, driver.Outcome]:
+def walked(step: Any, batch: tf.Tensor) -> tuple[Any, Outcome]:
     """Return the step as it was captured, and what the driver made of it."""
     graph = tf.function(step).get_concrete_function(batch).graph
     before = capture(graph)
@@ -145,7 +146,7 @@ def _kinds(edits: Edits) -> dict[str, int]:
     return {kind: count for kind, count in found.items() if count}
 
 
-def _simulated(outcome: driver.Outcome) -> XlaMemory:
+def _simulated(outcome: Outcome) -> XlaMemory:
     """Return what the step with its plan takes in the simulation before it is applied."""
     asked = outcome.report.compiled if outcome.report else None
     assert asked is not None

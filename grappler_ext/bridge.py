@@ -16,7 +16,8 @@ from grappler_ext.item import Item, Names, failing
 from tfckpt.capture.inlining.inline import readable
 from tfckpt.capture.shapes import uncaptured_inputs
 from tfckpt.carriers.trace_hook import Mark, Records, Traced
-from tfckpt.driver import Outcome, run, switched_off
+from tfckpt.driver import run, switched_off
+from tfckpt.driving.carrier import Outcome
 from tfckpt.errors import InfeasibleBudgetError, TfckptError
 from tfckpt.report.report import Report
 from tfckpt.request.device_budgets import Budgets

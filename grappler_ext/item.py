@@ -22,7 +22,8 @@ from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported, training_part, trains
 from tfckpt.capture.tfgraph import capture
-from tfckpt.driver import INLINED, Captured
+from tfckpt.driver import INLINED
+from tfckpt.driving.carrier import Captured
 from tfckpt.errors import CaptureError
 from tfckpt.ir.edits import Edits
 from tfckpt.ops import record

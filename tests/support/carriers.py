@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from tfckpt.driver import Captured, Outcome, run
+from tfckpt.driver import run
+from tfckpt.driving.carrier import Captured, Outcome
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import Graph
 from tfckpt.request.options import Options, make_options

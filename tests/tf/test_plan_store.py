@@ -14,7 +14,8 @@ from tests.support.carriers import Given
 from tfckpt import driver
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.tfgraph import capture
-from tfckpt.driver import Outcome, run
+from tfckpt.driver import run
+from tfckpt.driving.carrier import Outcome
 from tfckpt.driving.here import place
 from tfckpt.driving.proposals import PLAIN_FITS, device_parts_of
 from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError

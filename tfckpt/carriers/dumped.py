@@ -10,9 +10,10 @@ from typing import ClassVar
 import tensorflow as tf
 
 from tfckpt.capture.steps import imported
-from tfckpt.driver import INLINED, Captured, Outcome, run
+from tfckpt.driver import INLINED, run
 from tfckpt.driving import dump
-from tfckpt.driving.trials import Recorded
+from tfckpt.driving.answers import Recorded
+from tfckpt.driving.carrier import Captured, Outcome
 from tfckpt.errors import CaptureError
 from tfckpt.ir.edits import Edits
 from tfckpt.request.options import Options

@@ -18,7 +18,8 @@ from typing import ClassVar
 
 from tfckpt.capture.files import Document
 from tfckpt.capture.steps import Step
-from tfckpt.driver import ASKED_FROM, OFF, Captured, run, switched_off
+from tfckpt.driver import ASKED_FROM, OFF, run, switched_off
+from tfckpt.driving.carrier import Captured
 from tfckpt.driving.here import place
 from tfckpt.driving.parts import DevicePart, Part, priced
 from tfckpt.ir.edits import Edits

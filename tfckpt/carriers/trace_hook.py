@@ -28,7 +28,8 @@ from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
 from tfckpt.carriers.keras_layers import layer_names
-from tfckpt.driver import INLINED, Captured, Outcome, failed, run, switched_off
+from tfckpt.driver import INLINED, failed, run, switched_off
+from tfckpt.driving.carrier import Captured, Outcome
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.layers import LayerNames

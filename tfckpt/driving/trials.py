@@ -14,15 +14,21 @@ is met by the same plan. Nothing runs.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from tfckpt.common.clock import time_is_over
 from tfckpt.common.messages import waiting_for
 from tfckpt.driving.aims import between, corrected
+from tfckpt.driving.answers import (
+    XLA_WORDS,
+    Compiler,
+    Simulated,
+    Trial,
+    Words,
+    alike,
+)
 from tfckpt.driving.judges import Candidate, Rejected
 from tfckpt.driving.parts import MINIMUM, Part, Proposal, unchanged
 from tfckpt.driving.proposals import (
@@ -36,7 +42,6 @@ from tfckpt.driving.proposals import (
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import ORDER
-from tfckpt.plan.choosing.planned import executed_peaks
 from tfckpt.plan.choosing.rules import ROOM, minimum_of
 from tfckpt.request.budget import OVER, format_bytes
 from tfckpt.verify.asking.xla import NotAsked
@@ -46,103 +51,6 @@ NEAR = 0.97
 """Of what is allowed, what a plan may leave unused before a faster one is looked for."""
 SIMILAR = 0.95
 """What two smallest plans may differ by for the faster to be taken."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Words:
-    """How what is asked is called.
-
-    Attributes:
-      who: is asked.
-      takes: what a plan does by its answer.
-      refuses: what it does where it gives none.
-      option: how many plans it is asked about at most; "" where nobody chooses that.
-    """
-
-    who: str
-    takes: str
-    refuses: str
-    option: str = ""
-
-
-XLA_WORDS = Words(who="XLA", takes="compiled by XLA it takes", refuses="XLA does not compile it",
-                  option="xla_trials")
-GRAPPLER_WORDS = Words(who="Grappler", takes="as Grappler leaves it, it takes",
-                       refuses="Grappler does not accept it")
-SIMULATED_WORDS = Words(who="the simulator", takes="on several threads it takes",
-                        refuses="it is not simulated")
-
-
-class Compiler(Protocol):
-    """What can be asked how much a step takes when it is compiled, or when it runs."""
-
-    def memory(self, edits: Edits | None = None) -> XlaMemory:
-        """Return it, for the step as it is or with edits; raise `NotAsked` where it is unknown.
-
-        Args:
-          edits: what is done to the step; None for the step as it is.
-
-        Raises:
-          NotAsked: it is unknown.
-        """
-
-
-class Simulated:
-    """What a step takes that nothing will change any more: its plans simulated as they run.
-
-    A plan of such a step is a plan of what runs, so that nobody has to be asked what becomes of it.
-    """
-
-    def __init__(self, part: Part) -> None:
-        self._part = part
-
-    def memory_of(self, proposal: Proposal | None) -> XlaMemory:
-        """Return the peak with a proposal, and the most of it; of the plain step in the middle.
-
-        Args:
-          proposal: what is done to the part; None for the plain step.
-        """
-        part = self._part
-        if proposal is None:
-            return XlaMemory(executed_peaks(part.cost, part.target)[0])
-        decision = proposal.decision
-        middle, most = executed_peaks(decision.cost, part.target, plan=decision.planned.plan)
-        return XlaMemory(middle, most_bytes=most)
-
-
-class Recorded:
-    """Answers that another process got, given again in their order."""
-
-    def __init__(self, answers: Iterable[XlaMemory | None]) -> None:
-        self._answers = iter(answers)
-
-    def memory(self, edits: Edits | None = None) -> XlaMemory:
-        """Return the next answer.
-
-        Args:
-          edits: what is done to the step; not looked at, since answers come in the order of the
-            questions.
-
-        Raises:
-          NotAsked: there was none.
-        """
-        answer = next(self._answers, None)
-        if answer is None:
-            raise NotAsked("it was not asked, or did not tell")
-        return answer
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """A plan and what it takes: as planned, and as compiled (temporary bytes)."""
-
-    proposal: Proposal
-    memory: XlaMemory
-
-    @property
-    def planned(self) -> int:
-        """Return the planned bytes."""
-        return self.proposal.decision.planned.peak_bytes
 
 
 class Trials:
@@ -207,7 +115,7 @@ class Trials:
         return trial.memory if trial else None
 
     def _trial(self, proposal: Proposal) -> Trial | None:
-        return next((t for t in self.tried if _alike(t.proposal, proposal)), None)
+        return next((t for t in self.tried if alike(t.proposal, proposal)), None)
 
     def judge(self, candidate: Candidate) -> None:
         """Accept the fastest candidate found whose compiled bytes fit, and are below the plain's.
@@ -247,7 +155,7 @@ class Trials:
           candidate: its plans are not taken for the best any more.
         """
         for proposal in candidate.proposals:
-            self.tried = [trial for trial in self.tried if not _alike(trial.proposal, proposal)]
+            self.tried = [trial for trial in self.tried if not alike(trial.proposal, proposal)]
 
     @property
     def _count(self) -> int:
@@ -297,7 +205,7 @@ class Trials:
             self._try_faster(trial, limit, said)
         if best is not None and best is not trial.proposal:
             raise Rejected(f"{said}; {ONE_BEFORE}", instead=best)
-        if aim is not None and taken < NEAR * limit and _recomputes(trial):
+        if aim is not None and taken < NEAR * limit and trial.recomputes:
             raise Rejected(f"{said}; {FASTER}", room=aim)
 
     def _takes_more(self, trial: Trial) -> bool:
@@ -324,7 +232,7 @@ class Trials:
             raise Rejected(said, room=0)
         if (target.may_hold_otherwise and not target.otherwise and self._last
                 and trial is self._last[-1]):
-            raise Rejected(f"{said}; {OTHER_WAY}", instead=_otherwise(trial))
+            raise Rejected(f"{said}; {OTHER_WAY}", instead=trial.otherwise)
 
     def _try_between(self, trial: Trial, tried: Sequence[Trial], said: str) -> None:
         """Reject a plan for one between those tried and the plain step that may take less."""
@@ -364,7 +272,7 @@ class Trials:
             self._fewest = True
             raise Rejected(f"{said}; a plan of fewer bytes is looked for", room=0)
         if left and target.may_hold_otherwise and len(tried) == 1:
-            raise Rejected(f"{said}; {OTHER_WAY}", instead=_otherwise(trial))
+            raise Rejected(f"{said}; {OTHER_WAY}", instead=trial.otherwise)
         self._try_between(trial, tried, said)
 
     def _as_planned(self, trial: Trial) -> bool:
@@ -440,7 +348,7 @@ class Trials:
                          key=lambda trial: trial.memory.temp_bytes)
             memory = self.plain if lowest is None else lowest.memory
             raise part.refusal(memory.temp_bytes, part.held_bytes, f". {self._asked()}",
-                               memory.bound, None if lowest is None else _overhead(lowest))
+                               memory.bound, None if lowest is None else lowest.overhead)
 
     def _asked(self) -> str:
         tried, who = len(self.tried), self.words.who
@@ -457,26 +365,3 @@ class Trials:
         what = "takes less than the plain step" if part.allowed is None else "fits"
         by = "compiled by XLA" if self.words is XLA_WORDS else f"as {self.words.who} leaves it"
         return f"{by}, none of the plans tried {what}. {self._asked()}"
-
-
-def _alike(one: Proposal, other: Proposal) -> bool:
-    """Return whether two proposals are one plan to which XLA is bound in one way."""
-    return (one.decision.planned.plan == other.decision.planned.plan
-            and one.part.target.otherwise == other.part.target.otherwise)
-
-
-def _otherwise(trial: Trial) -> Proposal:
-    """Return the same plan, to which XLA is bound in the other way."""
-    part = trial.proposal.part
-    target = dataclasses.replace(part.target, otherwise=True)
-    return dataclasses.replace(trial.proposal, part=dataclasses.replace(part, target=target))
-
-
-def _overhead(trial: Trial) -> float:
-    """Return the planned extra time of a plan, as a fraction."""
-    planned = trial.proposal.decision.planned
-    return planned.time / max(planned.baseline.time, 1e-12) - 1.0
-
-
-def _recomputes(trial: Trial) -> bool:
-    return bool(trial.proposal.decision.planned.plan.recomputed)
