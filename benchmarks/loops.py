@@ -1,6 +1,6 @@
 """Loops recomputed segment by segment: peak and time of the plain and of the rewritten step.
 
-    python -m benchmarks.loops [--jobs=lstm,lstm3,open3,ctc,heat] [--compiled] [--tiny]
+    python -m benchmarks.loops [--jobs=lstm,lstm3,open3,fit3,ctc,heat] [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
@@ -22,7 +22,7 @@ from absl import app, flags
 from benchmarks.rows import head, in_own_process, line
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("jobs", ["lstm", "lstm3", "open3", "ctc", "heat"], "Which to measure.")
+flags.DEFINE_list("jobs", ["lstm", "lstm3", "open3", "fit3", "ctc", "heat"], "Which to measure.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
 flags.DEFINE_string("one", "", "The job that this process measures, for the program itself.")
@@ -30,8 +30,8 @@ flags.DEFINE_string("one", "", "The job that this process measures, for the prog
 _COLUMNS = ("job", "plain MB", "ours MB", "ours / plain", "expected / measured",
             "planned / measured", "time", "segments", "identical")
 _CALLS = 5
-_OPEN = ("open3",)
-"""Jobs whose trace leaves the lengths of sequences open."""
+_OPEN = {"open3": (None, None), "fit3": (None, 64)}
+"""Jobs whose trace leaves sizes open: of the batch, and the lengths of sequences."""
 
 _FEATURES = 16
 
@@ -41,8 +41,9 @@ def _recurrent(keras, kind, count: int, units: int, steps: int, batch: int):
     import numpy as np
     import tensorflow as tf
 
-    known = {} if FLAGS.one in _OPEN else {"batch_size": batch}
-    model = keras.Sequential([keras.Input((steps if known else None, _FEATURES), **known), *(
+    known, length = _OPEN.get(FLAGS.one, (batch, steps))
+    length = length and steps
+    model = keras.Sequential([keras.Input((length, _FEATURES), batch_size=known), *(
         kind(units, return_sequences=n < count - 1, use_cudnn=False) for n in range(count))])
     x = np.random.default_rng(0).standard_normal((batch, steps, _FEATURES), dtype=np.float32)
     return (lambda x: tf.reduce_mean(tf.square(model(x, training=True)))), x, [
@@ -65,6 +66,11 @@ def lstm3(shrink: int):
 
 def open3(shrink: int):
     """Return the same, traced for batches and sequences of any length."""
+    return lstm3(shrink)
+
+
+def fit3(shrink: int):
+    """Return the same, traced for batches of any size, as Keras' `fit` does."""
     return lstm3(shrink)
 
 
@@ -126,7 +132,9 @@ def measure() -> dict:
         return value
 
     x = tf.constant(x)
-    signature = [tf.TensorSpec((None, None, _FEATURES))] if FLAGS.one in _OPEN else None
+    batch, length = _OPEN.get(FLAGS.one, x.shape[:2])
+    signature = [tf.TensorSpec((batch, length and x.shape[1], _FEATURES))] if (
+        FLAGS.one in _OPEN) else None
     plain, ours = (wrap(tf.function(train, signature, jit_compile=FLAGS.compiled))
                    for wrap in (lambda f: f, tfckpt.checkpoint))
     start = [w.numpy() for w in weights]

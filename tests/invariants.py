@@ -168,14 +168,15 @@ def _of_min(auto: Asked, objective: str) -> Iterator[str]:
     mine = auto.planner
     finished = [mine._finish(p) for p in mine._pool.choices]
     plain_peak, plain_time = mine.plain.peak_bytes, mine.plain.timeline.time
-    least = min(f.peak for f in finished)
-    worth = 0.75 if objective == "time" else 0.0
+    worth, tail = (0.75, 0.1) if objective == "time" else (0.0, 0.0)
+    least = min((f.peak / plain_peak + tail * f.priced.time / max(plain_time, 1e-12), f.peak)
+                for f in finished)[1]
 
     def cost(peak: int, time: float) -> float:
         return peak / plain_peak + worth * time / max(plain_time, 1e-12)
 
     best = min(cost(f.peak, f.priced.time) for f in finished
-               if f.peak <= least + 0.045 * plain_peak)
+               if least <= f.peak <= least + 0.045 * plain_peak)
     if cost(auto.min.peak_bytes, auto.min.time) > best + 1e-9:
         yield (f"min of {auto.name}: ({auto.min.peak_bytes}, {auto.min.time}) costs more than "
                f"{best:.4f}")

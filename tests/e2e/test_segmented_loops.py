@@ -8,31 +8,15 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
-from tests.support import process
+from tests.support import loops, process
+from tests.support.loops import SEGMENT
 from tfckpt.capture.grappler.question import question
-from tfckpt.driving import proposals
-from tfckpt.driving.parts import Proposal
-from tfckpt.plan import loop_choice
-from tfckpt.plan.segments import segmentable
 from tfckpt.rewrite import realise
 from tfckpt.verify.arithmetic.certified import Arithmetic
 
 BATCH, LENGTH, WIDTH = 8, 11, 16
 """No length of a segment but 1 and 11 leaves none over."""
-SEGMENT = 4
-
-
-@pytest.fixture
-def forced(monkeypatch):
-    """All loops that can be are recomputed in segments, whether that saves anything or not."""
-    def decisions(graph, cost, plans, *, target, **options):
-        lengths = {op.name: SEGMENT for op in segmentable(graph)}
-        return loop_choice._decisions(graph, cost, lengths, plans, target)
-
-    monkeypatch.setattr(proposals, "with_loops_in_segments", decisions)
-    monkeypatch.setattr(proposals.Search, "_proposal",
-                        lambda self, part, decision: Proposal(part, decision))
-    return decisions
+forced = loops.forced
 
 
 def _inputs(*shape):
@@ -435,32 +419,6 @@ def test_lists_of_zeros_are_not_shared_by_the_loops_that_xla_compiles(forced, mo
         _, shared = trained(tfckpt.checkpoint)
     assert found == wanted and len(ours.report.segments) == len(shared.report.segments) == 3
     assert ours.report.compiled.after.temp_bytes < shared.report.compiled.after.temp_bytes
-
-
-def test_lists_of_zeros_are_left_where_batches_differ():
-    """Loops are kept as they are there, and the last batch may be a partial one."""
-    process.fresh()
-    layers = keras.layers
-    model = keras.Sequential([keras.Input((32, WIDTH)), *(
-        layers.LSTM(32, return_sequences=True) for _ in range(2)), *(
-        layers.Dense(128, "gelu") for _ in range(3)), layers.Dense(4)])
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(model(x, training=True)))
-        return loss, tape.gradient(loss, model.trainable_variables)
-
-    def traced(wrap):
-        spec = [tf.TensorSpec((None, 32, WIDTH))]
-        return wrap(tf.function(step, spec, jit_compile=True))
-
-    with process.without_determinism():
-        plain, ours = traced(lambda f: f), traced(tfckpt.checkpoint)
-        for batch in (32, 20):
-            x = _inputs(batch, 32, WIDTH)
-            for one, other in zip(tf.nest.flatten(plain(x)), tf.nest.flatten(ours(x)), strict=True):
-                np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-7)
-    assert ours.report.applied and not ours.report.segments, str(ours.report)
 
 
 @pytest.mark.filterwarnings("ignore:tfckpt. step trains unchanged")

@@ -74,6 +74,23 @@ class CallSizes:
         return {t.op.name: shape for shape, t in zip(parts, placeholders, strict=True)
                 if shape is not None and t.shape.is_compatible_with(shape)}
 
+    def doubled(self, placeholders: Sequence[tf.Tensor]) -> CallSizes:
+        """Return the like with twice as much of what a trace leaves open.
+
+        Args:
+          placeholders: those that stand for what the call is made with, in the same order.
+        """
+        parts = [shape for leaf in self.leaves for shape in leaf]
+        if len(parts) != len(placeholders):
+            return dataclasses.replace(self, leaves=())
+        larger = iter([
+            None if shape is None or not t.shape.is_compatible_with(shape) else tuple(
+                2 * size if known is None else size
+                for size, known in zip(shape, t.shape, strict=True))
+            for shape, t in zip(parts, placeholders, strict=True)])
+        return CallSizes(tuple(tuple(next(larger) for _ in leaf) for leaf in self.leaves),
+                         self.batch and 2 * self.batch)
+
     def element(self, count: int) -> tuple[tuple[int, ...] | None, ...]:
         """Return the shapes of a dataset's element of so many tensors, a composite being one.
 

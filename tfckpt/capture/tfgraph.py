@@ -36,7 +36,8 @@ _FED = (Source.ARGUMENT, Source.DEFAULT, Source.ELEMENT)
 def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
             shapes: tf.Graph | None = None, name: str = "graph",
             inlining: Inlining | None = None, compiled: bool = False,
-            forward: Collection[str] = (), later: Collection[str] = ()) -> Graph:
+            forward: Collection[str] = (), later: Collection[str] = (),
+            others: Callable[[], tf.Graph | None] = lambda: None) -> Graph:
     """Read a TensorFlow graph as plain data.
 
     Args:
@@ -49,6 +50,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
       compiled: whether XLA will compile the graph.
       forward: names of ops that are known to follow no gradient.
       later: names of ops that are known to follow one.
+      others: returns the like of `shapes` for other sizes, if there are any.
 
     Returns:
       The step, with the region of each op, its ops in an order in which they can run.
@@ -100,7 +102,9 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
-    ops, refused = repeat_loops(graph, operations, ops, lists, target, ids)
+    opened = compiled and bool(lists) and shapes is not None
+    ops, refused = repeat_loops(graph, operations, ops, lists, target, ids, [
+        known, *map(_known_in, filter(None, [others() if opened else None]))])
     result = Graph(getattr(graph, "name", name), ops, ids, sinks,
                    inlining.functions if inlining is not None else (),
                    (inlining.refused if inlining is not None else ()) + refused + unknown)

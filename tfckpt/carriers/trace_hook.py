@@ -24,7 +24,7 @@ from tfckpt.capture.grappler.question import Question
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.shapes import CallSizes, planned_shapes, uncaptured_inputs
+from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
 from tfckpt.carriers.keras_layers import layer_names
@@ -195,7 +195,8 @@ class Traced:
         if inlining is not None and body is not None:
             inlining.functions = (*body.inlined, *inlining.functions)
         found = capture(graph, shapes=shapes, inlining=inlining, compiled=compiled,
-                        forward=body.forward if body else (), later=body.later if body else ())
+                        forward=body.forward if body else (), later=body.later if body else (),
+                        others=lambda: self._other_shapes(options, sizes))
         return Captured(self.mark.name, found, graph, compiled, planned_for,
                         asked_for(graph, found, options.target) if compiled else None,
                         functools.partial(Optimised, graph, found,
@@ -205,6 +206,15 @@ class Traced:
                         doubt=functools.partial(self._doubt, compiled),
                         layers=LayerNames.of(
                             self._layers, (op.name for op in found.ops)).with_gradients(found))
+
+    def _other_shapes(self, options: Options, sizes: CallSizes) -> tf.Graph | None:
+        """Return a graph like the one that knows the planned shapes, of a call twice as large."""
+        batch = options.batch_size or sizes.batch or STAND_IN
+        with contextlib.suppress(CostError):
+            return planned_shapes(
+                self.func_graph, 2 * batch, may_assume=True,
+                sizes=sizes.doubled(self.inputs), placeholders=self.inputs)[0]
+        return None
 
     def _doubt(self, compiled: bool) -> str:
         return doubt(self.func_graph, compiled)

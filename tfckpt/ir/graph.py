@@ -38,6 +38,40 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class OpenList:
+    """A list with entries of an open size that a loop is given empty.
+
+    Attributes:
+      gradient: whether it is given to the gradient's loop, not to the forward's.
+      slot: of that loop.
+      maker: name of the op that makes it.
+      dtype: of its entries.
+      dims: shape of an entry; -1 for the open size.
+    """
+
+    gradient: bool
+    slot: int
+    maker: str
+    dtype: str
+    dims: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenSizes:
+    """What of a loop has a size that differs from call to call.
+
+    Attributes:
+      size: a state of the forward's loop, by slot, and which of its dimensions is that size.
+      states: slots of states that have it, or another that is open.
+      lists: what has it in its entries.
+    """
+
+    size: tuple[int, int]
+    states: tuple[int, ...]
+    lists: tuple[OpenList, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Segments:
     """How a loop of the forward can be run again segment by segment, in the loop of its gradient.
 
@@ -53,6 +87,7 @@ class Segments:
       written: slots of lists in which iterations set entries.
       idle: slots of the gradient's loop that its body hands on as they are, or that nothing needs:
         TensorFlow leaves those out.
+      open: sizes that XLA has to be told; None where there are none, or XLA is not asked.
     """
 
     gradient: str
@@ -63,6 +98,7 @@ class Segments:
     trips: int
     written: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
+    open: OpenSizes | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

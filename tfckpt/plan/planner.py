@@ -20,7 +20,7 @@ from tfckpt.plan import search
 from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS, Solver
 from tfckpt.plan.choosing.finished import Finished, finished, floor_of, lowest_of, smallest_peak_of
 from tfckpt.plan.choosing.planned import Plain, Planned, baseline
-from tfckpt.plan.choosing.rules import ROOM, cost_of, minimum_of
+from tfckpt.plan.choosing.rules import ROOM, cost_of, tail_of
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
 from tfckpt.plan.names import AUTO, OPTIMAL, check_effort, check_names
 from tfckpt.plan.rescheduling.neighbourhood import working_set
@@ -282,8 +282,11 @@ class StepPlanner:
             return cost_of(peak, time, *plain, self.objective)
 
         def chosen(entries: Sequence[Finished]) -> Finished:
-            most = smallest_peak_of(entries) + room
-            return lowest_of(entries, lambda peak, f: (
+            least = lowest_of(entries, lambda peak, f: (
+                tail_of(peak, f.priced.time, *plain, self.objective), peak)).peak
+            most = least + room
+            near = [f for f in entries if f.lowest >= least or f.peak >= least]
+            return lowest_of(near, lambda peak, f: (
                 peak > most, cost(peak, f.priced.time), peak, f.priced.time))
 
         finished = self._smallest(pool)
@@ -305,12 +308,19 @@ class StepPlanner:
                 rest = [f for f in rest if f is not best]
 
     def _without_tail(self, pool: search.Pool) -> search.Pool:
-        """Return the pool with no choice below what is taken for the minimum."""
+        """Return the pool without choices far below what is taken for the minimum.
+
+        Peaks are requested bytes here. Those that an allocator counts are other ones, so that what
+        is a little below may be the minimum.
+        """
         plain = self.plain.timeline
-        least = minimum_of([(p.peak, p.time) for p in pool.choices], plain.peak_bytes, plain.time,
-                           self.objective)
+
+        def tail(p: Priced) -> float:
+            return tail_of(p.peak, p.time, plain.peak_bytes, plain.time, self.objective)
+
+        least = min(pool.choices, key=lambda p: (tail(p), p.peak, p.time))
         return dataclasses.replace(pool, choices=tuple(
-            p for p in pool.choices if p.peak >= least))
+            p for p in pool.choices if p.peak >= least.peak or tail(p) <= tail(least) + ROOM))
 
     def _further(self, pool: search.Pool) -> Iterator[Finished]:
         """Finish choices from the whole front, for callers that refused all earlier plans."""

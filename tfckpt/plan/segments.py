@@ -27,13 +27,25 @@ from collections.abc import Mapping, Sequence
 
 from tfckpt.errors import PlanError
 from tfckpt.ir.edits import Create, Edits, Replace, Rewire, op_of
-from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor, check_graph
+from tfckpt.ir.graph import (
+    BACKWARD,
+    FORWARD,
+    Graph,
+    Loop,
+    Op,
+    OpenList,
+    Segments,
+    Tensor,
+    check_graph,
+)
 from tfckpt.ops import names
 
 SEGMENTED = "segments"
 """Attribute of a new loop until its functions are made: see `Role`."""
 MARK = "-tfckpt_segments"
 """Suffix of the names of loops that replace others."""
+
+_INT32 = "dtype:int32"
 
 Lengths = Mapping[str, int]
 """Iterations of a segment, by the name of the forward's loop."""
@@ -212,17 +224,76 @@ class _Change:
         bound = self.loop.bound
         most = -1 if bound is None else math.ceil(bound / self.length)  # -1: as many as there are
         made = [self._constant("count", 0), self._constant("most", most)]
+        opened = self.segments.open
         for n, slot in enumerate(self.segments.states):
             shape = self.forward.outputs[slot].shape
             known = [d for d in shape or () if d is not None]
             whole = self.fixed and shape is not None and len(known) == len(shape)
-            made.append(self._constant(f"shape{n}", known if whole else -1))
+            made.append(self._shape_of(f"shape{n}", slot) if opened and slot in opened.states
+                        else self._constant(f"shape{n}", known if whole else -1))
             op = Op(f"{self.name}_states{n}", names.EMPTY_LIST, (), (), (Tensor("variant", (), 0),),
                     FORWARD, True, self.forward.device,
                     {"element_dtype": f"dtype:{self.forward.outputs[slot].dtype}",
                      "shape_type": "dtype:int32"})
             made.append(_New(op, (f"{self.name}_shape{n}:0", f"{self.name}_most:0")))
+        return [*made, *self._told()]
+
+    def _told(self) -> list[_New]:
+        """Return the lists whose entries have an open size, and what tells it."""
+        opened = self.segments.open
+        if opened is None or not opened.lists:
+            return []
+        slot, d = opened.size
+        rank = len(self.forward.outputs[slot].shape or ())
+        scalar = Tensor("int32", (), 4)
+        made = [self._shape_of("sizes", slot), self._constant("begin", [d]),
+                self._constant("end", [d + 1]), self._constant("step", [1]),
+                self._new_op("size", names.STRIDED_SLICE, scalar, ("sizes", "begin", "end", "step"),
+                             {"T": _INT32, "Index": _INT32, "begin_mask": 0, "end_mask": 0,
+                              "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 1})]
+        assert d < rank
+        by_name = {op.name: op for op in self.graph.ops}
+        for one in opened.lists:
+            name, maker = self._list(one), by_name[one.maker]
+            sizes = []
+            for n, size in enumerate(one.dims):
+                if size >= 0:
+                    made.append(self._constant(f"{name}_{n}", size))
+                sizes.append("size" if size < 0 else f"{name}_{n}")
+            shape = self._new_op(f"{name}_shape", names.PACK,
+                                 Tensor("int32", (len(sizes),), 4 * len(sizes)), sizes,
+                                 {"T": _INT32, "N": len(sizes), "axis": 0})
+            attrs = {"element_dtype": f"dtype:{one.dtype}", "shape_type": _INT32}
+            made += [shape, _New(
+                dataclasses.replace(maker, name=f"{self.name}_{name}", inputs=(), controls=(),
+                                    attrs=attrs, region=FORWARD),
+                (f"{shape.op.name}:0", self._inputs(maker)[1]))]
         return made
+
+    def _shape_of(self, what: str, slot: int) -> _New:
+        """Return the shape of what the forward's loop is given as a state."""
+        given = self.forward.outputs[slot]
+        rank = len(given.shape or ())
+        made = self._new_op(what, names.SHAPE, Tensor("int32", (rank,), 4 * rank), (), {
+            "T": f"dtype:{given.dtype}", "out_type": _INT32})
+        return dataclasses.replace(made, inputs=(self._inputs(self.forward)[slot],))
+
+    def _new_op(self, what: str, kind: str, result: Tensor, reads: Sequence[str],
+                attrs: Mapping[str, object]) -> _New:
+        return _New(Op(f"{self.name}_{what}", kind, (), (), (result,), FORWARD, True,
+                       self.forward.device, attrs),
+                    tuple(f"{self.name}_{name}:0" for name in reads))
+
+    def _list(self, one: OpenList) -> str:
+        return f"{'gradient' if one.gradient else 'forward'}_list{one.slot}"
+
+    def _given(self, is_gradient: bool) -> list[str]:
+        """Return what a loop is given, with the lists whose entries are told."""
+        inputs = list(self._inputs(self.gradient if is_gradient else self.forward))
+        for one in self.segments.open.lists if self.segments.open else ():
+            if one.gradient == is_gradient:
+                inputs[one.slot] = f"{self.name}_{self._list(one)}:0"
+        return inputs
 
     def _constant(self, what: str, value: int | list[int]) -> _New:
         shape = (len(value),) if isinstance(value, list) else ()
@@ -247,7 +318,7 @@ class _Change:
         new = dataclasses.replace(
             op, name=self.name, inputs=(), controls=(), outputs=outputs, pure=False, loop=loop,
             attrs={SEGMENTED: self._role(False)}, workspace=op.workspace + self._held())
-        return _New(new, (*self._inputs(op), *(f"{self.name}_states{n}:0" for n in states),
+        return _New(new, (*self._given(False), *(f"{self.name}_states{n}:0" for n in states),
                           f"{self.name}_count:0"), self._controls(op))
 
     def _held(self) -> int:
@@ -268,13 +339,13 @@ class _Change:
             place[s]: place[r] for s, r in op.loop.shares.items() if s in place and r in place}, {
             place[s]: tuple(place[w] for w in wishes if w in place)
             for s, wishes in op.loop.takes.items() if s in place}, bound=op.loop.bound)
-        inputs = self._inputs(op)
+        inputs = self._given(True)
         new = dataclasses.replace(
             op, name=new_name(op.name), inputs=(), controls=(), outputs=outputs, pure=False,
             loop=loop, attrs={SEGMENTED: self._role(True)}, workspace=op.workspace + self._held())
         named = (f"{self.name}:{total + states}", *(self._new(inputs[n]) for n in kept),
                  *(f"{self.name}:{total + n}" for n in range(states)),
-                 *(self._inputs(self.forward)[n] for n in given))
+                 *(self._given(False)[n] for n in given))
         waits = [self.graph.ops[s].name for n in kept for s, _ in op.inputs[n:n + 1]
                  if self.graph.ops[s].region == BACKWARD]
         return _New(new, named, tuple(dict.fromkeys((*self._controls(op), *waits))))

@@ -149,11 +149,11 @@ class _Loops:
             end = body.node("Minimum", (end, given[1]), "z", T=kind)
         inputs = [given[0], end, *given[2:]]
         for slot in self.segments.lists:
-            inputs[slot] = self._empty(body, slot) or inputs[slot]
+            inputs[slot] = self._empty(body, slot, given) or inputs[slot]
         return body.loop(self.forward, self.f, inputs,
                          _name_of(self.inner_cond), _name_of(self.again), self.role.length)
 
-    def _empty(self, body: _Body, slot: int) -> str:
+    def _empty(self, body: _Body, slot: int, given: Sequence[str]) -> str:
         """Return a list for the entries of one segment; "" where the shape of these is not known.
 
         XLA makes it as long as it may become.
@@ -165,9 +165,26 @@ class _Loops:
         if shape is None:
             return ""
         size = [int(d) for d in shape.ravel()] if shape.ndim else int(shape)
-        return body.node(names.EMPTY_LIST, (body.constant(size), body.constant(self.role.length)),
+        told = self._told(body, size, given)
+        return body.node(names.EMPTY_LIST, (told, body.constant(self.role.length)),
                          "handle", shape_type=_INT,
                          element_dtype=list_op.get_attr("element_dtype").as_datatype_enum)
+
+    def _told(self, body: _Body, shape: int | list[int], given: Sequence[str]) -> str:
+        """Return the shape of a list's entries; an open size is one of the forward's state."""
+        opened = self.segments.open
+        if opened is None or isinstance(shape, int) or -1 not in shape:
+            return body.constant(shape)
+        slot, d = opened.size
+        sizes = body.node(names.SHAPE, (given[slot],), "output", T=self.f[_TYPES].list.type[slot],
+                          out_type=_INT)
+        size = body.node(names.STRIDED_SLICE, (sizes, *(
+            body.constant([n]) for n in (d, d + 1, 1))), "output", T=_INT, Index=_INT)
+        body.set(size, shrink_axis_mask=1)
+        told = body.node(names.PACK, [size if n < 0 else body.constant(n) for n in shape],
+                         "output", T=_INT)
+        body.set(told, N=len(shape))
+        return told
 
     def gradient_loop(self) -> _Made:
         """Return the gradient's loop over segments, the last first."""
@@ -328,6 +345,13 @@ class _Body:
         for key, dtype in dtypes.items():
             node.attr[key].type = dtype
         return f"{node.name}:{output}:0"
+
+    def set(self, result: str, **numbers: int) -> None:
+        """Set attributes that are numbers, of the op that makes a result."""
+        name = result.partition(":")[0]
+        node = next(node for node in self.function.node_def if node.name == name)
+        for key, number in numbers.items():
+            node.attr[key].i = number
 
     def constant(self, value: int | list[int], dtype: int = _INT) -> str:
         """Add a constant, and return its result."""

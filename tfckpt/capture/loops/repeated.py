@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 import tensorflow as tf
 
 from tfckpt.capture.loops.lists import Kept
+from tfckpt.capture.loops.open_sizes import Known
 from tfckpt.capture.loops.purity import Again, may_loop_again
 from tfckpt.capture.loops.segments import with_segments
 from tfckpt.capture.shapes import uncaptured_inputs
@@ -27,8 +28,8 @@ _UNDER_XLA = ("under XLA copies are delayed at their inputs, and those of a loop
 
 
 def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple[Op, ...],
-                 lists: dict[int, Kept], target: Target, fetched: Collection[TensorId]
-                 ) -> tuple[tuple[Op, ...], tuple[str, ...]]:
+                 lists: dict[int, Kept], target: Target, fetched: Collection[TensorId],
+                 known: Sequence[Known] = ()) -> tuple[tuple[Op, ...], tuple[str, ...]]:
     """Mark loops that may be recomputed as pure, and say why others may not.
 
     Those get their `Loop.later_writes`.
@@ -40,6 +41,8 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
       lists: what each loop keeps.
       target: what the step is planned for.
       fetched: results that leave the step.
+      known: what is known of shapes, for the planned sizes and for others, where XLA has to be
+        told open ones.
 
     Returns:
       The ops, and a line for each loop that is not counted, or not recomputed.
@@ -68,7 +71,8 @@ def repeat_loops(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tuple
         whole.append(i)
         found[i] = dataclasses.replace(ops[i], pure=target.repeats_loops,
                                        loop=dataclasses.replace(loop, later_writes=waiting))
-    segmented, more = with_segments(operations, found, whole, fetched, not target.repeats_loops)
+    segmented, more = with_segments(operations, found, whole, fetched, not target.repeats_loops,
+                                    known)
     if not target.repeats_loops:
         more = tuple(f"{segmented[i].name}: the loop is not recomputed: {_UNDER_XLA}"
                      for i in whole if not _has_segments(segmented[i])) + more

@@ -16,8 +16,9 @@ their first variable and have a bound for them in the second. Read from their bo
      adds in the order of names, and those of what a loop is handed depend on where it stands. Where
      one is, `tfckpt.verify.arithmetic.loop_bodies` looks.
   5. For XLA no function that the forward's body calls may be called twice, as it changes what it
-     has read; and of each list the shape of the entries must be known, or it reads bodies twice,
-     and the most iterations of any call, as its lists have room for so many.
+     has read; and of each list the shape of the entries must be told it, or it reads bodies twice
+     (`tfckpt.capture.loops.open_sizes`), and the most iterations of any call must be known, as its
+     lists have room for so many.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.loops.open_sizes import Known, UntoldError, open_sizes
 from tfckpt.capture.variables import argument, origin
 from tfckpt.ir.graph import BACKWARD, Op, Segments
 from tfckpt.ops import record
@@ -42,7 +44,8 @@ class _Refusal(Exception):
 
 def with_segments(operations: Sequence[tf.Operation], ops: Sequence[Op],
                   loops: Sequence[int], fetched: Collection[tuple[int, int]],
-                  calls_once: bool = False) -> tuple[tuple[Op, ...], tuple[str, ...]]:
+                  calls_once: bool = False, known: Sequence[Known] = ()
+                  ) -> tuple[tuple[Op, ...], tuple[str, ...]]:
     """Note how loops that may run twice can be recomputed segment by segment.
 
     Args:
@@ -50,7 +53,8 @@ def with_segments(operations: Sequence[tf.Operation], ops: Sequence[Op],
       ops: what was captured of them.
       loops: those of such loops.
       fetched: results that leave the step.
-      calls_once: whether rule 5 is satisfied.
+      calls_once: whether rule 5 has to be satisfied.
+      known: for rule 5 what is known of shapes, for the planned sizes and for others.
 
     Returns:
       The ops with their `Loop.segments`, and a line for each loop that is refused.
@@ -69,9 +73,12 @@ def with_segments(operations: Sequence[tf.Operation], ops: Sequence[Op],
                 if op.loop.bound is None:
                     raise _Refusal("XLA compiles it, and its number of iterations differs from "
                                    "call to call")
-                _check_for_xla(operations[i], next(
-                    op for op in operations if op.name == segments.gradient))
-        except (_Refusal, KeyError, ValueError, IndexError, tf.errors.OpError) as reason:
+                gradient = next(op for op in operations if op.name == segments.gradient)
+                _check_calls(operations[i])
+                segments = dataclasses.replace(segments, open=open_sizes(
+                    operations[i], gradient, segments.states, known))
+        except (_Refusal, UntoldError, KeyError, ValueError, IndexError,
+                tf.errors.OpError) as reason:
             refused.append(f"{op.name}: the loop is not recomputed in segments: {reason}")
             continue
         found[i] = dataclasses.replace(op, loop=dataclasses.replace(op.loop, segments=segments))
@@ -104,23 +111,12 @@ def _segments(operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,
     return Segments(ops[g].name, bounded, states, lists, residuals, trips, written, idle)
 
 
-def _check_for_xla(forward: tf.Operation, gradient: tf.Operation) -> None:
-    """Raise `_Refusal` unless rule 5 is satisfied."""
+def _check_calls(forward: tf.Operation) -> None:
+    """Raise `_Refusal` where the body calls a function, by rule 5."""
     body: Any = tf_adapter.called_graph(forward, "body")
     calls = next((op.name for op in body.get_operations() if tf_adapter.called_functions(op)), "")
     if calls:
         raise _Refusal(f"its body calls a function ({calls}), which XLA reads once")
-    for tensor in (*forward.inputs, *gradient.inputs):
-        made = origin(tensor)
-        while record(made.op.type).fills == 0.0 and made.op.inputs:  # zeros, like those of a list
-            made = origin(made.op.inputs[0])
-        use = record(made.op.type).lists
-        if tensor.dtype != tf.variant or made.op is forward or use.rows:
-            continue
-        shape = tf.get_static_value(origin(made.op.inputs[0])) if use.begins else None
-        if shape is None or (shape < 0).any():
-            raise _Refusal(f"XLA would have to infer the shape of the entries of {made.op.name}; "
-                           "inputs of a fixed batch size and length tell it")
 
 
 def _is_gradient(op: Op) -> bool:

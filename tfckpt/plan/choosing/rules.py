@@ -50,9 +50,22 @@ def minimum_of(points: Sequence[tuple[int, float]], plain_peak: int, plain_time:
       plain_time: of the plain step, in the same unit.
       objective: "memory" takes the smallest peak, whatever its time.
     """
-    tail = 0.0 if objective == "memory" else TAIL
     return min(points, key=lambda point: (
-        point[0] / max(plain_peak, 1) + tail * point[1] / max(plain_time, 1e-12), point))[0]
+        tail_of(point[0], point[1], plain_peak, plain_time, objective), point))[0]
+
+
+def tail_of(peak: int, time: float, plain_peak: int, plain_time: float, objective: str) -> float:
+    """Return what is smallest for the plan that is taken for the one of the minimum peak.
+
+    Args:
+      peak: bytes of a plan.
+      time: of the plan.
+      plain_peak: bytes of the plain step, counted in the same way.
+      plain_time: of the plain step, in the same unit.
+      objective: as for `minimum_of`.
+    """
+    tail = 0.0 if objective == "memory" else TAIL
+    return peak / max(plain_peak, 1) + tail * time / max(plain_time, 1e-12)
 
 
 def most_for_minimum(points: Sequence[tuple[int, float]], plain_peak: int, plain_time: float,
