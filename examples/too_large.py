@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="smaller sizes, for a quick look")
     parser.add_argument("--budget", help='one attempt in this process: "plain" or a budget')
     options = parser.parse_args()
-    batch, limit, budget, tight = (24, 80, 70, 20) if options.small else (96, 300, 270, 60)
+    batch, limit, budget, tight = (24, 80, 70, 10) if options.small else (96, 300, 270, 60)
     if options.budget:
         return train(None if options.budget == "plain" else options.budget, batch)
     small = ["--small"] if options.small else []

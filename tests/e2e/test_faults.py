@@ -143,7 +143,8 @@ def test_at_an_edit_of_every_plan(monkeypatch, nested, every):
         with monkeypatch.context() as patch:
             patch.setattr(trace_hook, "apply", failing)
             report, said = rewritten(nested)
-        assert not report.applied and 1 < len(attempts) == len(report.rejected)
+        # plans of one solver and peak have one line
+        assert not report.applied and 1 < len(report.rejected) <= len(attempts)
         assert "before " in report.reason and "given up" in str(report)
         assert any("trains unchanged: rewrite: MadeUpError" in text for text in said)
 

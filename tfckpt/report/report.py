@@ -174,7 +174,7 @@ class Report:
             ("kept for backward", format_bytes(self.kept_bytes)),
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
             *[(f"{asked.policy} asked", self._as_asked(asked)) for asked in self.asked],
-            *[("in segments", f"{loop}, of {length} iterations each")
+            *[("in segments", f"{loop}, of {length} iteration{'s' * (length > 1)} each")
               for loop, length in self.segments],
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
               if self.deferred_ops else []),
