@@ -9,7 +9,7 @@ Which of several is taken: `tfckpt.plan.choosing.rules`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from tfckpt.errors import InfeasibleBudgetError
@@ -18,7 +18,7 @@ from tfckpt.ir.schedule import plain_plan
 from tfckpt.ir.target import HERE, Target
 from tfckpt.plan import search
 from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS, Solver
-from tfckpt.plan.choosing.finished import Finished, finished, floor_of, lowest_of, smallest_peak_of
+from tfckpt.plan.choosing.finished import Finished, finished, floor_of, lowest_of
 from tfckpt.plan.choosing.planned import Plain, Planned, baseline
 from tfckpt.plan.choosing.rules import ROOM, cost_of, tail_of
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
@@ -248,14 +248,17 @@ class StepPlanner:
         return max(min(FINALISTS, search.few(self.graph, FINALISTS)),
                    min(MOST_FINALISTS, SMALL // max(len(self.graph.vertices), 1)))
 
-    def _smallest(self, pool: search.Pool) -> list[Finished]:
-        """Return finished choices, the one of the smallest peak among them, for all budgets.
+    def _smallest(self, pool: search.Pool,
+                  value: Callable[[int, float], float] = lambda peak, time: peak
+                  ) -> list[Finished]:
+        """Return finished choices, the one of the smallest value among them, for all budgets.
 
-        A choice whose floor is above a finished peak cannot be the smallest. Where there are too
+        The value of a peak in bytes and a time is the peak itself by default. A choice whose floor
+        has a larger one than a finished choice cannot be the smallest. Where there are too
         many, they are spread over the lower end of the front, since neighbours share the
         allocator's luck.
         """
-        choices = sorted(pool.choices, key=lambda p: (self._floor(p), p.time))
+        choices = sorted(pool.choices, key=lambda p: (value(self._floor(p), p.time), p.time))
         limit = self._limit()
         most = 1.1 * (choices[0].peak + ROOM * self.plain.timeline.peak_bytes)
         near = [p for p in choices if p.peak <= most]
@@ -264,8 +267,11 @@ class StepPlanner:
                     for p in search.spread(non_dominated(near)[::-1], limit)]
         found: list[Finished] = []
         for priced in choices:
-            if found and (len(found) >= limit or self._floor(priced) >= smallest_peak_of(found)):
-                break
+            if found:
+                best = lowest_of(found, lambda peak, f: (value(peak, f.priced.time),))
+                if len(found) >= limit or value(self._floor(priced), priced.time) >= value(
+                        best.peak, best.priced.time):
+                    break
             found.append(self._finish(priced))
         return found
 
@@ -281,15 +287,20 @@ class StepPlanner:
         def cost(peak: int, time: float) -> float:
             return cost_of(peak, time, *plain, self.objective)
 
+        def tail(peak: int, time: float) -> float:
+            return tail_of(peak, time, *plain, self.objective)
+
+        def least_of(entries: Sequence[Finished]) -> int:
+            return lowest_of(entries, lambda peak, f: (tail(peak, f.priced.time), peak)).peak
+
         def chosen(entries: Sequence[Finished]) -> Finished:
-            least = lowest_of(entries, lambda peak, f: (
-                tail_of(peak, f.priced.time, *plain, self.objective), peak)).peak
+            least = least_of(entries)
             most = least + room
             near = [f for f in entries if f.lowest >= least or f.peak >= least]
             return lowest_of(near, lambda peak, f: (
                 peak > most, cost(peak, f.priced.time), peak, f.priced.time))
 
-        finished = self._smallest(pool)
+        finished = self._smallest(pool, tail)
         done = {f.priced.candidate for f in finished}
         left = sorted((p for p in pool.choices if p.candidate not in done),
                       key=lambda p: (cost(self._floor(p), p.time), p.time))
@@ -298,7 +309,7 @@ class StepPlanner:
             if len(finished) >= len(done) + self._limit() // 2 or (
                     cost(self._floor(priced), priced.time) > cost(best.peak, best.priced.time)):
                 break
-            if self._floor(priced) <= smallest_peak_of(finished) + room:
+            if self._floor(priced) <= least_of(finished) + room:
                 finished.append(self._finish(priced))
         for group in (finished, self._further(whole)):
             rest = list(group)

@@ -71,15 +71,6 @@ def lowest_of(finished: Iterable[Finished], value: Callable[[int, Finished], tup
     return best[2]
 
 
-def smallest_peak_of(finished: Iterable[Finished]) -> int:
-    """Return the smallest peak in bytes.
-
-    Args:
-      finished: entries, at least one.
-    """
-    return lowest_of(finished, lambda peak, _: (peak,)).peak
-
-
 def finished(graph: CostGraph, priced: Priced, target: Target, *, free_moves: bool,
              await_updates: bool, solver: str) -> Finished:
     """Return a candidate with its waits, and what its worse order needs.
