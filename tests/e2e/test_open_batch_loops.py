@@ -12,6 +12,7 @@ import pytest
 
 import tfckpt
 from tests.support import loops, process
+from tfckpt.carriers.dumped import replay
 
 forced = loops.forced
 BATCH, LENGTH, WIDTH, UNITS = 8, 11, 6, 16
@@ -103,8 +104,9 @@ def test_loops_of_an_open_batch_in_half_precision(forced):
         np.testing.assert_allclose(ours, plain, rtol=2e-2, atol=1e-3)
 
 
-def test_a_budget_of_an_open_batch_is_met():
+def test_a_budget_of_an_open_batch_is_met(tmp_path, monkeypatch):
     """By plans that are not forced: sizes at which a loop in segments saves most."""
+    monkeypatch.setenv("TFCKPT_DUMP", str(tmp_path))
     process.fresh()
     model = keras.Sequential([keras.Input((64, 16)),
                               keras.layers.LSTM(64, return_sequences=True), keras.layers.LSTM(64),
@@ -117,3 +119,7 @@ def test_a_budget_of_an_open_batch_is_met():
     report = tfckpt.keras.report(model)
     assert report.applied and report.segments, str(report)
     assert report.compiled.after.temp_bytes <= 0.4 * report.compiled.before.temp_bytes
+    monkeypatch.delenv("TFCKPT_DUMP")
+    (folder,) = tmp_path.iterdir()
+    outcome, different = replay(str(folder))
+    assert outcome.report.segments and not different

@@ -17,6 +17,7 @@ from tfckpt.driving.carrier import Captured, Outcome
 from tfckpt.errors import CaptureError
 from tfckpt.ir.edits import Edits
 from tfckpt.request.options import Options
+from tfckpt.verify.arithmetic.same import COMPILED
 
 
 class Dumped:
@@ -65,7 +66,7 @@ class Dumped:
         answers = Recorded(dump.from_json(self.read("compiled.json"), "compiled.json"))
         return Captured(self.about["name"], graph, live, compiled,
                         compiler=answers if compiled else None, grappler=lambda _: answers,
-                        stored=False)
+                        stored=False, doubt=lambda: COMPILED if compiled else "")
 
     def apply(self, edits: Edits) -> None:
         """Do nothing.
