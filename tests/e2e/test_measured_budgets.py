@@ -36,7 +36,7 @@ def test_a_budget_is_what_the_allocator_counts(budget):
     assert measured <= 1.03 * budget * max(measure_peak(plain, x, repeats=5),
                                            step.report.expected_bytes[0])
     assert measured == pytest.approx(step.report.expected_bytes[1], rel=.12)
-    assert "simulated on what Grappler makes of it" in str(step.report)
+    assert "simulated on what Grappler makes of the step" in str(step.report)
 
 
 def test_factors_of_gradients_wait_for_them_and_change_no_bit(monkeypatch):
