@@ -9,6 +9,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfckpt
 from tests.support import loops, process
@@ -102,6 +103,37 @@ def test_loops_of_an_open_batch_in_half_precision(forced):
     assert len(tfckpt.keras.report(model).segments) == 2
     for ours, plain in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, plain, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_sequences_of_different_lengths(masked, forced):
+    """As `padded_batch` makes them, each batch as long as its longest."""
+    values = np.random.default_rng(0)
+    texts = [values.integers(1, 50, length) for length in values.integers(5, 14, 20)]
+
+    def batches():
+        return tf.data.Dataset.from_generator(
+            lambda: ((text, int(text[0]) % 4) for text in texts), output_signature=(
+                tf.TensorSpec((None,), tf.int64), tf.TensorSpec((), tf.int32))).padded_batch(
+                    BATCH).apply(tf.data.experimental.assert_cardinality(3))
+
+    def fitted(around):
+        process.fresh()
+        layers = keras.layers
+        model = around(keras.Sequential([
+            keras.Input((None,)), layers.Embedding(50, WIDTH, mask_zero=masked),
+            layers.Bidirectional(layers.LSTM(UNITS, return_sequences=True)), layers.GRU(UNITS),
+            layers.Dense(4)]))
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                      jit_compile=True)
+        for _ in range(2):
+            model.fit(batches(), verbose=0)
+        return model.get_weights(), model
+
+    wanted, _ = fitted(lambda model: model)
+    found, model = fitted(tfckpt.keras.checkpoint)
+    assert len(tfckpt.keras.report(model).segments) == 3
+    assert [np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)].count(False) == 0
 
 
 def test_a_budget_of_an_open_batch_is_met(tmp_path, monkeypatch):

@@ -74,8 +74,11 @@ class CallSizes:
         return {t.op.name: shape for shape, t in zip(parts, placeholders, strict=True)
                 if shape is not None and t.shape.is_compatible_with(shape)}
 
-    def doubled(self, placeholders: Sequence[tf.Tensor]) -> CallSizes:
-        """Return the like with twice as much of what a trace leaves open.
+    def larger(self, placeholders: Sequence[tf.Tensor]) -> CallSizes:
+        """Return the like with more of what a trace leaves open.
+
+        Twice as much in leading dimensions, three times as much in others: so no two sizes that
+        are the same here by chance are in what is returned.
 
         Args:
           placeholders: those that stand for what the call is made with, in the same order.
@@ -85,8 +88,8 @@ class CallSizes:
             return dataclasses.replace(self, leaves=())
         larger = iter([
             None if shape is None or not t.shape.is_compatible_with(shape) else tuple(
-                2 * size if known is None else size
-                for size, known in zip(shape, t.shape, strict=True))
+                (3 if d else 2) * size if known is None else size
+                for d, (size, known) in enumerate(zip(shape, t.shape, strict=True)))
             for shape, t in zip(parts, placeholders, strict=True)])
         return CallSizes(tuple(tuple(next(larger) for _ in leaf) for leaf in self.leaves),
                          self.batch and 2 * self.batch)

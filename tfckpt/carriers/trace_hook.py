@@ -208,12 +208,12 @@ class Traced:
                             self._layers, (op.name for op in found.ops)).with_gradients(found))
 
     def _other_shapes(self, options: Options, sizes: CallSizes) -> tf.Graph | None:
-        """Return a graph like the one that knows the planned shapes, of a call twice as large."""
+        """Return a graph like the one that knows the planned shapes, of a larger call."""
         batch = options.batch_size or sizes.batch or STAND_IN
         with contextlib.suppress(CostError):
             return planned_shapes(
                 self.func_graph, 2 * batch, may_assume=True,
-                sizes=sizes.doubled(self.inputs), placeholders=self.inputs)[0]
+                sizes=sizes.larger(self.inputs), placeholders=self.inputs)[0]
         return None
 
     def _doubt(self, compiled: bool) -> str:

@@ -5,6 +5,7 @@ What is known of an op is in its record; a name is for making one.
 
 from __future__ import annotations
 
+ADD = "AddV2"
 ADD_N = "AddN"
 ANY = "Any"
 ARG = "_Arg"
@@ -17,6 +18,7 @@ ENSURE_SHAPE = "EnsureShape"
 EQUAL = "Equal"
 FED = "InfeedDequeue"
 FILL = "Fill"
+FLOOR_DIV = "FloorDiv"
 IDENTITY = "Identity"
 IDENTITY_N = "IdentityN"
 MUL = "Mul"

@@ -46,6 +46,8 @@ MARK = "-tfckpt_segments"
 """Suffix of the names of loops that replace others."""
 
 _INT32 = "dtype:int32"
+_BOUND = 1
+"""The slot of a loop that says how many iterations there are at most."""
 
 Lengths = Mapping[str, int]
 """Iterations of a segment, by the name of the forward's loop."""
@@ -167,7 +169,7 @@ def in_segments(graph: Graph, lengths: Lengths, fixed: bool = False) -> tuple[Gr
     Args:
       graph: the step.
       lengths: iterations of a segment, for each loop that is changed.
-      fixed: whether all shapes are those of every call, as where XLA compiles the step.
+      fixed: whether XLA compiles the step, each call of other sizes anew.
 
     Raises:
       PlanError: a loop cannot be recomputed so.
@@ -222,8 +224,12 @@ class _Change:
     def _before(self) -> list[_New]:
         """Return the lists of states, empty, and what they are made of."""
         bound = self.loop.bound
-        most = -1 if bound is None else math.ceil(bound / self.length)  # -1: as many as there are
-        made = [self._constant("count", 0), self._constant("most", most)]
+        made = [self._constant("count", 0)]
+        if bound is None and self.fixed:
+            made += self._most()
+        else:  # -1: as many as there are
+            made.append(self._constant(
+                "most", -1 if bound is None else math.ceil(bound / self.length)))
         opened = self.segments.open
         for n, slot in enumerate(self.segments.states):
             shape = self.forward.outputs[slot].shape
@@ -237,6 +243,15 @@ class _Change:
                      "shape_type": "dtype:int32"})
             made.append(_New(op, (f"{self.name}_shape{n}:0", f"{self.name}_most:0")))
         return [*made, *self._told()]
+
+    def _most(self) -> list[_New]:
+        """Return what counts the segments of a call: as many as its bound has room for."""
+        scalar, attrs = Tensor("int32", (), 4), {"T": _INT32}
+        sum_ = self._new_op("rounded", names.ADD, scalar, ("bound", "length1"), attrs)
+        bound = self._inputs(self.forward)[_BOUND]
+        return [self._constant("length", self.length), self._constant("length1", self.length - 1),
+                dataclasses.replace(sum_, inputs=(bound, *sum_.inputs[1:])),
+                self._new_op("most", names.FLOOR_DIV, scalar, ("rounded", "length"), attrs)]
 
     def _told(self) -> list[_New]:
         """Return the lists whose entries have an open size, and what tells it."""

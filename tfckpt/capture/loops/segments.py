@@ -17,8 +17,8 @@ their first variable and have a bound for them in the second. Read from their bo
      one is, `tfckpt.verify.arithmetic.loop_bodies` looks.
   5. For XLA no function that the forward's body calls may be called twice, as it changes what it
      has read; and of each list the shape of the entries must be told it, or it reads bodies twice
-     (`tfckpt.capture.loops.open_sizes`), and the most iterations of any call must be known, as its
-     lists have room for so many.
+     (`tfckpt.capture.loops.open_sizes`), and slot 1 must say how many iterations there are at most
+     in a call, as its lists have room for so many.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def with_segments(operations: Sequence[tf.Operation], ops: Sequence[Op],
         try:
             segments = _segments(operations, ops, i, readers, fetched)
             if calls_once:
-                if op.loop.bound is None:
-                    raise _Refusal("XLA compiles it, and its number of iterations differs from "
-                                   "call to call")
+                if op.loop.bound is None and _static(operations[i].inputs[_BOUND]) is not None:
+                    raise _Refusal("XLA compiles it, and nothing says how often it runs at most")
                 gradient = next(op for op in operations if op.name == segments.gradient)
                 _check_calls(operations[i])
                 segments = dataclasses.replace(segments, open=open_sizes(
