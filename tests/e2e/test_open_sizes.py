@@ -89,6 +89,7 @@ def _weighted_sequence(model, x, y):
     model.fit(_Sequence(x, y), epochs=2, shuffle=False, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras, of an unknown number
 @pytest.mark.parametrize("train", [_generator, _from_generator, _partial, _shuffled_pipeline,
                                    _on_batches, _several_steps, _weighted_sequence],
                          ids=lambda f: f.__name__.strip("_"))

@@ -114,7 +114,7 @@ def test_two_processes_at_once(tmp_path, first):
 def test_what_xla_answered_is_not_asked_again(tmp_path):
     first = trained(tmp_path, xla=True)
     again = trained(tmp_path, xla=True, before=2)
-    assert first["asked"] >= 2 and "->" in first["compiled"]
+    assert first["asked"] >= 2 and "plans tried" in first["compiled"]
     assert_from_store(again, first)
 
 
