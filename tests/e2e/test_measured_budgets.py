@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support.gelu_steps import gelu_step
-from tfckpt.driving import trials
+from tfckpt.driving import answers
 from tfckpt.report import observed
 from tfckpt.verify import executed, measure_peak
 from tfckpt.verify.memory import memory_info
@@ -109,13 +109,13 @@ def test_a_plain_step_that_misses_the_budget_it_was_said_to_fit_is_told():
 
 def test_a_plan_that_is_likely_to_fit_is_taken_where_none_is_sure_to(monkeypatch):
     """Of every plan five times the bytes are said to be possible: none is sure to fit."""
-    simulated = trials.executed_peaks
+    simulated = answers.executed_peaks
 
     def unsure(*arguments, **options):
         middle, _ = simulated(*arguments, **options)
         return middle, 5 * middle
 
-    monkeypatch.setattr(trials, "executed_peaks", unsure)
+    monkeypatch.setattr(answers, "executed_peaks", unsure)
     plain, x, _ = made()
     step = tfckpt.checkpoint(plain, budget=.6)
     step(x)

@@ -81,9 +81,9 @@ def _fitted(layers, around, rows=20):
 
 
 @pytest.mark.parametrize("layers, count", [
-    (_stacked, 2), (_both_ways, 2),
+    (_stacked, 2),
     *(pytest.param(made, count, marks=pytest.mark.nightly) for made, count in (
-        (_masked, 2), (_simple, 1), (_cells, 1), (_images, 1), (_shared, 1)))])
+        (_both_ways, 2), (_masked, 2), (_simple, 1), (_cells, 1), (_images, 1), (_shared, 1)))])
 def test_loops_of_an_open_batch(layers, count, forced):
     wanted, _ = _fitted(layers, lambda model: model)
     found, model = _fitted(layers, tfckpt.keras.checkpoint)
@@ -105,7 +105,8 @@ def test_loops_of_an_open_batch_in_half_precision(forced):
         np.testing.assert_allclose(ours, plain, rtol=2e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("masked", [False, True])
 def test_sequences_of_different_lengths(masked, forced):
     """As `padded_batch` makes them, each batch as long as its longest."""
     values = np.random.default_rng(0)
