@@ -68,7 +68,8 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys((
         "randomness-dropout", "randomness-dropout_of_a_shared_generator",
         "optimizers-accumulates_and_averages", "optimizers-accumulation_in_fit",
-        "control-lstm_unrolled", "shapes-several_inputs_and_outputs"), _SMALL),
+        "control-lstm_unrolled", "shapes-several_inputs_and_outputs",
+        "precision-float16_fit"), _SMALL),
     "tapes-custom_gradient_with_variables": "all of such a custom gradient looks like an update",
     "precision-bfloat16_convolutions": "TensorFlow imports no fused convolution of bfloat16",
     "compilation-without_grappler": _UNSEEN,
