@@ -13,6 +13,11 @@ another order each time. Where there is no GPU the CPU is measured, with smaller
 that have not begun when the time is over are left out and listed. With
 `--at_once=12` twelve are planned at a time; when all are, each is measured alone, its steps in
 turn. `--policy=mixed_bfloat16` is Keras' mixed precision.
+
+    python -m benchmarks.gpu_report --simulated_for=9.0          (needs no GPU)
+
+prints what is expected on the executor of a GPU of that compute capability and 80 GB, with the
+batches that a GPU gets: Grappler is told of it, and nothing runs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Each attempt is a process of its own, in which TensorFlow may take no more than `--gb` gigabytes of
 the GPU, and trains `--steps` batches with `budget="device"`: what is left there is the budget. It
 fits, or TensorFlow's allocator refuses, or tfckpt says beforehand that no plan fits. Batches grow
-by half of a power of two until none does. `images/s` and `sequences/s` are those of the median step
+by half of a power of two until none does. `items/s` are images or sequences, by the median step
 but the first; with `--at_once=4` four attempts share the GPU, and they mean little.
 """
 

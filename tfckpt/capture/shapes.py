@@ -83,16 +83,13 @@ class CallSizes:
         Args:
           placeholders: those that stand for what the call is made with, in the same order.
         """
-        parts = [shape for leaf in self.leaves for shape in leaf]
-        if len(parts) != len(placeholders):
-            return dataclasses.replace(self, leaves=())
-        larger = iter([
-            None if shape is None or not t.shape.is_compatible_with(shape) else tuple(
-                (3 if d else 2) * size if known is None else size
-                for d, (size, known) in enumerate(zip(shape, t.shape, strict=True)))
-            for shape, t in zip(parts, placeholders, strict=True)])
-        return CallSizes(tuple(tuple(next(larger) for _ in leaf) for leaf in self.leaves),
-                         self.batch and 2 * self.batch)
+        given = self.inputs(placeholders)
+        larger = iter([None if t.op.name not in given else tuple(
+            (3 if d else 2) * size if known is None else size
+            for d, (size, known) in enumerate(zip(given[t.op.name], t.shape, strict=True)))
+            for t in placeholders])
+        leaves = tuple(tuple(next(larger) for _ in leaf) for leaf in self.leaves) if given else ()
+        return CallSizes(leaves, self.batch and 2 * self.batch)
 
     def element(self, count: int) -> tuple[tuple[int, ...] | None, ...]:
         """Return the shapes of a dataset's element of so many tensors, a composite being one.

@@ -102,9 +102,9 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)
     sinks = tuple(i for i, op in enumerate(ops) if op.name in must_run or writes[i])
-    opened = compiled and bool(lists) and shapes is not None
-    ops, refused = repeat_loops(graph, operations, ops, lists, target, ids, [
-        known, *map(_known_in, filter(None, [others() if opened else None]))])
+    larger = others() if compiled and lists and shapes is not None else None
+    ops, refused = repeat_loops(graph, operations, ops, lists, target, ids,
+                                [known] if larger is None else [known, _known_in(larger)])
     result = Graph(getattr(graph, "name", name), ops, ids, sinks,
                    inlining.functions if inlining is not None else (),
                    (inlining.refused if inlining is not None else ()) + refused + unknown)

@@ -20,7 +20,7 @@ from tfckpt.plan import search
 from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS, Solver
 from tfckpt.plan.choosing.finished import Finished, finished, floor_of, lowest_of
 from tfckpt.plan.choosing.planned import Plain, Planned, baseline
-from tfckpt.plan.choosing.rules import ROOM, cost_of, tail_of
+from tfckpt.plan.choosing.rules import ROOM, TAIL, cost_of
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
 from tfckpt.plan.names import AUTO, OPTIMAL, check_effort, check_names
 from tfckpt.plan.rescheduling.neighbourhood import working_set
@@ -288,7 +288,7 @@ class StepPlanner:
             return cost_of(peak, time, *plain, self.objective)
 
         def tail(peak: int, time: float) -> float:
-            return tail_of(peak, time, *plain, self.objective)
+            return cost_of(peak, time, *plain, self.objective, TAIL)
 
         def least_of(entries: Sequence[Finished]) -> int:
             return lowest_of(entries, lambda peak, f: (tail(peak, f.priced.time), peak)).peak
@@ -327,7 +327,7 @@ class StepPlanner:
         plain = self.plain.timeline
 
         def tail(p: Priced) -> float:
-            return tail_of(p.peak, p.time, plain.peak_bytes, plain.time, self.objective)
+            return cost_of(p.peak, p.time, plain.peak_bytes, plain.time, self.objective, TAIL)
 
         least = min(pool.choices, key=lambda p: (tail(p), p.peak, p.time))
         return dataclasses.replace(pool, choices=tuple(

@@ -259,14 +259,14 @@ class _Change:
         if opened is None or not opened.lists:
             return []
         slot, d = opened.size
-        rank = len(self.forward.outputs[slot].shape or ())
         scalar = Tensor("int32", (), 4)
-        made = [self._shape_of("sizes", slot), self._constant("begin", [d]),
-                self._constant("end", [d + 1]), self._constant("step", [1]),
-                self._new_op("size", names.STRIDED_SLICE, scalar, ("sizes", "begin", "end", "step"),
+        shape_of_state = f"shape{self.segments.states.index(slot)}"
+        made = [self._constant("begin", [d]), self._constant("end", [d + 1]),
+                self._constant("step", [1]),
+                self._new_op("size", names.STRIDED_SLICE, scalar,
+                             (shape_of_state, "begin", "end", "step"),
                              {"T": _INT32, "Index": _INT32, "begin_mask": 0, "end_mask": 0,
                               "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 1})]
-        assert d < rank
         by_name = {op.name: op for op in self.graph.ops}
         for one in opened.lists:
             name, maker = self._list(one), by_name[one.maker]

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -179,12 +180,10 @@ class _Loops:
         sizes = body.node(names.SHAPE, (given[slot],), "output", T=self.f[_TYPES].list.type[slot],
                           out_type=_INT)
         size = body.node(names.STRIDED_SLICE, (sizes, *(
-            body.constant([n]) for n in (d, d + 1, 1))), "output", T=_INT, Index=_INT)
-        body.set(size, shrink_axis_mask=1)
-        told = body.node(names.PACK, [size if n < 0 else body.constant(n) for n in shape],
-                         "output", T=_INT)
-        body.set(told, N=len(shape))
-        return told
+            body.constant([n]) for n in (d, d + 1, 1))), "output", {"shrink_axis_mask": 1},
+            T=_INT, Index=_INT)
+        return body.node(names.PACK, [size if n < 0 else body.constant(n) for n in shape],
+                         "output", {"N": len(shape)}, T=_INT)
 
     def gradient_loop(self) -> _Made:
         """Return the gradient's loop over segments, the last first."""
@@ -337,21 +336,17 @@ class _Body:
         self._taken.add(found)
         return self.function.node_def.add(name=found)
 
-    def node(self, kind: str, inputs: Sequence[str], output: str, **dtypes: int) -> str:
-        """Add an op, its attributes dtypes, and return its first result."""
+    def node(self, kind: str, inputs: Sequence[str], output: str,
+             numbers: Mapping[str, int] = MappingProxyType({}), **dtypes: int) -> str:
+        """Add an op, its attributes numbers and dtypes, and return its first result."""
         node = self._new(f"tfckpt_{kind}")
         node.op = kind
         node.input.extend(inputs)
         for key, dtype in dtypes.items():
             node.attr[key].type = dtype
-        return f"{node.name}:{output}:0"
-
-    def set(self, result: str, **numbers: int) -> None:
-        """Set attributes that are numbers, of the op that makes a result."""
-        name = result.partition(":")[0]
-        node = next(node for node in self.function.node_def if node.name == name)
         for key, number in numbers.items():
             node.attr[key].i = number
+        return f"{node.name}:{output}:0"
 
     def constant(self, value: int | list[int], dtype: int = _INT) -> str:
         """Add a constant, and return its result."""

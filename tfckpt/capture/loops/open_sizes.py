@@ -45,16 +45,16 @@ def open_sizes(forward: tf.Operation, gradient: tf.Operation, states: Sequence[i
              for found in _begun(loop, forward)]
     open_states = tuple(slot for slot in states
                         if not forward.inputs[slot].shape.is_fully_defined())
-    if not open_states and not any(-1 in dims for _, _, dims, _ in lists):
+    lists = [found for found in lists if -1 in found[2]]
+    if not open_states and not lists:
         return None
     for slot, d, sizes in _sizes(forward, open_states, known):
         told = [OpenList(is_gradient, n, made.name, made.get_attr("element_dtype").name, dims)
-                for n, made, dims, is_gradient in lists if -1 in dims and _is_told(
+                for n, made, dims, is_gradient in lists if _is_told(
                     (gradient if is_gradient else forward).outputs[n], dims, sizes, known)]
-        if len(told) == sum(-1 in dims for _, _, dims, _ in lists):
+        if len(told) == len(lists):
             return OpenSizes((slot, d), open_states, tuple(told))
-    raise _untold(next(made for _, made, dims, _ in lists if -1 in dims)
-                  if any(-1 in dims for _, _, dims, _ in lists) else forward)
+    raise _untold(lists[0][1] if lists else forward)
 
 
 def _begun(loop: tf.Operation, forward: tf.Operation

@@ -51,21 +51,7 @@ def minimum_of(points: Sequence[tuple[int, float]], plain_peak: int, plain_time:
       objective: "memory" takes the smallest peak, whatever its time.
     """
     return min(points, key=lambda point: (
-        tail_of(point[0], point[1], plain_peak, plain_time, objective), point))[0]
-
-
-def tail_of(peak: int, time: float, plain_peak: int, plain_time: float, objective: str) -> float:
-    """Return what is smallest for the plan that is taken for the one of the minimum peak.
-
-    Args:
-      peak: bytes of a plan.
-      time: of the plan.
-      plain_peak: bytes of the plain step, counted in the same way.
-      plain_time: of the plain step, in the same unit.
-      objective: as for `minimum_of`.
-    """
-    tail = 0.0 if objective == "memory" else TAIL
-    return peak / max(plain_peak, 1) + tail * time / max(plain_time, 1e-12)
+        cost_of(point[0], point[1], plain_peak, plain_time, objective, TAIL), point))[0]
 
 
 def most_for_minimum(points: Sequence[tuple[int, float]], plain_peak: int, plain_time: float,
@@ -81,7 +67,8 @@ def most_for_minimum(points: Sequence[tuple[int, float]], plain_peak: int, plain
     return minimum_of(points, plain_peak, plain_time, objective) + ROOM * plain_peak
 
 
-def cost_of(peak: int, time: float, plain_peak: int, plain_time: float, objective: str) -> float:
+def cost_of(peak: int, time: float, plain_peak: int, plain_time: float, objective: str,
+            worth: float = WORTH) -> float:
     """Return what the minimum plan is chosen by; bytes alone where the objective is memory.
 
     Args:
@@ -90,6 +77,7 @@ def cost_of(peak: int, time: float, plain_peak: int, plain_time: float, objectiv
       plain_peak: bytes of the plain step, counted in the same way.
       plain_time: of the plain step, in the same unit.
       objective: as for `minimum_of`.
+      worth: what time counts beside bytes; `TAIL` for what is taken for the minimum at all.
     """
-    worth = 0.0 if objective == "memory" else WORTH
+    worth = 0.0 if objective == "memory" else worth
     return peak / max(plain_peak, 1) + worth * time / max(plain_time, 1e-12)
