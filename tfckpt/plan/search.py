@@ -149,11 +149,15 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
 
 def _whole_pool(evaluator: Evaluator, patterns: Sequence[Candidate],
                 groups: Sequence[Collection[Priced]]) -> Pool:
-    """Return the pool of a search; where the time limit ended it, all that was priced by then."""
-    if not ended_by():
-        return pool_of(evaluator.priced, groups)
-    untouched = [evaluator.price(pattern) for pattern in patterns]
-    return pool_of(evaluator.priced, [*groups, evaluator.priced, untouched])
+    """Return the pool of a search; where the time limit ended it, all that was priced by then.
+
+    What keeps all competes with itself too, as each solver does: a proposal that keeps as much in
+    another order may need the same requested bytes and time, and more in an allocator.
+    """
+    groups = [*groups, [evaluator.price(pattern) for pattern in patterns]]
+    if ended_by():
+        groups.append(evaluator.priced)
+    return pool_of(evaluator.priced, groups)
 
 
 def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Solver]
