@@ -11,6 +11,7 @@ import tfckpt
 from tests.support import loops, process
 from tests.support.loops import SEGMENT
 from tfckpt.capture.grappler.question import question
+from tfckpt.capture.loops import compiled
 from tfckpt.rewrite import realise
 from tfckpt.verify.arithmetic.certified import Arithmetic
 
@@ -393,6 +394,61 @@ def test_compiled_by_xla(make, forced):
     assert found == wanted
     told = step.report.compiled
     assert told.after.temp_bytes < told.before.temp_bytes
+
+
+def _entries(which, kernel=lambda weight: weight):
+    """Return a loop that sets entries of a list, which ones a function of the iteration says."""
+    def make():
+        weight = _weight()
+
+        def forward(x):
+            rows = tf.TensorArray(tf.float32, LENGTH + 1, element_shape=(BATCH, WIDTH))
+
+            def body(i, h, rows):
+                h = tf.tanh(h @ kernel(weight) + x[:, i])
+                return i + 1, h, rows.write(which(i), h)
+
+            rows = tf.while_loop(lambda i, *_: i < LENGTH, body, (0, x[:, 0], rows),
+                                 maximum_iterations=LENGTH)[2]
+            return tf.transpose(rows.stack(), (1, 0, 2))[:, 1:-1]
+
+        return forward, [weight]
+
+    return make
+
+
+@pytest.mark.parametrize("make, less", [
+    (_entries(lambda i: i), True),
+    (_entries(lambda i: i + 1), False),  # what no iteration hands on is not known to differ
+    (_entries(lambda i: i // 2), False),  # later entries take the places of earlier ones
+], ids=["each", "shifted", "twice"])
+def test_xla_is_spared_zeros_that_nothing_reads(make, less, forced, monkeypatch):
+    _spared(make, less, monkeypatch, "_read_once", lambda *_: ())
+
+
+@pytest.mark.parametrize("kernel, less", [
+    (lambda weight: weight, True),
+    (lambda weight: tf.sin(weight) * 2.0, True),
+    (lambda weight: tf.cast(tf.cast(weight, tf.bfloat16), tf.float32), True),
+], ids=["variable", "computed", "cast"])
+def test_xla_keeps_once_what_each_iteration_has_alike(kernel, less, forced, monkeypatch):
+    _spared(_entries(lambda i: i, kernel), less, monkeypatch, "_is_invariant", lambda *_: False)
+
+
+def _spared(make, less, monkeypatch, what, nothing):
+    """Train compiled steps, and check that XLA takes less than where nothing is spared."""
+    def wrap(build):
+        return lambda f: build(tf.function(f.python_function, jit_compile=True))
+
+    with process.without_determinism():
+        wanted, _ = _train(make, wrap(lambda f: f))
+        found, ours = _train(make, wrap(tfckpt.checkpoint))
+        monkeypatch.setattr(compiled, what, nothing)
+        _, other = _train(make, wrap(tfckpt.checkpoint))
+    assert len(ours.report.segments) == 1 and ours.report.applied, str(ours.report)
+    assert found == wanted
+    sizes = ours.report.compiled.after.temp_bytes, other.report.compiled.after.temp_bytes
+    assert sizes[0] < sizes[1] if less else sizes[0] == sizes[1]
 
 
 def test_lists_of_zeros_are_not_shared_by_the_loops_that_xla_compiles(forced, monkeypatch):

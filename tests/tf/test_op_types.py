@@ -12,7 +12,7 @@ NAMED = {
     "tfckpt/cli/commands.py": "A and B head the columns of a table",
     "tfckpt/verify/arithmetic/op_labels.py": "what changes no bit of a result, of ops nobody plans",
     "tfckpt/rewrite/names.py": "_XlaCompile is an attribute as well",
-    "tfckpt/rewrite/segments.py": "what the functions of loops over segments are made of",
+    "tfckpt/rewrite/loops/segments.py": "what the functions of loops over segments are made of",
 }
 """Modules that contain the name of an op type, and why; never more than four."""
 

@@ -513,22 +513,50 @@ def graph_called(call: tf.Operation, name: str,
         given.CopyFrom(definition)
         for argument in given.arg_attr.values():  # what was traced would go before what is given
             argument.attr.pop("_output_shapes", None)
+        popped = {}
         for number, shape in (entries or {}).items():
-            _tell_entries(given, given.signature.input_arg[number].name, shape)
+            popped.update(_tell_entries(given, given.signature.input_arg[number].name, shape))
         if entries is not None and function is not None:
             _keep_shapes_read(given, function)
-        return function_def_to_graph.function_def_to_graph(given, input_shapes=shapes)
+        made = function_def_to_graph.function_def_to_graph(given, input_shapes=shapes)
+        for name, shape in popped.items():
+            made.get_operation_by_name(name).outputs[1].set_shape(shape)
+        return made
 
 
-def _tell_entries(function: Any, argument: str, shape: tf.TensorShape) -> None:
-    """Have a FunctionDef say what shape the entries of a list among its arguments have."""
+def _tell_entries(function: Any, argument: str, shape: tf.TensorShape
+                  ) -> dict[str, tf.TensorShape]:
+    """Have a FunctionDef say what shape the entries of a list among its arguments have.
+
+    TensorFlow's inference looks at what an op that leaves the entry in the list is told, not one
+    that removes it: what reads that reads it through an op that says the shape.
+
+    Returns:
+      The shape, by the names of the ops that remove an entry.
+    """
     reads = [(node, position) for node in function.node_def if node.input[:1] == [argument]
              and (position := registry.record(node.op).lists.shape) is not None]
     if not reads:
-        return
+        return {}
     constant = add_shape(function.node_def, f"{argument}_entry_shape", shape)
     for node, position in reads:
         node.input[position] = f"{constant}:output:0"
+    pops = [node for node, _ in reads if registry.record(node.op).lists.removes]
+    for node in pops:
+        _say_shape(function, f"{node.name}:tensor:0", node.name,
+                   node.attr["element_dtype"].type, shape)
+    return {node.name: shape for node in pops}
+
+
+def _say_shape(function: Any, tensor: str, name: str, dtype: int, shape: tf.TensorShape) -> None:
+    """Have the nodes of a FunctionDef read a tensor through an op that says its shape."""
+    for node in function.node_def:
+        for i, read in enumerate(node.input):
+            if read == tensor:
+                node.input[i] = f"{name}_shaped:output:0"
+    node = function.node_def.add(name=f"{name}_shaped", op=ENSURE_SHAPE, input=[tensor])
+    node.attr["T"].type = dtype
+    node.attr["shape"].shape.CopyFrom(shape.as_proto())
 
 
 def add_shape(nodes: Any, name: str, shape: tf.TensorShape) -> str:
@@ -554,16 +582,9 @@ def _keep_shapes_read(function: Any, traced: Any) -> None:
              if registry.record(op.type).access is Access.VALUE]
     shapes = {op.name: op.outputs[0].shape for op in reads
               if op.outputs[0].shape.is_fully_defined()}
-    passed = {f"{name}:value:0": f"{name}_shaped:output:0" for name in shapes}
-    for node in function.node_def:
-        for i, name in enumerate(node.input):
-            node.input[i] = passed.get(name, name)
     for name, shape in shapes.items():
         read = next(node for node in function.node_def if node.name == name)
-        node = function.node_def.add(name=f"{name}_shaped", op=ENSURE_SHAPE,
-                                     input=[f"{name}:value:0"])
-        node.attr["T"].type = read.attr["dtype"].type
-        node.attr["shape"].shape.CopyFrom(shape.as_proto())
+        _say_shape(function, f"{name}:value:0", name, read.attr["dtype"].type, shape)
 
 
 def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:

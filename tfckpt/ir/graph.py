@@ -88,6 +88,10 @@ class Segments:
       idle: slots of the gradient's loop that its body hands on as they are, or that nothing needs:
         TensorFlow leaves those out.
       open: sizes that XLA has to be told; None where there are none, or XLA is not asked.
+      read_once: slots of the gradient's loop with lists of which it reads each entry once and then
+        puts zeros there, which nothing reads; none where XLA is not asked.
+      invariant: those of `lists` that have the same entry from each iteration, which XLA would keep
+        for each; none where XLA is not asked.
     """
 
     gradient: str
@@ -99,6 +103,8 @@ class Segments:
     written: tuple[int, ...] = ()
     idle: tuple[int, ...] = ()
     open: OpenSizes | None = None
+    read_once: tuple[int, ...] = ()
+    invariant: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ register(
     _LIST("TensorListFromTensor", lists=ListUse(rows=True), aliases=True),
     _LIST("TensorListPushBack", lists=ListUse(entry=1)),
     _LIST("TensorListSetItem", lists=ListUse(entry=2, index=1)),
-    _LIST("TensorListGetItem", lists=ListUse(shape=2)),
+    _LIST("TensorListGetItem", lists=ListUse(reads=1, shape=2)),
     _LIST("TensorListPopBack", lists=ListUse(shape=1, removes=True)),
     _LIST("TensorListStack", lists=ListUse(stacks=True)),
     _LIST("TensorListLength", lists=ListUse(counts=True)),

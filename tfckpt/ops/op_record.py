@@ -98,6 +98,7 @@ class ListUse:
       rows: it makes a list of the rows of its first input.
       entry: the input that it puts into the list.
       index: the input that says which entry that replaces; None appends it.
+      reads: the input that says which entry it takes and leaves there.
       shape: the input that says which shape the entry has that it takes.
       removes: what it takes leaves the list.
       stacks: it makes one tensor of all entries.
@@ -109,6 +110,7 @@ class ListUse:
     rows: bool = False
     entry: int | None = None
     index: int | None = None
+    reads: int | None = None
     shape: int | None = None
     removes: bool = False
     stacks: bool = False

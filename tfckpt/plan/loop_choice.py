@@ -27,6 +27,7 @@ from tfckpt.plan.segments import (
     best_length,
     entry_bytes,
     in_segments,
+    list_bytes,
     segmentable,
     state_bytes,
 )
@@ -149,4 +150,4 @@ def _saves(op: Op) -> float:
     """Return the bytes that a loop by itself keeps less in segments."""
     assert op.loop is not None
     k = best_length(op)
-    return (op.loop.trips - k) * entry_bytes(op) - -(-op.loop.trips // k) * state_bytes(op)
+    return list_bytes(op) - k * entry_bytes(op) - -(-op.loop.trips // k) * state_bytes(op)

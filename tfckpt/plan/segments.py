@@ -15,8 +15,10 @@ Both loops become loops over segments, which call the bodies that there were:
                         states; what the forward's loop is given and does not hand on as a state
     gradient's results: the same
 
+Under XLA the gradient's body is given what each iteration has alike in the place of a list of it.
+
 Nothing here imports TensorFlow: which functions the new loops call is filled in by
-`tfckpt.rewrite.segments`.
+`tfckpt.rewrite.loops.segments`.
 """
 
 from __future__ import annotations
@@ -114,8 +116,8 @@ def state_bytes(op: Op) -> int:
     return sum(op.outputs[slot].bytes or 0 for slot in op.loop.segments.states)
 
 
-def entry_bytes(op: Op) -> float:
-    """Return the bytes that an iteration of a loop adds to its lists.
+def list_bytes(op: Op) -> int:
+    """Return the bytes of the lists that a loop fills.
 
     Args:
       op: a loop of the forward that can be recomputed segment by segment.
@@ -123,7 +125,20 @@ def entry_bytes(op: Op) -> float:
     loop = op.loop
     assert loop is not None and loop.segments is not None
     return sum(op.outputs[slot].bytes or 0 for slot in loop.segments.lists
-               if slot not in loop.shares) / max(loop.trips, 1)
+               if slot not in loop.shares)
+
+
+def entry_bytes(op: Op) -> float:
+    """Return the bytes that an iteration of a loop adds to its lists when a segment runs again.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+    """
+    loop = op.loop
+    assert loop is not None and loop.segments is not None
+    alike = sum(op.outputs[slot].bytes or 0 for slot in loop.segments.invariant
+                if slot not in loop.shares)
+    return (list_bytes(op) - alike) / max(loop.trips, 1)
 
 
 def best_length(op: Op, share: float = 1.0) -> int:

@@ -105,7 +105,7 @@ def _read(graph: tf.Graph) -> set[int]:
             handles += [op.inputs[i] for i in sorted(_read_by_all(op))]
         elif only_reads(op):
             handles += [t for t in op.inputs if t.dtype == tf.resource]
-        elif not (known.does_nothing or known.passes_on or _is_pure(op)):
+        elif not (known.does_nothing or known.passes_on or is_pure_op(op)):
             raise _Refusal(f"its body has {op.name} ({op.type}) in it, which must not run twice")
     arguments = {argument(graph, origin(handle)) for handle in handles}
     if None in arguments:
@@ -113,7 +113,12 @@ def _read(graph: tf.Graph) -> set[int]:
     return {a for a in arguments if a is not None}
 
 
-def _is_pure(op: tf.Operation) -> bool:
+def is_pure_op(op: tf.Operation) -> bool:
+    """Return whether an op may run twice by itself, lists that it makes or reads counted as values.
+
+    Args:
+      op: of a loop's body; one that calls functions is not looked into.
+    """
     dtypes = tuple(t.dtype.name for t in op.outputs)
     if record(op.type).holds_values:
         dtypes = tuple(dtype for dtype in dtypes if dtype != "variant")

@@ -32,7 +32,7 @@ def write_functions(context: Context, edits: Edits) -> Edits:
     if live is None:
         raise RewriteError("rewrite: the functions of the step's loops are not at hand")
     # Here, not above: passes are planned and tested without TensorFlow.
-    from tfckpt.rewrite.segments import with_functions
+    from tfckpt.rewrite.loops.segments import with_functions
 
     loops = {op.name: op.loop for op in context.graph.ops if op.loop is not None}
     waits = [AddControl(write, name) for name, role in roles.items() if role.is_gradient

@@ -7,8 +7,8 @@ zero of its own, which no compiler can know: one that is chosen by an element of
 reads (as in `tfckpt.rewrite.xla.guards`), so that the list of a gradient is made only in the
 backward. No number changes.
 
-Only loops of rewritten steps are looked at, and only where every call has the sizes that are
-planned for: the lists are made of constants.
+Only loops of rewritten steps are looked at. Where sizes differ from call to call the list is as
+large as XLA has been told (`tfckpt.plan.segments`), or as the rows that it is like.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from tfckpt.ir.edits import Create, Edits, Rewire, edited, op_of
-from tfckpt.ir.graph import BACKWARD, Graph, Tensor
+from tfckpt.ir.graph import BACKWARD, Graph, Op, Tensor
 from tfckpt.ops import names, record
 from tfckpt.rewrite.edit_builder import FLOATS, LARGE
 from tfckpt.rewrite.names import SCOPE
@@ -25,16 +25,18 @@ from tfckpt.rewrite.passes.manager import Context, Pass, Property
 from tfckpt.rewrite.xla.guards import DataGuard, const
 
 
-def give_memory(graph: Graph, edits: Edits) -> Edits:
+def give_memory(graph: Graph, edits: Edits, fixed: bool) -> Edits:
     """Return the edits, and a list of its own zeros for each that a loop fills.
 
     Args:
       graph: the captured step.
       edits: what is done to the step so far.
+      fixed: whether every call has the sizes that are planned for.
     """
     added: list[Create] = []
     rewires: list[Rewire] = []
-    for number, filled in enumerate(_Lists(graph, edits).filled() if edits.added else (), 1):
+    found = _Lists(graph, edits, fixed).filled() if edits.added else ()
+    for number, filled in enumerate(found, 1):
         made = _made(filled, number)
         added += made
         rewires.append(Rewire(filled.loop, filled.slot, f"{made[-1].name}:0"))
@@ -47,13 +49,14 @@ class _Filled:
 
     Attributes:
       loop, slot: which reads it, and as which input.
-      shape, dtype: of all entries together.
+      shape, dtype: of all entries together; tensors tell sizes that are not known, each its own or
+        one all of them.
       trigger, kind: what the loop reads besides, and its dtype.
     """
 
     loop: str
     slot: int
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...] | str
     dtype: str
     trigger: str
     kind: str
@@ -62,8 +65,8 @@ class _Filled:
 class _Lists:
     """Lists of zeros in an edited graph."""
 
-    def __init__(self, graph: Graph, edits: Edits) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, edits: Edits, fixed: bool) -> None:
+        self.graph, self.fixed = graph, fixed
         self.index = {op.name: i for i, op in enumerate(graph.ops)}
         self.tensors, _, self.kinds = edited(graph, edits)
         self.sources = {op.name: op.source for op in edits.clones}
@@ -79,29 +82,42 @@ class _Lists:
                 whole = self._zeros(tensor)
                 if whole is None or not triggers:
                     continue
-                shape = tuple(d for d in whole.shape or () if d is not None)
-                whole_shape = len(shape) == len(whole.shape or ())
-                if whole_shape and whole.dtype in FLOATS and (whole.bytes or 0) >= LARGE:
+                shape = self._shape(tensor, whole)
+                if shape and whole.dtype in FLOATS and (whole.bytes or 0) >= LARGE:
                     yield _Filled(loop, slot, shape, whole.dtype, *triggers[0])
+
+    def _shape(self, tensor: str, whole: Tensor) -> tuple[int | str, ...] | str:
+        """Return the shape of a list of zeros; none where it is not known in every call."""
+        name = op_of(tensor)
+        if name not in self.index:
+            entry, length = self.tensors[name]
+            return (length, *self.tensors[op_of(entry)])
+        shape = tuple(d for d in whole.shape or () if d is not None)
+        if self.fixed:
+            return shape if len(shape) == len(whole.shape or ()) else ()
+        source = self._rows(self.graph.ops[self.index[name]])
+        return f"{self.graph.ops[source[0]].name}:{source[1]}" if source else ()
 
     def _zeros(self, tensor: str) -> Tensor | None:
         """Return a tensor of all entries of a list of zeros; None of anything else."""
         made = self.index.get(op_of(tensor))
-        if made is None:
-            return None
+        if made is None:  # a new one, whose shape is told
+            told = record(self.kinds.get(op_of(tensor), "")).lists.reserves
+            return self.stacked.get(tensor) if told else None
         op = self.graph.ops[made]
-        known = record(op.type)
-        if known.lists.reserves:
+        if record(op.type).lists.reserves:
             return self.stacked.get(tensor)
-        if known.fills != 0.0 or not op.outputs or op.outputs[0].dtype != "variant":
+        source = self._rows(op)
+        return self.graph.ops[source[0]].outputs[source[1]] if source else None
+
+    def _rows(self, op: Op) -> tuple[int, int] | None:
+        """Return the tensor that a list of zeros has the shape of; None where nothing says it."""
+        if record(op.type).fills != 0.0 or not op.outputs or op.outputs[0].dtype != "variant":
             return None
         source, of = self.graph.ops[op.inputs[0][0]], op.inputs[0][1]
         while record(source.type).is_loop:  # which hands it on
             source, of = self.graph.ops[source.inputs[of][0]], source.inputs[of][1]
-        if not record(source.type).lists.rows:
-            return None
-        rows, of = source.inputs[0]
-        return self.graph.ops[rows].outputs[of]
+        return source.inputs[0] if record(source.type).lists.rows else None
 
     def _stacked(self) -> dict[str, Tensor]:
         """Return what is stacked of a list that a loop has filled, by the list it was given."""
@@ -154,25 +170,46 @@ def _made(filled: _Filled, number: int) -> list[Create]:
         const(f"{scope}/none", dtype, 0),
         Create(f"{scope}/zero", names.SELECT, (f"{scope}/armed:0", f"{scope}/other:0",
                                                f"{scope}/none:0"), (), (dtype,), {"T": attr}),
-        const(f"{scope}/dims", "int32", list(filled.shape)),
-        const(f"{scope}/entry", "int32", list(filled.shape[1:])),
+        *_sizes(scope, filled),
         Create(f"{scope}/fill", names.FILL, (f"{scope}/dims:0", f"{scope}/zero:0"), (), (dtype,),
                {"T": attr, "index_type": index}),
         Create(f"{scope}/list", names.LIST_OF_ROWS, (f"{scope}/fill:0", f"{scope}/entry:0"), (),
                ("variant",), {"element_dtype": attr, "shape_type": index})]
 
 
+def _sizes(scope: str, filled: _Filled) -> list[Create]:
+    """Return ops that make the shape of all entries, and that of one."""
+    index = "dtype:int32"
+    dims, entry, shape = f"{scope}/dims", f"{scope}/entry", filled.shape
+    if isinstance(shape, str):
+        return [Create(dims, names.SHAPE, (shape,), (), ("int32",),
+                       {"T": f"dtype:{filled.dtype}", "out_type": index}),
+                *(const(f"{entry}_{n}", "int32", [n]) for n in (0, 1)),
+                Create(entry, names.STRIDED_SLICE,
+                       (f"{dims}:0", *(f"{entry}_{n}:0" for n in (1, 0, 1))), (), ("int32",),
+                       {"T": index, "Index": index, "begin_mask": 0, "end_mask": 1,
+                        "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 0})]
+    made = []
+    for name, sizes in ((dims, shape), (entry, shape[1:])):
+        told = tuple(d for d in sizes if isinstance(d, str))
+        made.append(Create(name, names.PACK, told, (), ("int32",),
+                           {"T": index, "N": len(told), "axis": 0}) if told
+                    else const(name, "int32", list(sizes)))
+    return made
+
+
+def _zero_lists(context: Context, edits: Edits) -> Edits:
+    live = getattr(context.plain, "live", None)
+    assert live is not None
+    fed = [live.get_operation_by_name(op.name) for op in context.graph.ops if record(op.type).fed]
+    fixed = all(tensor.shape.is_fully_defined() for op in fed for tensor in op.outputs)
+    return give_memory(context.graph, edits, fixed)
+
+
 def _refusal(context: Context) -> str:
     if context.target.orders_by_control:
         return "only XLA merges zeros"
-    live = getattr(context.plain, "live", None)
-    if live is None:
-        return "the step is not at hand"
-    fed = [live.get_operation_by_name(op.name) for op in context.graph.ops if record(op.type).fed]
-    if any(not tensor.shape.is_fully_defined() for op in fed for tensor in op.outputs):
-        return "sizes differ from call to call"
-    return ""
+    return "" if getattr(context.plain, "live", None) is not None else "the step is not at hand"
 
 
-PASS = Pass("zero lists", lambda context, edits: give_memory(context.graph, edits),
-            requires=frozenset({Property.COPIES}), refusal=_refusal)
+PASS = Pass("zero lists", _zero_lists, requires=frozenset({Property.COPIES}), refusal=_refusal)

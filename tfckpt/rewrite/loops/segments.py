@@ -12,9 +12,7 @@ Layouts of arguments and results are those of `tfckpt.plan.segments`.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,8 +23,9 @@ from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ops import names, record
 from tfckpt.plan.segments import SEGMENTED, Role, extras, kept_slots
+from tfckpt.rewrite.loops.bodies import INT, VARIANT, FunctionBody, name_of, named
+from tfckpt.rewrite.loops.spared import Spared, add_invariant, spared
 
-_INT, _VARIANT = tf.int32.as_datatype_enum, tf.variant.as_datatype_enum
 _PARALLEL, _SHAPES, _TYPES = "parallel_iterations", "output_shapes", "T"
 _FIXED = (0, 1)
 """The start of the gradient's loop counter, and a bound for it."""
@@ -78,6 +77,7 @@ class _Loops:
         self.states = len(role.segments.states)
         self.inner_cond = self._inner_cond()
         self.again = self._again()
+        self.spared = self._spared() if role.is_gradient else None
 
     def _definition(self, attrs: dict, key: str) -> Any:
         found = tf_adapter.find_function(self.live, attrs[key].func.name)
@@ -94,20 +94,35 @@ class _Loops:
         XLA reads a function once and changes what it has read: two loops must not share one.
         """
         made = self._definition(self.f, "body")
-        return _named(made, "gradient" if self.role.is_gradient else "forward")
+        return named(made, "gradient" if self.role.is_gradient else "forward")
+
+    def _spared(self) -> Spared | None:
+        """Return the gradient's loop without what XLA is spared; None where there is nothing."""
+        segments = self.segments
+        if not segments.read_once and not segments.invariant:
+            return None
+        kinds = {residual: self._kind(slot) for residual, slot in zip(
+            segments.residuals, segments.lists, strict=True) if slot in segments.invariant}
+        return spared(self.g, self._definition(self.g, "cond"), self._definition(self.g, "body"),
+                      segments.read_once, kinds)
+
+    def _kind(self, slot: int) -> int:
+        """Return the dtype of the entries of one of the forward's lists."""
+        made = origin(self.forward.inputs[slot]).op
+        return int(made.get_attr("element_dtype").as_datatype_enum)
 
     def _inner_cond(self) -> bytes:
         """Return the forward's condition, and that the segment is not over."""
         made = self._definition(self.f, "cond")
         what = "again" if self.role.is_gradient else "cond"
         if self.segments.bounded:
-            return _named(made, what)
+            return named(made, what)
         counter, bound = (made.signature.input_arg[n].name for n in (0, 1))
         (result,) = (output.name for output in made.signature.output_arg)
-        body = _Body(made)
+        body = FunctionBody(made)
         less = body.node("Less", (counter, bound), "z", T=made.signature.input_arg[0].type)
         made.ret[result] = body.node("LogicalAnd", (less, made.ret[result]), "z")
-        return _named(made, what)
+        return named(made, what)
 
     def _outer_cond(self, more: Sequence[int]) -> bytes:
         """Return the forward's condition, of a loop with further variables."""
@@ -115,13 +130,13 @@ class _Loops:
         made.attr.pop("_input_shapes", None)  # which a SavedModel's functions have: of the others
         for n, kind in enumerate(more):
             made.signature.input_arg.add(name=f"tfckpt_more_{n}", type=kind)
-        return _named(made, "cond")
+        return named(made, "cond")
 
     def forward_loop(self) -> _Made:
         """Return the forward's loop: before each segment it puts its states away."""
-        kinds = [*self.f[_TYPES].list.type, *[_VARIANT] * self.states, _INT]
+        kinds = [*self.f[_TYPES].list.type, *[VARIANT] * self.states, INT]
         function, names_in = _function(self.forward, kinds)
-        body = _Body(function)
+        body = FunctionBody(function)
         given, lists, segment = (names_in[:self.count], names_in[self.count:-1], names_in[-1])
         pushed = [body.node("TensorListPushBack", (handle, given[slot]), "output_handle",
                             element_dtype=kinds[slot])
@@ -133,16 +148,16 @@ class _Loops:
                    for slot in self.segments.lists]
         one = body.constant(1)
         for length in lengths:
-            one = body.node("Minimum", (one, length), "z", T=_INT)
-        number = body.node("AddV2", (segment, one), "z", T=_INT)
+            one = body.node("Minimum", (one, length), "z", T=INT)
+        number = body.node("AddV2", (segment, one), "z", T=INT)
         changing = (*self.segments.states, *self.segments.written)
         kept = [made[n] if n in changing else given[n] for n in range(self.count)]
         body.returns((*kept, *pushed, number))
         return self._loop(self.forward, self.f, range(self.count), kinds, function,
-                          self._outer_cond([*[_VARIANT] * self.states, _INT]),
+                          self._outer_cond([*[VARIANT] * self.states, INT]),
                           [*self.f[_SHAPES].list.shape, *_scalars(self.states + 1)])
 
-    def _run(self, body: _Body, given: Sequence[str]) -> list[str]:
+    def _run(self, body: FunctionBody, given: Sequence[str]) -> list[str]:
         """Return the forward's loop over one segment, from what it is given; its results."""
         kind = self.f[_TYPES].list.type[0]
         end = body.node("AddV2", (given[0], body.constant(self.role.length, kind)), "z", T=kind)
@@ -152,9 +167,9 @@ class _Loops:
         for slot in self.segments.lists:
             inputs[slot] = self._empty(body, slot, given) or inputs[slot]
         return body.loop(self.forward, self.f, inputs,
-                         _name_of(self.inner_cond), _name_of(self.again), self.role.length)
+                         name_of(self.inner_cond), name_of(self.again), self.role.length)
 
-    def _empty(self, body: _Body, slot: int, given: Sequence[str]) -> str:
+    def _empty(self, body: FunctionBody, slot: int, given: Sequence[str]) -> str:
         """Return a list for the entries of one segment; "" where the shape of these is not known.
 
         XLA makes it as long as it may become.
@@ -168,32 +183,32 @@ class _Loops:
         size = [int(d) for d in shape.ravel()] if shape.ndim else int(shape)
         told = self._told(body, size, given)
         return body.node(names.EMPTY_LIST, (told, body.constant(self.role.length)),
-                         "handle", shape_type=_INT,
+                         "handle", shape_type=INT,
                          element_dtype=list_op.get_attr("element_dtype").as_datatype_enum)
 
-    def _told(self, body: _Body, shape: int | list[int], given: Sequence[str]) -> str:
+    def _told(self, body: FunctionBody, shape: int | list[int], given: Sequence[str]) -> str:
         """Return the shape of a list's entries; an open size is one of the forward's state."""
         opened = self.segments.open
         if opened is None or isinstance(shape, int) or -1 not in shape:
             return body.constant(shape)
         slot, d = opened.size
         sizes = body.node(names.SHAPE, (given[slot],), "output", T=self.f[_TYPES].list.type[slot],
-                          out_type=_INT)
+                          out_type=INT)
         size = body.node(names.STRIDED_SLICE, (sizes, *(
             body.constant([n]) for n in (d, d + 1, 1))), "output", {"shrink_axis_mask": 1},
-            T=_INT, Index=_INT)
+            T=INT, Index=INT)
         return body.node(names.PACK, [size if n < 0 else body.constant(n) for n in shape],
-                         "output", {"N": len(shape)}, T=_INT)
+                         "output", {"N": len(shape)}, T=INT)
 
     def gradient_loop(self) -> _Made:
         """Return the gradient's loop over segments, the last first."""
         own = list(self.g[_TYPES].list.type)
         kept = kept_slots(self.segments, len(own))
         given = extras(self.segments, self.count)
-        kinds = [_INT, *(own[n] for n in kept), *[_VARIANT] * self.states,
+        kinds = [INT, *(own[n] for n in kept), *[VARIANT] * self.states,
                  *(self.f[_TYPES].list.type[n] for n in given)]
         function, names_in = _function(self.gradient, kinds)
-        body = _Body(function)
+        body = FunctionBody(function)
         left, old = names_in[0], dict(zip(kept, names_in[1:], strict=False))
         lists = names_in[1 + len(kept):1 + len(kept) + self.states]
         passed = names_in[1 + len(kept) + self.states:]
@@ -214,13 +229,15 @@ class _Loops:
         inputs = {n: name if n in _FIXED or _is_passed(own[n]) else body.shaped(
             name, shapes[n], own[n]) for n, name in old.items()}
         inputs[self.segments.trips] = trips
+        forward = self._definition(self.f, "body") if self.segments.invariant else None
         for emptied, filled in zip(self.segments.residuals, self.segments.lists, strict=True):
-            inputs[emptied] = made[filled]
-        results = body.loop(self.gradient, self.g, [inputs[n] for n in range(len(own))],
-                            self.g["cond"].func.name, self.g["body"].func.name,
-                            self.role.length)
-        fewer = body.node("Sub", (left, body.constant(1)), "z", T=_INT)
-        fixed = (*_FIXED, self.segments.trips, *self.segments.idle)
+            inputs[emptied] = made[filled] if filled not in self.segments.invariant else (
+                add_invariant(body, forward, filled, [start[n] for n in range(self.count)]))
+        attrs = self.spared.attrs if self.spared else self.g
+        results = body.loop(self.gradient, attrs, [inputs[n] for n in range(len(own))],
+                            attrs["cond"].func.name, attrs["body"].func.name, self.role.length)
+        fewer = body.node("Sub", (left, body.constant(1)), "z", T=INT)
+        fixed = (*_FIXED, self.segments.trips, *self.segments.idle, *self.segments.read_once)
         body.returns((fewer, *(old[n] if n in fixed else results[n] for n in kept), *popped,
                       *passed))
         mine = list(self.f[_SHAPES].list.shape)
@@ -230,8 +247,8 @@ class _Loops:
 
     def _loop(self, op: tf.Operation, attrs: dict, kept: Sequence[int], kinds: Sequence[int],
               function: Any, cond: bytes, shapes: Sequence[Any]) -> _Made:
-        body = _named(function, "body")
-        made = _loop_attrs(attrs, kinds, _name_of(cond), _name_of(body), shapes)
+        body = named(function, "body")
+        made = _loop_attrs(attrs, kinds, name_of(cond), name_of(body), shapes)
         made["_num_original_outputs"] = tf.compat.v1.AttrValue(i=len(kinds))
         made[TRIPS] = tf.compat.v1.AttrValue(i=self.role.count)
         made[KEPT_SLOTS] = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=kept))
@@ -240,7 +257,9 @@ class _Loops:
             made["_read_only_resource_inputs"] = tf.compat.v1.AttrValue(
                 list=tf.compat.v1.AttrValue.ListValue(i=resources))
         return _Made({key: ("attr", made[key].SerializeToString(deterministic=True))
-                      for key in sorted(made)}, (self.inner_cond, self.again, cond, body))
+                      for key in sorted(made)},
+                     (self.inner_cond, self.again,  # what is called stands before what calls it
+                      *(self.spared.functions if self.spared else ()), cond, body))
 
     def _only_reads(self, attrs: dict) -> bool:
         """Return whether both loops, or the forward's, are known to write nothing they are given.
@@ -259,7 +278,7 @@ def _resources(attrs: dict) -> list[int]:
 
 def _is_passed(kind: int) -> bool:
     """Return whether a tensor of a dtype has no shape that says anything: a handle, or a list."""
-    return kind in (_VARIANT, tf.resource.as_datatype_enum)
+    return kind in (VARIANT, tf.resource.as_datatype_enum)
 
 
 def _dimensions(shape: Any) -> int | list[int]:
@@ -293,9 +312,9 @@ def _is_left(kinds: Sequence[int]) -> bytes:
     for n, kind in enumerate(kinds):
         made.signature.input_arg.add(name=f"arg{n}", type=kind)
     made.signature.output_arg.add(name="result0", type=tf.bool.as_datatype_enum)
-    body = _Body(made)
-    made.ret["result0"] = body.node("Greater", ("arg0", body.constant(0)), "z", T=_INT)
-    return _named(made, "cond")
+    body = FunctionBody(made)
+    made.ret["result0"] = body.node("Greater", ("arg0", body.constant(0)), "z", T=INT)
+    return named(made, "cond")
 
 
 def _function(like: tf.Operation, kinds: Sequence[int]) -> tuple[Any, list[str]]:
@@ -307,93 +326,3 @@ def _function(like: tf.Operation, kinds: Sequence[int]) -> tuple[Any, list[str]]
         made.signature.input_arg.add(name=found[n], type=kind)
         made.signature.output_arg.add(name=f"result{n}", type=kind)
     return made, found
-
-
-def _named(function: Any, what: str) -> bytes:
-    """Return a FunctionDef, serialised, under a name that says what is in it."""
-    function.signature.name = ""
-    text = function.SerializeToString(deterministic=True)
-    function.signature.name = f"{tf_adapter.ADDED}{what}_{hashlib.sha256(text).hexdigest()[:16]}"
-    return bytes(function.SerializeToString(deterministic=True))
-
-
-def _name_of(text: bytes) -> str:
-    return str(tf_adapter.FunctionDef.FromString(text).signature.name)
-
-
-class _Body:
-    """Adds ops to a FunctionDef."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self._taken = {node.name for node in function.node_def} | {
-            argument.name for argument in function.signature.input_arg}
-
-    def _new(self, name: str) -> Any:
-        number = 0
-        while (found := f"{name}_{number}" if number else name) in self._taken:
-            number += 1
-        self._taken.add(found)
-        return self.function.node_def.add(name=found)
-
-    def node(self, kind: str, inputs: Sequence[str], output: str,
-             numbers: Mapping[str, int] = MappingProxyType({}), **dtypes: int) -> str:
-        """Add an op, its attributes numbers and dtypes, and return its first result."""
-        node = self._new(f"tfckpt_{kind}")
-        node.op = kind
-        node.input.extend(inputs)
-        for key, dtype in dtypes.items():
-            node.attr[key].type = dtype
-        for key, number in numbers.items():
-            node.attr[key].i = number
-        return f"{node.name}:{output}:0"
-
-    def constant(self, value: int | list[int], dtype: int = _INT) -> str:
-        """Add a constant, and return its result."""
-        node = self._new("tfckpt_const")
-        node.op = names.CONST
-        made = tf.make_tensor_proto(value, tf.dtypes.as_dtype(dtype))
-        node.attr["dtype"].type = made.dtype
-        node.attr["value"].tensor.CopyFrom(made)
-        return f"{node.name}:output:0"
-
-    def shaped(self, tensor: str, shape: Any, dtype: int) -> str:
-        """Return a tensor of which TensorFlow knows the shape: it fuses ops only where it does."""
-        if shape.unknown_rank:
-            return tensor
-        node = self._new("tfckpt_shaped")
-        node.op = names.ENSURE_SHAPE
-        node.input.append(tensor)
-        node.attr["T"].type = dtype
-        node.attr["shape"].shape.CopyFrom(shape)
-        return f"{node.name}:output:0"
-
-    def _read(self, tensor: str) -> str:
-        """Return an argument as an op of the function hands it on.
-
-        What a loop is handed is named by what it reads, and sums add in the order of names: where
-        an op of a function makes it, it sorts as in a loop that stands in no function.
-        """
-        if ":" in tensor:
-            return tensor
-        kind = next(a.type for a in self.function.signature.input_arg if a.name == tensor)
-        return self.node(names.IDENTITY, (tensor,), "output", T=kind)
-
-    def loop(self, like: tf.Operation, attrs: dict, inputs: Sequence[str], cond: str, body: str,
-             trips: int) -> list[str]:
-        """Add a loop with the attributes of another, and return its results."""
-        read = [self._read(tensor) for tensor in inputs]
-        node = self._new("tfckpt_loop")
-        node.op = like.type
-        node.input.extend(read)
-        for key in sorted(attrs):
-            if key not in ("_class", "_output_shapes"):
-                node.attr[key].CopyFrom(attrs[key])
-        node.attr["cond"].func.name, node.attr["body"].func.name = cond, body
-        node.attr[TRIPS].i = trips
-        return [f"{node.name}:output:{n}" for n in range(len(inputs))]
-
-    def returns(self, results: Sequence[str]) -> None:
-        """Set the function's results."""
-        for output, result in zip(self.function.signature.output_arg, results, strict=True):
-            self.function.ret[output.name] = result

@@ -1,0 +1,1 @@
+"""The functions of loops over segments, and what they are made of."""

@@ -1,0 +1,159 @@
+"""Functions in the making, as definitions: nodes are added, results set, a name given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.ir.edits import TRIPS
+from tfckpt.ops import names
+
+INT, VARIANT = tf.int32.as_datatype_enum, tf.variant.as_datatype_enum
+
+
+def named(function: Any, what: str) -> bytes:
+    """Return a FunctionDef, serialised, under a name that says what is in it.
+
+    Args:
+      function: the definition; its name is replaced.
+      what: part of the name, for people.
+    """
+    function.signature.name = ""
+    text = function.SerializeToString(deterministic=True)
+    function.signature.name = f"{tf_adapter.ADDED}{what}_{hashlib.sha256(text).hexdigest()[:16]}"
+    return bytes(function.SerializeToString(deterministic=True))
+
+
+def name_of(text: bytes) -> str:
+    """Return the name of a serialised function.
+
+    Args:
+      text: what `named` returned.
+    """
+    return str(tf_adapter.FunctionDef.FromString(text).signature.name)
+
+
+class FunctionBody:
+    """Adds ops to a FunctionDef.
+
+    Tensors are named as there: an argument by its name, others by op, result and number.
+
+    Args:
+      function: the definition; changed.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self._taken = {node.name for node in function.node_def} | {
+            argument.name for argument in function.signature.input_arg}
+
+    def new(self, name: str) -> Any:
+        """Add a node of a name like this, which is not taken yet, and return it.
+
+        Args:
+          name: of the node; a number is appended where it is taken.
+        """
+        number = 0
+        while (found := f"{name}_{number}" if number else name) in self._taken:
+            number += 1
+        self._taken.add(found)
+        return self.function.node_def.add(name=found)
+
+    def node(self, kind: str, inputs: Sequence[str], output: str,
+             numbers: Mapping[str, int] = MappingProxyType({}), **dtypes: int) -> str:
+        """Add an op, its attributes numbers and dtypes, and return its first result.
+
+        Args:
+          kind: op type.
+          inputs: tensors that it reads.
+          output: name of the result of which the first tensor is returned.
+          numbers: attributes that are numbers.
+          **dtypes: attributes that are dtypes, as enumerated.
+        """
+        node = self.new(f"tfckpt_{kind}")
+        node.op = kind
+        node.input.extend(inputs)
+        for key, dtype in dtypes.items():
+            node.attr[key].type = dtype
+        for key, number in numbers.items():
+            node.attr[key].i = number
+        return f"{node.name}:{output}:0"
+
+    def constant(self, value: int | list[int], dtype: int = INT) -> str:
+        """Add a constant, and return its result.
+
+        Args:
+          value: a number, or a list of them.
+          dtype: of integers, as enumerated.
+        """
+        node = self.new("tfckpt_const")
+        node.op = names.CONST
+        made = tf.make_tensor_proto(value, tf.dtypes.as_dtype(dtype))
+        node.attr["dtype"].type = made.dtype
+        node.attr["value"].tensor.CopyFrom(made)
+        return f"{node.name}:output:0"
+
+    def shaped(self, tensor: str, shape: Any, dtype: int) -> str:
+        """Return a tensor of which TensorFlow knows the shape: it fuses ops only where it does.
+
+        Args:
+          tensor: any.
+          shape: TensorShapeProto; where the rank is not known, the tensor is returned as it is.
+          dtype: of the tensor, as enumerated.
+        """
+        if shape.unknown_rank:
+            return tensor
+        node = self.new("tfckpt_shaped")
+        node.op = names.ENSURE_SHAPE
+        node.input.append(tensor)
+        node.attr["T"].type = dtype
+        node.attr["shape"].shape.CopyFrom(shape)
+        return f"{node.name}:output:0"
+
+    def _read(self, tensor: str) -> str:
+        """Return an argument as an op of the function hands it on.
+
+        What a loop is handed is named by what it reads, and sums add in the order of names: where
+        an op of a function makes it, it sorts as in a loop that stands in no function.
+        """
+        if ":" in tensor:
+            return tensor
+        kind = next(a.type for a in self.function.signature.input_arg if a.name == tensor)
+        return self.node(names.IDENTITY, (tensor,), "output", T=kind)
+
+    def loop(self, like: tf.Operation, attrs: dict, inputs: Sequence[str], cond: str, body: str,
+             trips: int) -> list[str]:
+        """Add a loop with the attributes of another, and return its results.
+
+        Args:
+          like: op whose type the loop has.
+          attrs: attributes, of which those are left out that tie it to others.
+          inputs: what it is given.
+          cond: name of the condition.
+          body: name of the body.
+          trips: how often it runs at most.
+        """
+        read = [self._read(tensor) for tensor in inputs]
+        node = self.new("tfckpt_loop")
+        node.op = like.type
+        node.input.extend(read)
+        for key in sorted(attrs):
+            if key not in ("_class", "_output_shapes"):
+                node.attr[key].CopyFrom(attrs[key])
+        node.attr["cond"].func.name, node.attr["body"].func.name = cond, body
+        node.attr[TRIPS].i = trips
+        return [f"{node.name}:output:{n}" for n in range(len(inputs))]
+
+    def returns(self, results: Sequence[str]) -> None:
+        """Set the function's results.
+
+        Args:
+          results: tensors, one for each that the signature has.
+        """
+        for output, result in zip(self.function.signature.output_arg, results, strict=True):
+            self.function.ret[output.name] = result
