@@ -379,10 +379,31 @@ def test_what_is_computed_otherwise_around_them_is_seen(forced):
         assert Arithmetic(ours, plain, marked=True).after().same == alike
 
 
+@tf.function
+def _called(h, weight):
+    return tf.tanh(_twice(h @ weight))
+
+
+@tf.function
+def _twice(h):
+    return h + tf.sin(h)
+
+
+def _calling(h, x, i, weight):
+    return _called(h, weight) + x[:, i]
+
+
+def _branching(h, x, i, weight):
+    return tf.cond(tf.reduce_sum(h) > 0.0, lambda: tf.tanh(h @ weight + x[:, i]),
+                   lambda: tf.switch_case(i % 3, [lambda: tf.sin(h), lambda: _called(h, weight),
+                                                  lambda: h * x[:, i]]))
+
+
 @pytest.mark.parametrize("make", [
     _loop(_cell, maximum_iterations=LENGTH), _layers(lambda: keras.layers.LSTM(**_UNITS)),
-    _layers(lambda: keras.layers.GRU(return_sequences=True, **_UNITS))],
-    ids=["loop", "lstm", "sequences"])
+    _layers(lambda: keras.layers.GRU(return_sequences=True, **_UNITS)),
+    _loop(_calling, maximum_iterations=LENGTH), _loop(_branching, maximum_iterations=LENGTH)],
+    ids=["loop", "lstm", "sequences", "functions", "branches"])
 def test_compiled_by_xla(make, forced):
     def wrap(build):
         return lambda f: build(tf.function(f.python_function, jit_compile=True))

@@ -1,7 +1,7 @@
 """What XLA asks of a loop that is recomputed segment by segment, and what it spares.
 
-Asked: XLA changes a function once it has read it, so that what a segment runs again must call none.
-Of each list it must be told the shape of the entries, or it reads bodies twice
+Asked: a body must contain no loop, for which XLA ends the process where a segment runs it again. Of
+each list XLA must be told the shape of the entries, or it reads bodies twice
 (`tfckpt.capture.loops.open_sizes`), and how many iterations there are at most, as lists have room
 for so many.
 
@@ -54,7 +54,7 @@ def as_compiled(op: Op, forward: tf.Operation, gradient: tf.Operation, known: Se
     assert op.loop is not None and op.loop.segments is not None
     if op.loop.bound is None and static_number(forward.inputs[BOUND]) is not None:
         raise Refusal("XLA compiles it, and nothing says how often it runs at most")
-    _check_calls(forward)
+    _check_loops(forward)
     segments = op.loop.segments
     bodies = Body(forward, "body"), Body(gradient, "body")
     lists = dict(zip(segments.residuals, segments.lists, strict=True))
@@ -70,12 +70,15 @@ def as_compiled(op: Op, forward: tf.Operation, gradient: tf.Operation, known: Se
                                loop=dataclasses.replace(op.loop, segments=segments))
 
 
-def _check_calls(forward: tf.Operation) -> None:
-    """Raise `Refusal` where the body calls a function."""
-    body: Any = tf_adapter.called_graph(forward, "body")
-    calls = next((op.name for op in body.get_operations() if tf_adapter.called_functions(op)), "")
-    if calls:
-        raise Refusal(f"its body calls a function ({calls}), which XLA reads once")
+def _check_loops(call: tf.Operation, within: str = "") -> None:
+    """Raise `Refusal` where the functions that an op calls contain loops."""
+    for name in tf_adapter.called_functions(call):
+        graph: Any = tf_adapter.graph_called(call, name)
+        for op in graph.get_operations():
+            if record(op.type).is_loop:
+                raise Refusal(f"its body contains another loop ({within}{op.name}), and XLA "
+                              "compiles it")
+            _check_loops(op, f"{within}{op.name}/")
 
 
 def _read_once(forward: Body, gradient: Body, lists: dict[int, int]) -> Iterator[int]:

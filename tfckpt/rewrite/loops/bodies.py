@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +36,32 @@ def name_of(text: bytes) -> str:
       text: what `named` returned.
     """
     return str(tf_adapter.FunctionDef.FromString(text).signature.name)
+
+
+def with_own_calls(function: Any, find: Callable[[str], Any], what: str) -> list[bytes]:
+    """Have a function call copies of what it calls, and return these, callees first.
+
+    Args:
+      function: the definition; changed.
+      find: returns a copy of a definition by its name.
+      what: part of the names of the copies, for people, and so that others get other copies.
+
+    Raises:
+      RewriteError: a function is not known.
+    """
+    copies: dict[str, bytes] = {}
+    for node in function.node_def:
+        for key in sorted(node.attr):
+            attr = node.attr[key]
+            for called in ([attr.func] if attr.HasField("func") else attr.list.func):
+                if called.name not in copies:
+                    copy = find(called.name)
+                    copies.update((name_of(text), text) for text in with_own_calls(
+                        copy, find, what))
+                    text = named(copy, what)
+                    copies[called.name] = text
+                called.name = name_of(copies[called.name])
+    return list(dict.fromkeys(copies.values()))
 
 
 class FunctionBody:

@@ -23,7 +23,7 @@ from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ops import names, record
 from tfckpt.plan.segments import SEGMENTED, Role, extras, kept_slots
-from tfckpt.rewrite.loops.bodies import INT, VARIANT, FunctionBody, name_of, named
+from tfckpt.rewrite.loops.bodies import INT, VARIANT, FunctionBody, name_of, named, with_own_calls
 from tfckpt.rewrite.loops.spared import Spared, add_invariant, spared
 
 _PARALLEL, _SHAPES, _TYPES = "parallel_iterations", "output_shapes", "T"
@@ -33,12 +33,14 @@ _BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_sha
 """Attributes of a loop that count its inputs or outputs, or that tie it to others."""
 
 
-def with_functions(edits: Edits, live: tf.Graph) -> Edits:
+def with_functions(edits: Edits, live: tf.Graph, compiled: bool) -> Edits:
     """Return edits whose new loops over segments have functions to call.
 
     Args:
       edits: what is done to the step; new loops over segments have a `Role` as an attribute.
       live: the graph that is edited.
+      compiled: whether XLA compiles the step. It reads a function once and changes what it has
+        read: no two loops share one, nor what it calls.
 
     Raises:
       RewriteError: the functions of a loop are not known.
@@ -48,7 +50,7 @@ def with_functions(edits: Edits, live: tf.Graph) -> Edits:
     for op in edits.added:
         role = op.attrs.get(SEGMENTED)
         if isinstance(op, Create) and isinstance(role, Role):
-            loop = _Loops(role, live)
+            loop = _Loops(role, live, compiled)
             made = loop.gradient_loop() if role.is_gradient else loop.forward_loop()
             functions.update(dict.fromkeys(made.functions))
             op = dataclasses.replace(op, attrs=made.attrs)
@@ -67,8 +69,10 @@ class _Made:
 class _Loops:
     """A loop of the forward and its gradient's, and how they become loops over segments."""
 
-    def __init__(self, role: Role, live: tf.Graph) -> None:
+    def __init__(self, role: Role, live: tf.Graph, compiled: bool) -> None:
         self.role, self.segments, self.live = role, role.segments, live
+        self.compiled = compiled
+        self.called: list[bytes] = []  # copies of what the functions call, callees first
         operations = {op.name: op for op in live.get_operations()}
         self.forward = operations[role.forward]
         self.gradient = operations[role.gradient]
@@ -79,22 +83,25 @@ class _Loops:
         self.again = self._again()
         self.spared = self._spared() if role.is_gradient else None
 
-    def _definition(self, attrs: dict, key: str) -> Any:
-        found = tf_adapter.find_function(self.live, attrs[key].func.name)
+    def _definition(self, attrs: dict, key: str, what: str) -> Any:
+        """Return a function of a loop; under XLA it calls copies, named by what they are for."""
+        made = self._found(attrs[key].func.name)
+        if self.compiled:
+            self.called += with_own_calls(made, self._found, what)
+        return made
+
+    def _found(self, name: str) -> Any:
+        found = tf_adapter.find_function(self.live, name)
         if found is None:
-            raise RewriteError(f"rewrite: {attrs[key].func.name!r}, which a loop calls, is not "
-                               "known")
+            raise RewriteError(f"rewrite: {name!r}, which a loop calls, is not known")
         made = type(found)()
         made.CopyFrom(found)
         return made
 
     def _again(self) -> bytes:
-        """Return the forward's body under a name of its own.
-
-        XLA reads a function once and changes what it has read: two loops must not share one.
-        """
-        made = self._definition(self.f, "body")
-        return named(made, "gradient" if self.role.is_gradient else "forward")
+        """Return the forward's body under a name of its own."""
+        what = "gradient" if self.role.is_gradient else "forward"
+        return named(self._definition(self.f, "body", what), what)
 
     def _spared(self) -> Spared | None:
         """Return the gradient's loop without what XLA is spared; None where there is nothing."""
@@ -103,8 +110,8 @@ class _Loops:
             return None
         kinds = {residual: self._kind(slot) for residual, slot in zip(
             segments.residuals, segments.lists, strict=True) if slot in segments.invariant}
-        return spared(self.g, self._definition(self.g, "cond"), self._definition(self.g, "body"),
-                      segments.read_once, kinds)
+        return spared(self.g, self._found(self.g["cond"].func.name),
+                      self._found(self.g["body"].func.name), segments.read_once, kinds)
 
     def _kind(self, slot: int) -> int:
         """Return the dtype of the entries of one of the forward's lists."""
@@ -113,8 +120,8 @@ class _Loops:
 
     def _inner_cond(self) -> bytes:
         """Return the forward's condition, and that the segment is not over."""
-        made = self._definition(self.f, "cond")
         what = "again" if self.role.is_gradient else "cond"
+        made = self._definition(self.f, "cond", what)
         if self.segments.bounded:
             return named(made, what)
         counter, bound = (made.signature.input_arg[n].name for n in (0, 1))
@@ -126,7 +133,7 @@ class _Loops:
 
     def _outer_cond(self, more: Sequence[int]) -> bytes:
         """Return the forward's condition, of a loop with further variables."""
-        made = self._definition(self.f, "cond")
+        made = self._definition(self.f, "cond", "outer")
         made.attr.pop("_input_shapes", None)  # which a SavedModel's functions have: of the others
         for n, kind in enumerate(more):
             made.signature.input_arg.add(name=f"tfckpt_more_{n}", type=kind)
@@ -229,7 +236,7 @@ class _Loops:
         inputs = {n: name if n in _FIXED or _is_passed(own[n]) else body.shaped(
             name, shapes[n], own[n]) for n, name in old.items()}
         inputs[self.segments.trips] = trips
-        forward = self._definition(self.f, "body") if self.segments.invariant else None
+        forward = self._found(self.f["body"].func.name)
         for emptied, filled in zip(self.segments.residuals, self.segments.lists, strict=True):
             inputs[emptied] = made[filled] if filled not in self.segments.invariant else (
                 add_invariant(body, forward, filled, [start[n] for n in range(self.count)]))
@@ -258,7 +265,7 @@ class _Loops:
                 list=tf.compat.v1.AttrValue.ListValue(i=resources))
         return _Made({key: ("attr", made[key].SerializeToString(deterministic=True))
                       for key in sorted(made)},
-                     (self.inner_cond, self.again,  # what is called stands before what calls it
+                     (*self.called, self.inner_cond, self.again,  # what is called stands first
                       *(self.spared.functions if self.spared else ()), cond, body))
 
     def _only_reads(self, attrs: dict) -> bool:
