@@ -399,6 +399,30 @@ def _branching(h, x, i, weight):
                                                   lambda: h * x[:, i]]))
 
 
+def _looping(h, x, i, weight):
+    inner = tf.while_loop(lambda j, t: j < 3, lambda j, t: (j + 1, tf.tanh(t @ weight)), (0, h),
+                          maximum_iterations=3)[1]
+    return tf.scan(lambda a, b: tf.tanh(a + b @ weight), tf.stack([inner, x[:, i]]))[-1]
+
+
+@pytest.mark.parametrize("sizes", [(BATCH, LENGTH, WIDTH), (None, LENGTH, WIDTH)],
+                         ids=["fixed", "open"])
+def test_a_loop_in_a_loop_compiled_by_xla(sizes, forced):
+    """XLA ended the process where it was handed lists of lists that stay empty."""
+    spec = [tf.TensorSpec(sizes)]
+
+    def wrap(build):
+        return lambda f: build(tf.function(f.python_function, spec, jit_compile=True))
+
+    make = _loop(_looping, maximum_iterations=LENGTH)
+    with process.without_determinism():
+        wanted, _ = _train(make, wrap(lambda f: f))
+        found, step = _train(make, wrap(tfckpt.checkpoint))
+    assert len(step.report.segments) == 1 and step.report.applied, str(step.report)
+    assert found == wanted
+    assert step.report.compiled.after.temp_bytes < step.report.compiled.before.temp_bytes
+
+
 @pytest.mark.parametrize("make", [
     _loop(_cell, maximum_iterations=LENGTH), _layers(lambda: keras.layers.LSTM(**_UNITS)),
     _layers(lambda: keras.layers.GRU(return_sequences=True, **_UNITS)),

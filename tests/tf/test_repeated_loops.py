@@ -182,7 +182,7 @@ def test_under_xla_loops_are_recomputed_in_segments_alone():
     graph = _captured(lambda i, t: tf.tanh(t), compiled=True)
     (loop,) = _loops(graph)
     assert not loop.pure and loop.loop.segments is not None and not graph.refused
-    graph = _captured(lambda i, t: tf.map_fn(tf.tanh, t), compiled=True)
+    graph = _captured(lambda i, t: tf.add_n([t, t, tf.tanh(t)]), compiled=True)
     loop = _loops(graph)[0]
     assert not loop.pure and loop.loop.segments is None
     assert any("under XLA copies are delayed" in text for text in graph.refused)

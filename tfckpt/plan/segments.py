@@ -64,6 +64,7 @@ class Role:
       length: iterations of a segment.
       count: how many segments there are, at most, in a call of the planned sizes.
       is_gradient: whether it takes the place of the gradient's loop.
+      compiled: whether XLA compiles it, which is given no lists that stay empty.
       segments: how the loops belong together.
     """
 
@@ -72,6 +73,7 @@ class Role:
     length: int
     count: int
     is_gradient: bool
+    compiled: bool
     segments: Segments
 
 
@@ -234,7 +236,7 @@ class _Change:
 
     def _role(self, is_gradient: bool) -> Role:
         return Role(self.forward.name, self.gradient.name, self.length, self.count, is_gradient,
-                    self.segments)
+                    self.fixed, self.segments)
 
     def _before(self) -> list[_New]:
         """Return the lists of states, empty, and what they are made of."""
@@ -323,6 +325,9 @@ class _Change:
         for one in self.segments.open.lists if self.segments.open else ():
             if one.gradient == is_gradient:
                 inputs[one.slot] = f"{self.name}_{self._list(one)}:0"
+        if self.fixed and not is_gradient:
+            for slot in self.segments.lists:
+                inputs[slot] = f"{self.name}_count:0"
         return inputs
 
     def _constant(self, what: str, value: int | list[int]) -> _New:
@@ -335,8 +340,7 @@ class _Change:
     def _forward(self) -> _New:
         op, states = self.forward, range(len(self.segments.states))
         lists = frozenset(self.segments.lists)
-        kept = [dataclasses.replace(t, bytes=0) if slot in lists else t
-                for slot, t in enumerate(op.outputs)]
+        kept = [self._empty(t) if slot in lists else t for slot, t in enumerate(op.outputs)]
         size = [self.count * (op.outputs[slot].bytes or 0) for slot in self.segments.states]
         outputs = (*kept, *(Tensor("variant", (), size[n]) for n in states),
                    Tensor("int32", (), 4))
@@ -351,6 +355,10 @@ class _Change:
         return _New(new, (*self._given(False), *(f"{self.name}_states{n}:0" for n in states),
                           f"{self.name}_count:0"), self._controls(op))
 
+    def _empty(self, made: Tensor) -> Tensor:
+        """Return what stands for a list that stays empty: to XLA a number, as it needs none."""
+        return Tensor("int32", (), 4) if self.fixed else dataclasses.replace(made, bytes=0)
+
     def _held(self) -> int:
         """Return the bytes of the lists of one segment."""
         return math.ceil(self.length * entry_bytes(self.forward))
@@ -362,7 +370,8 @@ class _Change:
         given = extras(self.segments, total)
         outputs = (Tensor("int32", (), 4), *(op.outputs[n] for n in kept),
                    *(Tensor("variant", (), 0) for _ in range(states)),
-                   *(dataclasses.replace(self.forward.outputs[n], bytes=0) for n in given))
+                   *(self._empty(self.forward.outputs[n]) if n in self.segments.lists else
+                     dataclasses.replace(self.forward.outputs[n], bytes=0) for n in given))
         assert op.loop is not None
         place = {old: new + 1 for new, old in enumerate(kept)}
         loop = Loop(op.loop.trips, _both(self.loop.body, op.loop.body), {

@@ -1,7 +1,6 @@
 """What XLA asks of a loop that is recomputed segment by segment, and what it spares.
 
-Asked: a body must contain no loop, for which XLA ends the process where a segment runs it again. Of
-each list XLA must be told the shape of the entries, or it reads bodies twice
+Asked: of each list XLA must be told the shape of the entries, or it reads bodies twice
 (`tfckpt.capture.loops.open_sizes`), and how many iterations there are at most, as lists have room
 for so many.
 
@@ -20,11 +19,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.bodies import BOUND, Body, Refusal, static_number
 from tfckpt.capture.loops.open_sizes import Known, open_sizes
 from tfckpt.capture.loops.purity import is_pure_op
@@ -54,7 +51,6 @@ def as_compiled(op: Op, forward: tf.Operation, gradient: tf.Operation, known: Se
     assert op.loop is not None and op.loop.segments is not None
     if op.loop.bound is None and static_number(forward.inputs[BOUND]) is not None:
         raise Refusal("XLA compiles it, and nothing says how often it runs at most")
-    _check_loops(forward)
     segments = op.loop.segments
     bodies = Body(forward, "body"), Body(gradient, "body")
     lists = dict(zip(segments.residuals, segments.lists, strict=True))
@@ -68,17 +64,6 @@ def as_compiled(op: Op, forward: tf.Operation, gradient: tf.Operation, known: Se
         invariant=tuple(n for n in segments.lists if _is_invariant(bodies[0], n)))
     return dataclasses.replace(op, outputs=tuple(outputs),
                                loop=dataclasses.replace(op.loop, segments=segments))
-
-
-def _check_loops(call: tf.Operation, within: str = "") -> None:
-    """Raise `Refusal` where the functions that an op calls contain loops."""
-    for name in tf_adapter.called_functions(call):
-        graph: Any = tf_adapter.graph_called(call, name)
-        for op in graph.get_operations():
-            if record(op.type).is_loop:
-                raise Refusal(f"its body contains another loop ({within}{op.name}), and XLA "
-                              "compiles it")
-            _check_loops(op, f"{within}{op.name}/")
 
 
 def _read_once(forward: Body, gradient: Body, lists: dict[int, int]) -> Iterator[int]:

@@ -21,6 +21,7 @@ from tfckpt.capture.loops.comparisons import comparisons
 from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.variables import argument, number_origin
+from tfckpt.errors import CaptureError
 from tfckpt.ir.edits import TRIPS
 from tfckpt.ir.graph import FORWARD, Graph, Loop, Op
 from tfckpt.ir.target import HERE, Target
@@ -460,9 +461,22 @@ class _Loop:
 
     def _in_body(self, op: tf.Operation) -> tf.Operation:
         try:
-            return self._inferred.get_operation_by_name(op.name)
+            found = self._inferred.get_operation_by_name(op.name)
         except KeyError:
             return op
+        return found if self._inferred_in_loops is None else self._inferred_in_loops(found)
+
+    @functools.cached_property
+    def _inferred_in_loops(self) -> Callable[[tf.Operation], tf.Operation] | None:
+        """Return what gives ops of the inferred body shapes that its own loops' bodies tell."""
+        if not any(record(op.type).is_loop for op in self._inferred.get_operations()):
+            return None
+        from tfckpt.capture.loops.shapes import infer_loop_shapes  # which asks here what loops tell
+
+        try:
+            return infer_loop_shapes(self._inferred.as_graph_def(), self._inferred)
+        except (CaptureError, KeyError, ValueError, tf.errors.OpError):
+            return None  # a body unlike any known: its shapes stay as they are
 
 
 def _like(tensor: tf.Tensor) -> tf.Tensor:

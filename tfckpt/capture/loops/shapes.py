@@ -8,6 +8,7 @@ iteration keeps the shape; of what is made of a list, its length and the shape o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -18,12 +19,16 @@ from tfckpt.ir.graph import depth_first_order
 from tfckpt.ops import record
 
 
-def infer_loop_shapes(definition: tf.compat.v1.GraphDef, live: tf.Graph) -> None:
+def infer_loop_shapes(definition: tf.compat.v1.GraphDef, live: tf.Graph
+                      ) -> Callable[[tf.Operation], tf.Operation]:
     """Write the shapes of loops' results, as far as they can be inferred, into a definition.
 
     Args:
       definition: changed in place; its nodes have the names of the ops of `live`.
       live: a graph where the loops' functions can be found.
+
+    Returns:
+      What gives for an op of `live` one with the shapes that were inferred.
 
     Raises:
       CaptureError: the definition has a cycle (a TF1 while loop).
@@ -33,6 +38,7 @@ def infer_loop_shapes(definition: tf.compat.v1.GraphDef, live: tf.Graph) -> None
     pieces = _pieces(definition)
     number = {node.name: f"op{i}" for i, node in enumerate(n for p in pieces for n in p)}
     scratch = tf.Graph()
+    known = _Known(scratch, number)
     with scratch.as_default():
         for i, nodes in enumerate(pieces):
             piece = tf.compat.v1.GraphDef(versions=definition.versions)
@@ -41,7 +47,8 @@ def infer_loop_shapes(definition: tf.compat.v1.GraphDef, live: tf.Graph) -> None
             for node in nodes:
                 _renamed(node, piece.node.add(), number)
             tf.graph_util.import_graph_def(piece, _read_elsewhere(piece, scratch), name="")
-            _tell(definition, nodes[-1], live, _Known(scratch, number))
+            _tell(definition, nodes[-1], live, known)
+    return known
 
 
 class _Known:

@@ -33,14 +33,12 @@ _BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_sha
 """Attributes of a loop that count its inputs or outputs, or that tie it to others."""
 
 
-def with_functions(edits: Edits, live: tf.Graph, compiled: bool) -> Edits:
+def with_functions(edits: Edits, live: tf.Graph) -> Edits:
     """Return edits whose new loops over segments have functions to call.
 
     Args:
       edits: what is done to the step; new loops over segments have a `Role` as an attribute.
       live: the graph that is edited.
-      compiled: whether XLA compiles the step. It reads a function once and changes what it has
-        read: no two loops share one, nor what it calls.
 
     Raises:
       RewriteError: the functions of a loop are not known.
@@ -50,7 +48,7 @@ def with_functions(edits: Edits, live: tf.Graph, compiled: bool) -> Edits:
     for op in edits.added:
         role = op.attrs.get(SEGMENTED)
         if isinstance(op, Create) and isinstance(role, Role):
-            loop = _Loops(role, live, compiled)
+            loop = _Loops(role, live)
             made = loop.gradient_loop() if role.is_gradient else loop.forward_loop()
             functions.update(dict.fromkeys(made.functions))
             op = dataclasses.replace(op, attrs=made.attrs)
@@ -69,24 +67,32 @@ class _Made:
 class _Loops:
     """A loop of the forward and its gradient's, and how they become loops over segments."""
 
-    def __init__(self, role: Role, live: tf.Graph, compiled: bool) -> None:
+    def __init__(self, role: Role, live: tf.Graph) -> None:
         self.role, self.segments, self.live = role, role.segments, live
-        self.compiled = compiled
         self.called: list[bytes] = []  # copies of what the functions call, callees first
         operations = {op.name: op for op in live.get_operations()}
         self.forward = operations[role.forward]
         self.gradient = operations[role.gradient]
         self.f, self.g = (tf_adapter.node_attrs(op) for op in (self.forward, self.gradient))
         self.count = len(self.forward.inputs)
+        empty = self.segments.lists if role.compiled else ()  # a number stands for them
+        self.kinds = [INT if n in empty else kind
+                      for n, kind in enumerate(self.f[_TYPES].list.type)]
+        self.shapes = [tf.TensorShape([]).as_proto() if n in empty else shape
+                       for n, shape in enumerate(self.f[_SHAPES].list.shape)]
         self.states = len(role.segments.states)
         self.inner_cond = self._inner_cond()
         self.again = self._again()
         self.spared = self._spared() if role.is_gradient else None
 
     def _definition(self, attrs: dict, key: str, what: str) -> Any:
-        """Return a function of a loop; under XLA it calls copies, named by what they are for."""
+        """Return a function of a loop.
+
+        XLA reads a function once and changes what it has read: it calls copies there, which are
+        named by what they are for.
+        """
         made = self._found(attrs[key].func.name)
-        if self.compiled:
+        if self.role.compiled:
             self.called += with_own_calls(made, self._found, what)
         return made
 
@@ -135,13 +141,15 @@ class _Loops:
         """Return the forward's condition, of a loop with further variables."""
         made = self._definition(self.f, "cond", "outer")
         made.attr.pop("_input_shapes", None)  # which a SavedModel's functions have: of the others
+        for argument, kind in zip(made.signature.input_arg, self.kinds, strict=True):
+            argument.type = kind
         for n, kind in enumerate(more):
             made.signature.input_arg.add(name=f"tfckpt_more_{n}", type=kind)
         return named(made, "cond")
 
     def forward_loop(self) -> _Made:
         """Return the forward's loop: before each segment it puts its states away."""
-        kinds = [*self.f[_TYPES].list.type, *[VARIANT] * self.states, INT]
+        kinds = [*self.kinds, *[VARIANT] * self.states, INT]
         function, names_in = _function(self.forward, kinds)
         body = FunctionBody(function)
         given, lists, segment = (names_in[:self.count], names_in[self.count:-1], names_in[-1])
@@ -162,7 +170,7 @@ class _Loops:
         body.returns((*kept, *pushed, number))
         return self._loop(self.forward, self.f, range(self.count), kinds, function,
                           self._outer_cond([*[VARIANT] * self.states, INT]),
-                          [*self.f[_SHAPES].list.shape, *_scalars(self.states + 1)])
+                          [*self.shapes, *_scalars(self.states + 1)])
 
     def _run(self, body: FunctionBody, given: Sequence[str]) -> list[str]:
         """Return the forward's loop over one segment, from what it is given; its results."""
@@ -213,7 +221,7 @@ class _Loops:
         kept = kept_slots(self.segments, len(own))
         given = extras(self.segments, self.count)
         kinds = [INT, *(own[n] for n in kept), *[VARIANT] * self.states,
-                 *(self.f[_TYPES].list.type[n] for n in given)]
+                 *(self.kinds[n] for n in given)]
         function, names_in = _function(self.gradient, kinds)
         body = FunctionBody(function)
         left, old = names_in[0], dict(zip(kept, names_in[1:], strict=False))
@@ -247,10 +255,9 @@ class _Loops:
         fixed = (*_FIXED, self.segments.trips, *self.segments.idle, *self.segments.read_once)
         body.returns((fewer, *(old[n] if n in fixed else results[n] for n in kept), *popped,
                       *passed))
-        mine = list(self.f[_SHAPES].list.shape)
         return self._loop(self.gradient, self.g, [-1, *kept], kinds, function, _is_left(kinds), [
             *_scalars(1), *(shapes[n] for n in kept), *_scalars(self.states),
-            *(mine[n] for n in given)])
+            *(self.shapes[n] for n in given)])
 
     def _loop(self, op: tf.Operation, attrs: dict, kept: Sequence[int], kinds: Sequence[int],
               function: Any, cond: bytes, shapes: Sequence[Any]) -> _Made:
@@ -258,7 +265,9 @@ class _Loops:
         made = _loop_attrs(attrs, kinds, name_of(cond), name_of(body), shapes)
         made["_num_original_outputs"] = tf.compat.v1.AttrValue(i=len(kinds))
         made[TRIPS] = tf.compat.v1.AttrValue(i=self.role.count)
-        made[KEPT_SLOTS] = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=kept))
+        empty = self.segments.lists if self.role.compiled and attrs is self.f else ()
+        made[KEPT_SLOTS] = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(
+            i=[-1 if n in empty else n for n in kept]))
         resources = [n for n, kind in enumerate(kinds) if kind == tf.resource.as_datatype_enum]
         if self._only_reads(attrs) and resources:
             made["_read_only_resource_inputs"] = tf.compat.v1.AttrValue(

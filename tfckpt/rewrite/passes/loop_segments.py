@@ -39,8 +39,7 @@ def write_functions(context: Context, edits: Edits) -> Edits:
              for write in loops[role.forward].later_writes]
     known = {op.name for op in context.graph.ops}
     return with_functions(dataclasses.replace(edits, controls=(
-        *edits.controls, *(w for w in waits if w.op in known))), live,
-        compiled=not context.target.orders_by_control)
+        *edits.controls, *(w for w in waits if w.op in known))), live)
 
 
 PASS = Pass("loop segments", write_functions, requires=frozenset({Property.DERIVATIVES}))
