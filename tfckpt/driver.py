@@ -260,7 +260,9 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
             if judged:
                 trials.dismiss(candidate)
             blamed = [search for search in changing if search.part.device == error.device]
-            for search in blamed or changing:
+            instead = [] if error.instead is None else [  # of the plain step, which does not fit
+                search for search in found if search.part.device == error.instead.part.device]
+            for search in blamed or changing or instead:
                 search.reject(str(error), error.room, error.instead, error.segments)
         except InfeasibleBudgetError:
             raise

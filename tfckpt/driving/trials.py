@@ -339,11 +339,20 @@ class Trials:
         return corrected((trial.planned, trial.memory.bound), known, limit, left)
 
     def _check_unchanged(self, proposal: Proposal) -> None:
-        """Raise `InfeasibleBudgetError` where no plan is left, and a budget is not met."""
+        """Raise `InfeasibleBudgetError` where no plan is left, and a budget is not met.
+
+        The planner may take the plain step for one that fits, where it takes more: then what was
+        found is taken.
+        """
         part = proposal.part
         assert self.plain is not None
         looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
+            best = self._best(part)
+            if best is not None:
+                raise Rejected(f"the plain step {self.words.takes} "
+                               f"{format_bytes(self.plain.temp_bytes)}; {ONE_BEFORE}",
+                               instead=best)
             lowest = min(self._last or self.tried, default=None,
                          key=lambda trial: trial.memory.temp_bytes)
             memory = self.plain if lowest is None else lowest.memory
