@@ -294,20 +294,25 @@ def _fix_element(shapes: Sequence[Any], batch_size: int | None, sizes: CallSizes
 
 
 def _definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
-    """Return the graph's definition.
+    """Return the graph's definition, to infer shapes by.
 
-    Large constants, which it would copy, are given by shape alone.
+    Large constants, which it would copy, are given by shape alone; and no node says with which it
+    shares a device, as the graph of a loaded function has other names for some.
     """
     operations = graph.get_operations()
     large = {op.name for op in operations if record(op.type).is_constant and (
         op.outputs[0].shape.num_elements() or 0) * op.outputs[0].dtype.size > _LARGE}
     if not large:
-        return graph.as_graph_def()
+        definition = graph.as_graph_def()
+        for node in definition.node:
+            node.attr.pop("_class", None)
+        return definition
     definition = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     for op in operations:
         node = definition.node.add()
         if op.name not in large:
             node.CopyFrom(op.node_def)
+            node.attr.pop("_class", None)
             continue
         node.name, node.op, node.device = op.name, PLACEHOLDER, op.device
         node.attr["dtype"].type = op.outputs[0].dtype.as_datatype_enum

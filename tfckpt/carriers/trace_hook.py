@@ -42,6 +42,7 @@ from tfckpt.verify.asking.elsewhere import asked_for
 from tfckpt.verify.asking.grappler import Optimised
 
 _MARK = "_tfckpt_mark"
+LAMBDA = "<lambda>"
 GROWTH = 1.1
 """A batch this much larger than what was planned for is planned anew, or warned about."""
 
@@ -390,6 +391,8 @@ def wrap_body(body: Callable, mark: Mark,
             setattr(graph, _MARK, this)
         return body(*args, **kwargs)
 
+    if wrapped.__name__ == LAMBDA:  # by that name AutoGraph would look for a lambda's source here
+        wrapped.__name__ = LAMBDA.strip("<>")
     return wrapped
 
 
