@@ -132,6 +132,19 @@ def test_an_argument_in_python_is_a_trace_of_its_own():
             ] == [True, True]
 
 
+def test_a_lambda_with_a_branch_on_a_tensor():
+    """AutoGraph looks for the source of what is called a lambda where the wrapper stands."""
+    def rate(x):
+        return 0.1 if tf.reduce_sum(x) > 1e9 else 0.2
+
+    net, plain = Net(), Net()
+    step = tfckpt.checkpoint(tf.function(lambda x: net.learn(x, rate(x) if x[0, 0] < 9 else 0.3)))
+    found = run(step, net)
+    assert step.report.applied
+    assert found == run(tf.function(lambda x: plain.learn(
+        x, rate(x) if x[0, 0] < 9 else 0.3)), plain)
+
+
 def test_as_a_method_of_any_class():
     class Trainer(Net):
         step = tfckpt.checkpoint(tf.function(Net.learn))

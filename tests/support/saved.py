@@ -93,6 +93,30 @@ class Recurrent(Trainer):
         return x
 
 
+class Tagger(tf.Module):
+    """Looks rows up in a table that is trained, and goes through them in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = [tf.Variable(start(i, 64)) for i in range(5)]
+        self.table = tf.Variable(start(9, 64))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 40), tf.int32)])
+    def train(self, ids):
+        """Return the loss of a step."""
+        variables = [*self.weights, self.table]
+        with tf.GradientTape() as tape:
+            h = tf.nn.embedding_lookup(self.table, ids)
+            for weight in self.weights:
+                h = h + tf.nn.gelu(h @ weight)
+            h = tf.scan(lambda c, x: tf.tanh(c + x @ self.weights[0]), tf.transpose(h, (1, 0, 2)),
+                        tf.zeros_like(h[:, 0]))
+            loss = tf.reduce_mean(h ** 2)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return {"loss": loss}
+
+
 def save_trainer(path, signatures=True) -> None:
     """Write a `Trainer` as a SavedModel."""
     module = Trainer()

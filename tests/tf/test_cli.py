@@ -477,3 +477,17 @@ def test_only_the_variables_are_of_unknown_size(tool, captured):
     code, out, err = tool("rewrite", captured / "ensured.pb", "out")
     assert code == 0 and out.endswith("not counted: 3 variables of unknown size\n")
     assert "and 3 variables of unknown size" in pathlib.Path("out.report.txt").read_text()
+
+
+def test_a_step_that_looks_rows_up_before_a_loop(tool, tmp_path):
+    """Its graph says what shares a device by names that the loaded function does not have.
+
+    And its loop's body keeps what the gradient needs, by which it is no training step.
+    """
+    module = saved.Tagger()
+    tf.saved_model.save(module, str(tmp_path / "tagger"), signatures={"train": module.train})
+    code, out, err = tool("rewrite", tmp_path / "tagger", tmp_path / "ours", "--batch_size", "64")
+    assert code == 0, err
+    assert "train: " in out and "body" not in out
+    code, out, err = tool("compare", tmp_path / "tagger", tmp_path / "ours", "--batch_size", "64")
+    assert code == 0 and "results and variables after a step agree in every bit" in out, out + err

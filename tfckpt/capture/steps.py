@@ -88,7 +88,7 @@ def training_steps(document: Document, *, batch_size: int | None = None,
             if any(is_gradient_scope(node.name) for node in definition.node):
                 found += _main_step(document, meta, definition, batch_size, fetches)
             for function in definition.library.function:
-                if any(is_gradient_scope(node.name) for node in function.node_def):
+                if any(map(_computes_gradient, function.node_def)):
                     found += _function_step(meta, definition, function, batch_size)
         except TfckptError:
             raise
@@ -142,6 +142,13 @@ def imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
     with live.as_default():
         tf.graph_util.import_graph_def(definition, name="")
     return live
+
+
+def _computes_gradient(node: Any) -> bool:
+    """Return whether a node is of a gradient, and more than what a loop's body keeps for one."""
+    known = record(node.op)
+    return is_gradient_scope(node.name) and not (
+        known.holds_values or known.shape_only or known.is_constant or known.passes_on)
 
 
 def _refusal(source: str, error: Exception) -> CaptureError:
