@@ -10,19 +10,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.shapes import infer_loop_shapes
-from tfckpt.capture.open_shapes import open_part
+from tfckpt.capture.sizes.open_part import open_part
+from tfckpt.capture.sizes.values import ValueSizes, tell
 from tfckpt.errors import CostError
 from tfckpt.ops import Source, record
 from tfckpt.ops.names import PLACEHOLDER, VAR_HANDLE
 
 _LARGE = 1 << 24
 """Bytes of a constant whose value no shape is computed from."""
+ROUNDS = 8
+"""Times that ops are asked for sizes that follow from no shapes: some follow from such sizes."""
 STAND_IN = 32
 """The batch size planned for where none is known and no budget is a number of bytes."""
 
@@ -36,10 +40,12 @@ class CallSizes:
         `tf.nest` the shapes of its parts: one, or those of its components. An entry is None where
         it is not known.
       batch: an unknown leading dimension that the leaves do not tell.
+      values: the parts of all leaves themselves, in order, while the call is made.
     """
 
     leaves: tuple[tuple[tuple[int, ...] | None, ...], ...] = ()
     batch: int | None = None
+    values: tuple[Any, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @classmethod
     def of(cls, arguments: object, batch: int | None = None) -> CallSizes:
@@ -50,7 +56,12 @@ class CallSizes:
           batch: an unknown leading dimension that the leaves do not tell; None: nothing tells it.
         """
         leaves = [call_tensors(leaf) for leaf in tf.nest.flatten(arguments)]
-        return cls(tuple(tuple(_size(t) for t in leaf) for leaf in leaves if leaf), batch)
+        return cls(tuple(tuple(_size(t) for t in leaf) for leaf in leaves if leaf), batch,
+                   tuple(t for leaf in leaves for t in leaf))
+
+    def without_values(self) -> CallSizes:
+        """Return the sizes alone, which may be kept."""
+        return dataclasses.replace(self, values=())
 
     @property
     def elements(self) -> int:
@@ -73,6 +84,29 @@ class CallSizes:
             return {}
         return {t.op.name: shape for shape, t in zip(parts, placeholders, strict=True)
                 if shape is not None and t.shape.is_compatible_with(shape)}
+
+    def given(self, graph: tf.Graph, placeholders: Sequence[tf.Tensor]) -> dict[str, Any]:
+        """Return what a graph is given in the call, by the name of the tensor that stands for it.
+
+        Args:
+          graph: FuncGraph or imported graph.
+          placeholders: those that stand for what the call is made with, in the same order.
+        """
+        if not self.values:
+            return {}
+        captures = zip(getattr(graph, "internal_captures", ()),
+                       getattr(graph, "external_captures", ()), strict=True)
+        found = {inside.name: outside for inside, outside in captures}
+        known = self.inputs(placeholders)
+        if known:
+            found.update((t.name, value) for t, value in zip(
+                placeholders, self.values, strict=True) if t.op.name in known)
+        for op in graph.get_operations():
+            if record(op.type).source is Source.ELEMENT and len(op.outputs) == len(self.values):
+                found.update((t.name, value) for t, value in zip(
+                    op.outputs, self.values, strict=True) if t.shape.is_compatible_with(
+                        tf.TensorShape(value.shape)))
+        return found
 
     def larger(self, placeholders: Sequence[tf.Tensor]) -> CallSizes:
         """Return the like with more of what a trace leaves open.
@@ -235,14 +269,23 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
         elif may_assume:
             batch = STAND_IN
             words.append(f"a batch of {STAND_IN}: nothing says what it is; pass batch_size=")
-    return (concrete_shapes(graph, batch, inputs, library, sizes, parts, open_part(graph)),
-            ", ".join(words))
+    found = concrete_shapes(graph, batch, inputs, library, sizes, parts, open_part(graph))
+    asked, told = ValueSizes(graph, sizes.given(graph, placeholders)), {}
+    for _ in range(ROUNDS if sizes.values else 0):
+        more = asked.shapes(found)
+        if not more:
+            break
+        told.update(more)
+        found = concrete_shapes(graph, batch, inputs, library, sizes, parts, told=told)
+    if told:
+        words.append("sizes that this call's values decide")
+    return found, ", ".join(words)
 
 
 def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str, Sequence[int]],
                     library: Any = None, sizes: CallSizes | None = None,
-                    parts: Collection[str] = (), part: tf.compat.v1.GraphDef | None = None
-                    ) -> tf.Graph:
+                    parts: Collection[str] = (), part: tf.compat.v1.GraphDef | None = None,
+                    told: Mapping[str, tf.TensorSpec] = MappingProxyType({})) -> tf.Graph:
     """Return a scratch graph with the same op names and as many shapes known as can be.
 
     Args:
@@ -253,6 +296,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
       sizes: of the call, for the elements of a dataset that the graph reads.
       parts: placeholders whose leading dimension is no batch.
       part: of the graph, where that is enough; it calls no functions.
+      told: shapes of tensors that follow from no others, by name.
 
     Raises:
       CostError: no batch of that size can pass through the graph.
@@ -267,6 +311,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
                              None if node.name in parts else batch_size, inputs)
         elif record(node.op).source is Source.ELEMENT:
             _fix_element(node.attr["output_shapes"].list.shape, batch_size, sizes or CallSizes())
+    tell(definition, told)
     if any(record(node.op).is_loop for node in definition.node):
         infer_loop_shapes(definition, graph)
     scratch = tf.Graph()
@@ -278,6 +323,8 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
             name = getattr(graph, "name", "the step")
             raise CostError(f"cost: {given} cannot pass through {name!r} ({_first_line(error)}); "
                             "pass the batch_size=... that it is trained with, or none") from error
+    for name, spec in told.items():
+        scratch.get_tensor_by_name(name).set_shape(spec.shape)
     return scratch
 
 

@@ -80,7 +80,7 @@ class Records:
         """
         self._traced.add(sizes.leaves)
         if is_open:
-            self.open_for = sizes if sizes.leaves else None
+            self.open_for = sizes.without_values() if sizes.leaves else None
         self.opened |= is_open
         if self.around is not None:
             self.around.opened |= self.opened

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.views import RESIDENT, Views, is_element_wise
 from tfckpt.errors import CostError
-from tfckpt.ir.graph import Graph, Op, TensorId
+from tfckpt.ir.graph import Graph, Op, Tensor, TensorId
 from tfckpt.ir.target import Fusion
 from tfckpt.ops import Access, record
 
@@ -62,8 +62,9 @@ def storage_bytes(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> dict[Te
 class _Bounds:
     """Bounds on the bytes of tensors whose sizes depend on data.
 
-    1. What an op makes is no larger than what it reads, times its `growth`; of a list all entries
-       together, whatever shape it is said that they have.
+    1. What an op makes is no larger than what it reads, times its `growth`; if it is element-wise,
+       than the largest of that; of a list all entries together, whatever shape it is said that
+       they have.
     2. Where an op reads a tensor of unknown size, an unknown dimension of its result is no longer
        than that of what it reads: of the longest, if it is element-wise, else of all together. By
        the first rule alone, bounds would double with each op that reads two such tensors.
@@ -79,7 +80,9 @@ class _Bounds:
         op = self._graph.ops[tensor[0]]
         known, result = record(op.type), op.outputs[tensor[1]]
         read = op.inputs[:1] if known.lists.stacks else op.inputs
-        size = known.growth * sum(self._read(t) for t in read)
+        sizes = [self._read(t) for t in read]
+        size = known.growth * (max(sizes, default=0) if known.evaluate is not None and not
+                               self._spreads(op, result) else sum(sizes))
         lengths = [self._length[t] for t in op.inputs if t in self._length]
         dimensions = result.shape or (None,)
         one = _width(result.dtype) * math.prod(d for d in dimensions if d is not None)
@@ -89,6 +92,13 @@ class _Bounds:
         self._bytes[tensor] = size
         self._length[tensor] = size // max(one, 1)
         return size
+
+    def _spreads(self, op: Op, result: Tensor) -> bool:
+        """Return whether an element-wise op may make more than what it reads: it repeats some."""
+        shapes = [self._graph.ops[i].outputs[slot].shape for i, slot in op.inputs]
+        return any(shape is not None and result.shape is not None and any(
+            here == 1 != made for here, made in zip(shape[::-1], result.shape[::-1], strict=False))
+            for shape in shapes if shape)
 
     def _read(self, tensor: TensorId) -> int:
         index, slot = tensor

@@ -145,7 +145,7 @@ class BatchesSeen:
             if self.planned is not None and sizes.elements > GROWTH * self.planned.elements:
                 self._trace_again()
             if self.planned is None or sizes.elements > self.planned.elements:
-                self.planned = sizes
+                self.planned = sizes.without_values()
         return instead, sizes
 
     def _is_new(self, iterator: Any) -> bool:

@@ -1,0 +1,135 @@
+"""Sizes that values decide: counted as the first call makes them, without a trace in the step."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process
+
+WIDTH = 64
+
+
+def _normal(shape, seed):
+    return 0.1 * tf.random.stateless_normal(shape, (seed, 9))
+
+
+def _trained(rows, wrap, arguments):
+    """Return results and weights after two steps on rows that a function of the call makes."""
+    weights = [tf.Variable(_normal((WIDTH, WIDTH), seed)) for seed in range(6)]
+
+    @wrap
+    @tf.function
+    def step(*arguments):
+        with tf.GradientTape() as tape:
+            h = rows(*arguments)
+            for weight in weights:
+                h = h + tf.nn.gelu(h @ weight)
+            loss = tf.reduce_mean(h ** 2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    found = [step(*arguments).numpy().tobytes() for _ in range(2)]
+    return found + [weight.numpy().tobytes() for weight in weights], step
+
+
+LENGTHS = np.random.default_rng(1).integers(20, 100, 64)
+TABLE = _normal((300, WIDTH), 7)
+
+
+def _ragged():
+    ids = np.random.default_rng(2).integers(0, 300, LENGTHS.sum())
+    return tf.RaggedTensor.from_row_lengths(ids, LENGTHS)
+
+
+@pytest.mark.parametrize("rows, arguments", [
+    (lambda ids: tf.gather(TABLE, ids.to_tensor()), lambda: (_ragged(),)),
+    (lambda n: tf.random.stateless_normal((n, WIDTH), (1, 2)), lambda: (tf.constant(5000),)),
+    (lambda lengths: tf.repeat(TABLE[:64], lengths, axis=0), lambda: (tf.constant(LENGTHS),)),
+    (lambda x, n: tf.pad(x, [[0, n], [0, 0]]), lambda: (TABLE, tf.constant(5000))),
+    (lambda text: tf.reshape(tf.io.decode_raw(text, tf.float32), (-1, WIDTH)),
+     lambda: (tf.constant(np.ones((5000, WIDTH), "f").tobytes()),)),
+    (lambda text: tf.gather(TABLE, tf.strings.to_hash_bucket_fast(
+        tf.strings.split(text).to_tensor(), 300)),
+     lambda: (tf.constant([" ".join("ab" * n) for n in LENGTHS // 2]),)),
+], ids=["ragged", "drawn", "repeated", "padded", "decoded", "words"])
+def test_a_budget_is_kept(rows, arguments):
+    given = arguments()
+    wanted, plain = _trained(rows, lambda f: f, given)
+    found, ours = _trained(rows, lambda f: tfckpt.checkpoint(f, budget=0.5), given)
+    report = ours.report
+    assert report.applied and found == wanted, str(report)
+    before = tfckpt.verify.measure_peak(plain, *given, repeats=3)
+    after = tfckpt.verify.measure_peak(ours, *given, repeats=3)
+    assert report.expected_bytes[0] == pytest.approx(before, rel=0.15)
+    assert after <= 1.1 * report.allowed_bytes, str(report)
+
+
+def test_texts_that_keras_reads():
+    words = np.random.default_rng(0).choice([f"w{n}" for n in range(99)], (64, 60))
+    texts, labels = np.array([" ".join(row) for row in words]), np.arange(64) % 3
+    reader = keras.layers.TextVectorization()
+    reader.adapt(texts)
+
+    def model():
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((), dtype="string")
+        h = keras.layers.Embedding(120, WIDTH)(reader(inputs))
+        for _ in range(6):
+            h = h + keras.layers.Dense(WIDTH, "gelu")(h)
+        return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalMaxPooling1D()(h)))
+
+    data = tf.data.Dataset.from_tensor_slices((texts, labels)).batch(48)
+    found = []
+    for wrap in (lambda m: m, tfckpt.keras.checkpoint):
+        process.fresh()
+        made = wrap(model())
+        made.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                     jit_compile=False)
+        history = made.fit(data, epochs=2, verbose=0).history["loss"]
+        found.append((history, [v.numpy().tobytes() for v in made.trainable_variables]))
+    assert found[0] == found[1]
+    report = tfckpt.keras.report(made)
+    wide = 48 * 60 * WIDTH * 4  # a result of a layer: each keeps several
+    assert report.applied and 10 * wide < report.baseline_peak_bytes < 60 * wide, str(report)
+
+
+def test_what_is_asked_leaves_nothing_behind():
+    """A generator goes on as in the plain step, and a table is read and not written."""
+    def rows():
+        generator = tf.random.Generator.from_seed(3)
+        table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+        count = tf.Variable(0)
+
+        def made(n):
+            count.assign_add(1)
+            table.insert(tf.range(3, dtype=tf.int64), tf.range(3, dtype=tf.int64))
+            more = tf.cast(table.lookup(tf.constant([2], tf.int64))[0], tf.int32)
+            return generator.normal((n + more, WIDTH)) + tf.random.normal((n + more, WIDTH))
+
+        return made, count
+
+    states = []
+    for wrap in (lambda f: f, tfckpt.checkpoint):
+        process.fresh()
+        made, count = rows()
+        found, _ = _trained(made, wrap, (tf.constant(2000),))
+        states.append((found, int(count)))
+    assert states[0] == states[1] and states[0][1] == 2
+
+
+def test_what_a_python_function_returns_has_a_sensible_bound():
+    """Each residual connection doubled it: 2 TB were counted for 45 MB."""
+    def rows(x):
+        return tf.ensure_shape(tf.numpy_function(lambda a: a, [x], tf.float32), (None, None, WIDTH))
+
+    given = (_normal((64, 100, WIDTH), 1),)
+    wanted, plain = _trained(rows, lambda f: f, given)
+    found, ours = _trained(rows, tfckpt.checkpoint, given)
+    before = tfckpt.verify.measure_peak(plain, *given, repeats=3)
+    assert found == wanted and ours.report.applied
+    assert before < ours.report.expected_bytes[0] < 2 * before

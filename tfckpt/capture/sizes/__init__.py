@@ -1,0 +1,1 @@
+"""Sizes that a trace leaves open, and those that only values decide."""

@@ -1,0 +1,162 @@
+"""Sizes that values decide, such as that of `tf.range(n)`: the ops themselves are asked.
+
+Shape inference knows what follows from shapes. What else there is the first call's arguments
+decide: the longest row of a ragged tensor, a number of repeats, the words of a text. So the ops
+whose results have a size that does not follow from the shapes of what they read are run by
+themselves, on what the call is made with, and their results' shapes are taken. Run is what only
+reads, multiplies no matrices, and calls no functions; nothing that it draws, reads or looks up is
+another in the step for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tfckpt.capture.loops.purity import is_pure_op
+from tfckpt.capture.variables import only_reads
+from tfckpt.ops import record
+from tfckpt.ops.names import ENSURE_SHAPE
+
+MOST_OPS = 5_000
+"""Ops that are run at most for the size of one tensor."""
+MOST_BYTES = 1 << 28
+"""Bytes of a known size that a result may have of which others are made."""
+_TOLD = "tfckpt_told"
+
+
+class ValueSizes:
+    """Answers which shapes tensors of a graph have in a call.
+
+    Args:
+      graph: FuncGraph or imported graph.
+      given: what the call is made with, and what the graph captures, by the name of the tensor
+        that stands for it; nothing is run that needs others.
+    """
+
+    def __init__(self, graph: tf.Graph, given: Mapping[str, Any]) -> None:
+        self._graph = graph
+        self._given = {name: value for name, value in given.items()
+                       if not (tf.is_tensor(value) and hasattr(value, "graph"))}  # is in no graph
+
+    def shapes(self, known: tf.Graph) -> dict[str, tf.TensorSpec]:
+        """Return the shapes of tensors that follow from no shapes, and their dtypes, by name.
+
+        Args:
+          known: a graph with the ops of `graph`, some left out, and as many shapes as are known.
+        """
+        names = list(self._asked(known))
+        if not names:
+            return {}
+        try:
+            found = self._run(names)
+        except Exception as error:  # whatever ops make of values: their sizes stay unknown
+            logging.debug("tfckpt: sizes that values decide are not known: %s", error)
+            return {}
+        return {name: tf.TensorSpec(shape.numpy(), self._graph.get_tensor_by_name(name).dtype)
+                for name, shape in zip(names, found, strict=True)}
+
+    def _asked(self, known: tf.Graph) -> Iterator[str]:
+        """Yield the tensors of unknown shape that are made of none, and can be run."""
+        for op in self._graph.get_operations():
+            try:
+                same = known.get_operation_by_name(op.name)
+            except KeyError:
+                continue
+            open_here = not all(map(_is_known, same.outputs))
+            if open_here and all(map(_is_known, same.inputs)) and self._may_run(op):
+                yield from (mine.name for mine, here in zip(op.outputs, same.outputs, strict=True)
+                            if not _is_known(here))
+
+    def _may_run(self, op: tf.Operation) -> bool:
+        """Return whether an op and all that it is made of may be run."""
+        seen, left = {op.name}, [op]
+        while left:
+            this = left.pop()
+            if not _is_harmless(this) or len(seen) > MOST_OPS:
+                return False
+            for tensor in this.inputs:
+                if tensor.name not in self._given and tensor.op.name not in seen:
+                    seen.add(tensor.op.name)
+                    left.append(tensor.op)
+        return True
+
+    def _run(self, names: Sequence[str]) -> list[tf.Tensor]:
+        definition, read = self._part(names)
+
+        def run(*values: tf.Tensor) -> list[tf.Tensor]:
+            made = tf.graph_util.import_graph_def(
+                definition, input_map=dict(zip(read, values, strict=True)),
+                return_elements=list(names), name="")
+            return [tf.shape(tensor) for tensor in made]
+
+        with tf.init_scope():
+            values = [tf.convert_to_tensor(self._given[name]) for name in read]
+            return tf.function(run, autograph=False)(*values)
+
+    def _part(self, names: Sequence[str]) -> tuple[tf.compat.v1.GraphDef, list[str]]:
+        """Return the nodes that make some tensors, and what they read of what is given."""
+        definition = tf.compat.v1.GraphDef(versions=self._graph.graph_def_versions)
+        wanted = {self._graph.get_tensor_by_name(name).op for name in names}
+        left, read = list(wanted), dict[str, None]()
+        while left:
+            for tensor in left.pop().inputs:
+                if tensor.name in self._given:
+                    read[tensor.name] = None
+                elif tensor.op not in wanted:
+                    wanted.add(tensor.op)
+                    left.append(tensor.op)
+        for op in self._graph.get_operations():
+            if op in wanted:
+                node = definition.node.add()
+                node.CopyFrom(op.node_def)
+                node.attr.pop("_class", None)
+                node.device = ""
+                del node.input[:]
+                node.input.extend(t.name for t in op.inputs)  # waits for nothing
+        return definition, list(read)
+
+
+def tell(definition: tf.compat.v1.GraphDef, shapes: Mapping[str, tf.TensorSpec]) -> None:
+    """Have a definition say the shapes of some tensors to what reads them.
+
+    Args:
+      definition: changed.
+      shapes: with the dtype, by the name of the tensor.
+    """
+    names = {node.name for node in definition.node}
+    said: dict[str, str] = {}
+    for name in shapes:
+        op, _, slot = name.partition(":")
+        if op in names:
+            said[name] = f"{op}/{_TOLD}_{slot}"
+            if slot == "0":
+                said[op] = said[name]
+    for node in definition.node:
+        for n, read in enumerate(node.input):
+            node.input[n] = said.get(read, read)
+    for name, spec in shapes.items():
+        if name in said:
+            node = definition.node.add(name=said[name], op=ENSURE_SHAPE, input=[name])
+            node.attr["T"].type = spec.dtype.as_datatype_enum
+            node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
+
+
+def _is_known(tensor: tf.Tensor) -> bool:
+    return tensor.dtype in (tf.resource, tf.variant) or tensor.shape.is_fully_defined()
+
+
+def _is_harmless(op: tf.Operation) -> bool:
+    known = record(op.type)
+    if known.is_constant:
+        return True
+    large = any(t.shape.is_fully_defined() and (t.shape.num_elements() or 0) * t.dtype.size
+                > MOST_BYTES for t in op.outputs if t.dtype not in (tf.resource, tf.variant))
+    looks_up = known.no_variables and not known.writes and not any(
+        t.dtype in (tf.resource, tf.variant) for t in op.outputs)
+    return (known.source is None and known.flops is None and known.calls is None and not large
+            and not known.fed and not known.collective and not known.runs_python
+            and (is_pure_op(op) or only_reads(op) or known.draws or looks_up))
