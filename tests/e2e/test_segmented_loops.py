@@ -399,6 +399,25 @@ def _branching(h, x, i, weight):
                                                   lambda: h * x[:, i]]))
 
 
+@pytest.mark.parametrize("count", [LENGTH, None], ids=["fixed", "open"])
+def test_lists_whose_entries_the_trace_says_nothing_of(count, forced):
+    """`tf.map_fn` says no shape of what it makes; XLA has to be told."""
+    spec = [tf.TensorSpec((count, 64, WIDTH))]
+
+    def make():
+        weight = _weight()
+        return (lambda x: tf.map_fn(lambda t: tf.tanh(tf.sin(t @ weight)), x)), [weight]
+
+    def wrap(build):
+        return lambda f: build(tf.function(f.python_function, spec, jit_compile=True))
+
+    x = _inputs(40, 64, WIDTH) if count is None else _inputs(count, 64, WIDTH)
+    with process.without_determinism():
+        wanted, _ = _train(make, wrap(lambda f: f), inputs=x)
+        found, step = _train(make, wrap(tfckpt.checkpoint), inputs=x)
+    assert found == wanted and len(step.report.segments) == 1, str(step.report)
+
+
 def _looping(h, x, i, weight):
     inner = tf.while_loop(lambda j, t: j < 3, lambda j, t: (j + 1, tf.tanh(t @ weight)), (0, h),
                           maximum_iterations=3)[1]

@@ -61,12 +61,13 @@ class OpenSizes:
     """What of a loop has a size that differs from call to call.
 
     Attributes:
-      size: a state of the forward's loop, by slot, and which of its dimensions is that size.
+      size: a state of the forward's loop, by slot, and which of its dimensions is that size; None
+        where every size is known, and the trace does not say it of a list.
       states: slots of states that have it, or another that is open.
       lists: what has it in its entries.
     """
 
-    size: tuple[int, int]
+    size: tuple[int, int] | None
     states: tuple[int, ...]
     lists: tuple[OpenList, ...]
 

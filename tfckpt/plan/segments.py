@@ -275,17 +275,11 @@ class _Change:
         opened = self.segments.open
         if opened is None or not opened.lists:
             return []
-        slot, d = opened.size
-        scalar = Tensor("int32", (), 4)
-        shape_of_state = f"shape{self.segments.states.index(slot)}"
-        made = [self._constant("begin", [d]), self._constant("end", [d + 1]),
-                self._constant("step", [1]),
-                self._new_op("size", names.STRIDED_SLICE, scalar,
-                             (shape_of_state, "begin", "end", "step"),
-                             {"T": _INT32, "Index": _INT32, "begin_mask": 0, "end_mask": 0,
-                              "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 1})]
+        made = [] if opened.size is None else self._size(*opened.size)
         by_name = {op.name: op for op in self.graph.ops}
         for one in opened.lists:
+            if not one.gradient and one.slot in self.segments.lists:
+                continue  # a number stands for it
             name, maker = self._list(one), by_name[one.maker]
             sizes = []
             for n, size in enumerate(one.dims):
@@ -301,6 +295,15 @@ class _Change:
                                     attrs=attrs, region=FORWARD),
                 (f"{shape.op.name}:0", self._inputs(maker)[1]))]
         return made
+
+    def _size(self, slot: int, d: int) -> list[_New]:
+        """Return what is as large as a dimension of a state."""
+        return [self._constant("begin", [d]), self._constant("end", [d + 1]),
+                self._constant("step", [1]),
+                self._new_op("size", names.STRIDED_SLICE, Tensor("int32", (), 4),
+                             (f"shape{self.segments.states.index(slot)}", "begin", "end", "step"),
+                             {"T": _INT32, "Index": _INT32, "begin_mask": 0, "end_mask": 0,
+                              "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 1})]
 
     def _shape_of(self, what: str, slot: int) -> _New:
         """Return the shape of what the forward's loop is given as a state."""
@@ -323,7 +326,7 @@ class _Change:
         """Return what a loop is given, with the lists whose entries are told."""
         inputs = list(self._inputs(self.gradient if is_gradient else self.forward))
         for one in self.segments.open.lists if self.segments.open else ():
-            if one.gradient == is_gradient:
+            if one.gradient == is_gradient and (is_gradient or one.slot not in self.segments.lists):
                 inputs[one.slot] = f"{self.name}_{self._list(one)}:0"
         if self.fixed and not is_gradient:
             for slot in self.segments.lists:

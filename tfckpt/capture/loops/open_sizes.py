@@ -45,21 +45,25 @@ def open_sizes(forward: tf.Operation, gradient: tf.Operation, states: Sequence[i
              for found in _begun(loop, forward)]
     open_states = tuple(slot for slot in states
                         if not forward.inputs[slot].shape.is_fully_defined())
-    lists = [found for found in lists if -1 in found[2]]
+    lists = [found for found in lists if found[2] is None or -1 in found[2]]
     if not open_states and not lists:
         return None
-    for slot, d, sizes in _sizes(forward, open_states, known):
-        told = [OpenList(is_gradient, n, made.name, made.get_attr("element_dtype").name, dims)
-                for n, made, dims, is_gradient in lists if _is_told(
-                    (gradient if is_gradient else forward).outputs[n], dims, sizes, known)]
-        if len(told) == len(lists):
-            return OpenSizes((slot, d), open_states, tuple(told))
+    for size in (None, *_sizes(forward, open_states, known)):
+        told = [OpenList(is_gradient, n, made.name, made.get_attr("element_dtype").name, shape)
+                for n, made, dims, is_gradient in lists if (shape := _told(
+                    (gradient if is_gradient else forward).outputs[n], dims,
+                    size and size[2], known)) is not None]
+        if len(told) == len(lists) and (size or not open_states):
+            return OpenSizes(size and size[:2], open_states, tuple(told))
     raise _untold(lists[0][1] if lists else forward)
 
 
 def _begun(loop: tf.Operation, forward: tf.Operation
-           ) -> Iterator[tuple[int, tf.Operation, tuple[int, ...]]]:
-    """Yield the lists that begin empty for a loop: slot, the op, and the shape of an entry."""
+           ) -> Iterator[tuple[int, tf.Operation, tuple[int, ...] | None]]:
+    """Yield the lists that begin empty for a loop: slot, the op, and the shape of an entry.
+
+    None where nothing is said of that, not even a rank.
+    """
     for slot, tensor in enumerate(loop.inputs):
         if tensor.dtype != tf.variant:
             continue
@@ -71,9 +75,9 @@ def _begun(loop: tf.Operation, forward: tf.Operation
         if made.op is forward or use.rows:
             continue
         shape = tf.get_static_value(origin(made.op.inputs[0])) if use.begins else None
-        if shape is None or not shape.ndim or zeros and (shape < 0).any():
+        if shape is None or zeros and (shape < 0).any():
             raise _untold(made.op)
-        yield slot, made.op, tuple(int(d) for d in shape)
+        yield slot, made.op, tuple(int(d) for d in shape) if shape.ndim else None
 
 
 def _untold(op: tf.Operation) -> UntoldError:
@@ -94,11 +98,22 @@ def _sizes(forward: tf.Operation, states: Sequence[int], known: Sequence[Known]
                 yield slot, d, sizes
 
 
-def _is_told(filled: tf.Tensor, dims: Sequence[int], sizes: Sequence[int],
-             known: Sequence[Known]) -> bool:
-    """Return whether each open size of a list's entries is the state's, in both."""
-    for size, one in zip(sizes, known, strict=True):
-        shape = entries_shape(filled, one)
-        if not shape.is_fully_defined() or list(shape) != [size if d < 0 else d for d in dims]:
-            return False
-    return True
+def _told(filled: tf.Tensor, dims: Sequence[int] | None, sizes: Sequence[int] | None,
+          known: Sequence[Known]) -> tuple[int, ...] | None:
+    """Return the shape of a list's entries, -1 for the size that the state has in each call.
+
+    None where another size is open.
+    """
+    shapes = [entries_shape(filled, one) for one in (known if sizes else [lambda op: op])]
+    if not all(shape.is_fully_defined() for shape in shapes) or (
+            len({shape.rank for shape in shapes}) > 1):
+        return None
+    found = []
+    for d, here in enumerate(zip(*shapes, strict=True)):
+        if sizes and tuple(here) == tuple(sizes) and (dims is None or dims[d] < 0):
+            found.append(-1)
+        elif len(set(here)) == 1 and (dims is None or dims[d] in (-1, here[0])):
+            found.append(here[0])
+        else:
+            return None
+    return tuple(found)

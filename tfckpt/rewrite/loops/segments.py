@@ -192,19 +192,22 @@ class _Loops:
         list_op = origin(self.forward.inputs[slot]).op
         if not record(list_op.type).lists.empty:
             return ""
+        opened = self.segments.open
+        told = next((list(one.dims) for one in (opened.lists if opened else ())
+                     if one.slot == slot and not one.gradient), None)
         shape = tf.get_static_value(origin(list_op.inputs[0]))
-        if shape is None:
+        if told is None and shape is None:
             return ""
-        size = [int(d) for d in shape.ravel()] if shape.ndim else int(shape)
-        told = self._told(body, size, given)
-        return body.node(names.EMPTY_LIST, (told, body.constant(self.role.length)),
-                         "handle", shape_type=INT,
+        size = told if told is not None else (
+            [int(d) for d in shape.ravel()] if shape.ndim else int(shape))
+        read = self._told(body, size, given), body.constant(self.role.length)
+        return body.node(names.EMPTY_LIST, read, "handle", shape_type=INT,
                          element_dtype=list_op.get_attr("element_dtype").as_datatype_enum)
 
     def _told(self, body: FunctionBody, shape: int | list[int], given: Sequence[str]) -> str:
         """Return the shape of a list's entries; an open size is one of the forward's state."""
         opened = self.segments.open
-        if opened is None or isinstance(shape, int) or -1 not in shape:
+        if opened is None or opened.size is None or isinstance(shape, int) or -1 not in shape:
             return body.constant(shape)
         slot, d = opened.size
         sizes = body.node(names.SHAPE, (given[slot],), "output", T=self.f[_TYPES].list.type[slot],
