@@ -149,12 +149,15 @@ class BatchesSeen:
         return instead, sizes
 
     def _is_new(self, iterator: Any) -> bool:
-        """Return whether an epoch or a single batch begins whose sizes no specification tells."""
+        """Return whether an epoch or a single batch begins whose sizes no specification tells.
+
+        The first of all is looked at in any case: a specification tells no values.
+        """
         if self._iterator() is iterator:
             return False
         if isinstance(iterator, tf.data.Iterator):
             self._iterator = weakref.ref(iterator)
-            return not _is_static(iterator.element_spec)
+            return self.planned is None or not _is_static(iterator.element_spec)
         return isinstance(iterator, Iterator) and not isinstance(
             iterator, tf.distribute.DistributedIterator)
 
