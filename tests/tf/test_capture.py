@@ -451,6 +451,28 @@ def test_what_branches_keep_for_their_gradients_is_counted(batch, given):
     assert sum(kept) <= 2 * entry + 3 * 128 * 128 * 4
 
 
+def test_of_several_branches_the_one_that_keeps_most_counts():
+    """One of them runs. Here each keeps other values, which have slots of their own."""
+    weights, _ = _products(128, 2)
+
+    @tf.function
+    def step(x, flag):
+        with tf.GradientTape() as tape:
+            h = x @ weights[0]
+            h = tf.cond(flag, lambda: tf.sin(tf.exp(tf.tanh(h))),
+                        lambda: tf.cos(tf.sin(tf.sigmoid(tf.exp(h)))))
+            loss = tf.reduce_sum(h @ weights[1])
+        return tape.gradient(loss, weights)
+
+    graph = step.get_concrete_function(tf.TensorSpec((256, 128)), tf.TensorSpec((), tf.bool)).graph
+    found = capture(graph)
+    op = next(op for op in found.ops if op.type.endswith("If"))
+    entry = 256 * 128 * 4
+    assert sum(t.bytes for t in op.outputs if t.dtype == "variant" and t.bytes) == 3 * entry
+    (line,) = found.refused
+    assert line.startswith(f"{op.name}: branches are not recomputed")
+
+
 def test_a_step_with_branches_takes_what_is_planned():
     weights, deep = _products(256, 6)
 

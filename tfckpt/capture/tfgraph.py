@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
-from tfckpt.capture.loops.branch_values import kept_by_branches
+from tfckpt.capture.loops.branch_values import kept_by_branches, not_recomputed
 from tfckpt.capture.loops.lists import Kept, bytes_outside_loops, kept_lists
 from tfckpt.capture.loops.purity import reads_counted_list
 from tfckpt.capture.loops.repeated import repeat_loops
@@ -107,7 +107,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                                 [known] if larger is None else [known, _known_in(larger)])
     result = Graph(getattr(graph, "name", name), ops, ids, sinks,
                    inlining.functions if inlining is not None else (),
-                   (inlining.refused if inlining is not None else ()) + refused + unknown)
+                   (inlining.refused if inlining is not None else ()) + refused + unknown
+                   + not_recomputed(ops))
     check_graph(result)
     return result
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.variables import origin
+from tfckpt.ir.edits import traced
+from tfckpt.ir.graph import FORWARD, Op
 from tfckpt.ops import Calls, record
 
 
@@ -21,9 +23,9 @@ def kept_by_branches(op: tf.Operation, known: Callable[[tf.Operation], tf.Operat
                      ) -> dict[int, int]:
     """Return the bytes of what an op's branches keep, by the slot of its results.
 
-    Any branch may run: of each slot the largest value counts. One that the branch was given,
-    returns, or has put into another optional, takes no memory of its own; nor is one counted whose
-    size is not known.
+    One branch runs, whichever: that which keeps most counts. What the branch was given, returns, or
+    has put into another optional, takes no memory of its own; nor is a value counted whose size is
+    not known.
 
     Args:
       op: of any type; other than branches keep nothing.
@@ -34,19 +36,35 @@ def kept_by_branches(op: tf.Operation, known: Callable[[tf.Operation], tf.Operat
     if calls.calls is not Calls.BRANCHES or not slots:
         return {}
     shapes = [tensor.shape for tensor in known(op).inputs[calls.first_argument:]]
-    found: dict[int, int] = {}
+    found = dict.fromkeys(slots, 0)
     for name in tf_adapter.called_functions(op):
         branch = tf_adapter.graph_called(op, name)
         inferred = functools.cache(functools.partial(tf_adapter.graph_called, op, name, shapes))
         counted = {origin(tensor).ref() for tensor in (*branch.inputs, *branch.outputs)}
+        kept = dict.fromkeys(slots, 0)
         for slot in slots:
-            size = 0
             for tensor in _wrapped(branch.outputs[slot]):
                 if tensor.ref() not in counted:
                     counted.add(tensor.ref())
-                    size += _bytes(tensor, inferred)
-            found[slot] = max(found.get(slot, 0), size)
+                    kept[slot] += _bytes(tensor, inferred)
+        found = max(found, kept, key=lambda sizes: sum(sizes.values()))
     return found
+
+
+def not_recomputed(ops: Iterable[Op]) -> tuple[str, ...]:
+    """Return a line about the ops whose branches keep something for their gradients, if any.
+
+    Args:
+      ops: as they were captured.
+    """
+    kept = {op.name: sum(t.bytes or 0 for t in op.outputs if t.dtype == "variant") for op in ops
+            if record(op.type).calls is Calls.BRANCHES and op.region == FORWARD}
+    names = sorted((name for name, size in kept.items() if size), key=lambda name: -kept[name])
+    if not names:
+        return ()
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (f"{traced(names[0])}{more}: branches are not recomputed, and what they keep for the "
+            "gradient stays",)
 
 
 def _wrapped(tensor: tf.Tensor) -> list[tf.Tensor]:
