@@ -60,11 +60,11 @@ def test_nothing_is_said_unless_it_is_asked():
     assert same_arithmetic(step, x).same and step.report.identical is True
 
 
-@pytest.mark.parametrize("seed, applied", [
-    (312, True), *(pytest.param(seed, False, marks=pytest.mark.nightly) for seed in (120, 367))])
+@pytest.mark.parametrize("seed", [
+    280, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (120, 293, 313))])
 @pytest.mark.filterwarnings("default:tfckpt. step trains unchanged")
-def test_a_plan_that_changes_bits_gives_way_to_one_that_does_not(seed, applied, monkeypatch):
-    """Of steps that train otherwise without (`test_same_arithmetic.py`)."""
+def test_a_plan_that_changes_bits_gives_way(seed, monkeypatch):
+    """Of these steps to the plain one; where it gives way to another plan, say so here."""
     monkeypatch.setenv("TFCKPT_OPTIMIZED", "off")
     made, wanted = trial._plain(draw_spec(seed))
     steps = []
@@ -78,7 +78,7 @@ def test_a_plan_that_changes_bits_gives_way_to_one_that_does_not(seed, applied, 
     found, refusal = trial._within_budget(made.spec, train, dict(made.spec.options))
     assert not refusal and not zoo.differences(found, wanted, made.spec.compiled)
     report = steps[-1].report
-    assert report.applied == applied and report.identical is (True if applied else None)
+    assert not report.applied and report.identical is None
     assert any("exact=True" in text and "computed otherwise" in text for text in report.rejected)
 
 
