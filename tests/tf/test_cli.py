@@ -491,3 +491,16 @@ def test_a_step_that_looks_rows_up_before_a_loop(tool, tmp_path):
     assert "train: " in out and "body" not in out
     code, out, err = tool("compare", tmp_path / "tagger", tmp_path / "ours", "--batch_size", "64")
     assert code == 0 and "results and variables after a step agree in every bit" in out, out + err
+
+
+def test_a_dimension_besides_the_first_is_open(tool, tmp_path):
+    """No batch size tells it, and nothing is called here."""
+    class Open(saved.Trainer):
+        @tf.function(input_signature=[tf.TensorSpec((None, None, saved.WIDTH))])
+        def train(self, x):
+            """Return the loss of a step."""
+            return self._learn(x, x)
+
+    tf.saved_model.save(Open(), str(tmp_path / "open"))
+    code, out, err = tool("plan", tmp_path / "open", "--batch_size", "8")
+    assert code == 1 and out == "" and "; save it with a size for each dimension but" in err, err

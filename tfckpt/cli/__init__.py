@@ -18,6 +18,8 @@ DONE, COULD_NOT, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 _LONGEST = 600
 _AS_FLAGS = (
     (re.compile(r"pass batch_size=\.\.\. \(or [^)]*\)"), "pass --batch_size N"),
+    (re.compile(r"call the step with tensors of known shape \(or trace it ([^)]*)\)"),
+     r"save it \1"),
     (re.compile(r"""budget=(["']?)([^\s"']+)\1"""), r"--budget \2"),
 )
 """Names of arguments in messages of the library, and the flags that replace them here."""

@@ -118,9 +118,9 @@ def _unknown(graph: Graph, index: int) -> CostError:
     said = list(shape) if shape is not None else "<unknown rank>"
     if shape and None in shape[1:]:  # of which a batch size says nothing
         return CostError(
-            f"cost: tensor {op.name}:{slot} of {graph.name!r} has the unknown shape {said}; trace "
-            "the step with a size for each dimension but the first (or call it with tensors of "
-            "known shape) so that its bytes can be counted")
+            f"cost: tensor {op.name}:{slot} of {graph.name!r} has the unknown shape {said}; call "
+            "the step with tensors of known shape (or trace it with a size for each dimension but "
+            "the first) so that its bytes can be counted")
     return CostError(
         f"cost: tensor {op.name}:{slot} of {graph.name!r} has the unknown shape {said}; pass "
         "batch_size=... (or call the step with tensors of known shape) so that its bytes can be "
