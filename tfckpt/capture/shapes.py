@@ -8,6 +8,7 @@ never counted as 1: what stays unknown is refused later, by name.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -18,7 +19,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.shapes import infer_loop_shapes
 from tfckpt.capture.sizes.open_part import open_part
-from tfckpt.capture.sizes.values import ValueSizes, tell
+from tfckpt.capture.sizes.values import ValueSizes
 from tfckpt.errors import CostError
 from tfckpt.ops import Source, record
 from tfckpt.ops.names import PLACEHOLDER, VAR_HANDLE
@@ -269,14 +270,15 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
         elif may_assume:
             batch = STAND_IN
             words.append(f"a batch of {STAND_IN}: nothing says what it is; pass batch_size=")
-    found = concrete_shapes(graph, batch, inputs, library, sizes, parts, open_part(graph))
+    known = functools.partial(concrete_shapes, graph, batch, inputs, library, sizes, parts)
+    found = known(open_part(graph))
     asked, told = ValueSizes(graph, sizes.given(graph, placeholders)), {}
     for _ in range(ROUNDS if sizes.values else 0):
         more = asked.shapes(found)
         if not more:
             break
         told.update(more)
-        found = concrete_shapes(graph, batch, inputs, library, sizes, parts, told=told)
+        found = known(told=told)
     if told:
         words.append("sizes that this call's values decide")
     return found, ", ".join(words)
@@ -311,7 +313,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
                              None if node.name in parts else batch_size, inputs)
         elif record(node.op).source is Source.ELEMENT:
             _fix_element(node.attr["output_shapes"].list.shape, batch_size, sizes or CallSizes())
-    tell(definition, told)
+    tf_adapter.say_shapes(definition.node, told)
     if any(record(node.op).is_loop for node in definition.node):
         infer_loop_shapes(definition, graph)
     scratch = tf.Graph()

@@ -118,6 +118,7 @@ def _watched(make: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+_SHAPED = "tfckpt_shaped_"
 _BEFORE_GRADIENTS = "_tfckpt_before_gradients"
 
 
@@ -543,20 +544,33 @@ def _tell_entries(function: Any, argument: str, shape: tf.TensorShape
         node.input[position] = f"{constant}:output:0"
     pops = [node for node, _ in reads if registry.record(node.op).lists.removes]
     for node in pops:
-        _say_shape(function, f"{node.name}:tensor:0", node.name,
-                   node.attr["element_dtype"].type, shape)
+        dtype = tf.dtypes.as_dtype(node.attr["element_dtype"].type)
+        say_shapes(function.node_def, {f"{node.name}:tensor:0": tf.TensorSpec(shape, dtype)})
     return {node.name: shape for node in pops}
 
 
-def _say_shape(function: Any, tensor: str, name: str, dtype: int, shape: tf.TensorShape) -> None:
-    """Have the nodes of a FunctionDef read a tensor through an op that says its shape."""
-    for node in function.node_def:
+def say_shapes(nodes: Any, shapes: Mapping[str, tf.TensorSpec]) -> None:
+    """Have nodes read some tensors through ops that say their shapes.
+
+    Args:
+      nodes: the field of a GraphDef or FunctionDef with its nodes; changed in place.
+      shapes: with the dtypes, by the name of the tensor: as a FunctionDef has it
+        ("op:result:number"), or a GraphDef ("op:number").
+    """
+    said: dict[str, str] = {}
+    for tensor in shapes:
+        op, *_, number = parts = tensor.split(":")
+        name = f"{op}/{_SHAPED}{number}"
+        said[tensor] = name if len(parts) == 2 else f"{name}:output:0"
+        if parts[1:] == ["0"]:
+            said[op] = name
+    for node in nodes:
         for i, read in enumerate(node.input):
-            if read == tensor:
-                node.input[i] = f"{name}_shaped:output:0"
-    node = function.node_def.add(name=f"{name}_shaped", op=ENSURE_SHAPE, input=[tensor])
-    node.attr["T"].type = dtype
-    node.attr["shape"].shape.CopyFrom(shape.as_proto())
+            node.input[i] = said.get(read, read)
+    for tensor, spec in shapes.items():
+        node = nodes.add(name=said[tensor].partition(":")[0], op=ENSURE_SHAPE, input=[tensor])
+        node.attr["T"].type = spec.dtype.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
 
 
 def add_shape(nodes: Any, name: str, shape: tf.TensorShape) -> str:
@@ -580,11 +594,9 @@ def _keep_shapes_read(function: Any, traced: Any) -> None:
         return
     reads = [op for op in traced.graph.get_operations()
              if registry.record(op.type).access is Access.VALUE]
-    shapes = {op.name: op.outputs[0].shape for op in reads
-              if op.outputs[0].shape.is_fully_defined()}
-    for name, shape in shapes.items():
-        read = next(node for node in function.node_def if node.name == name)
-        _say_shape(function, f"{name}:value:0", name, read.attr["dtype"].type, shape)
+    say_shapes(function.node_def, {
+        f"{op.name}:value:0": tf.TensorSpec(op.outputs[0].shape, op.outputs[0].dtype)
+        for op in reads if op.outputs[0].shape.is_fully_defined()})
 
 
 def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:

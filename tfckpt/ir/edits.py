@@ -180,6 +180,18 @@ def together(several: Iterable[Edits]) -> Edits:
                  tuple(dict.fromkeys(f for edits in found for f in edits.functions)))
 
 
+def slice_attrs(dtype: str, **masks: int) -> dict[str, object]:
+    """Return the attributes of a StridedSlice with bounds in int32.
+
+    Args:
+      dtype: of what is sliced.
+      **masks: those that are not 0, such as `end_mask=1`.
+    """
+    none = dict.fromkeys(("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask",
+                          "shrink_axis_mask"), 0)
+    return {"T": f"dtype:{dtype}", "Index": "dtype:int32", **none, **masks}
+
+
 def op_of(tensor: str) -> str:
     """Return the op that a tensor name refers to.
 

@@ -72,6 +72,10 @@ class OpenSizes:
     lists: tuple[OpenList, ...]
 
 
+COUNTER, BOUND = 0, 1
+"""Slots of a loop: its iterations so far, and how many there are at most."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Segments:
     """How a loop of the forward can be run again segment by segment, in the loop of its gradient.

@@ -28,9 +28,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tfckpt.errors import PlanError
-from tfckpt.ir.edits import Create, Edits, Replace, Rewire, op_of
+from tfckpt.ir.edits import Create, Edits, Replace, Rewire, op_of, slice_attrs
 from tfckpt.ir.graph import (
     BACKWARD,
+    BOUND,
     FORWARD,
     Graph,
     Loop,
@@ -48,8 +49,6 @@ MARK = "-tfckpt_segments"
 """Suffix of the names of loops that replace others."""
 
 _INT32 = "dtype:int32"
-_BOUND = 1
-"""The slot of a loop that says how many iterations there are at most."""
 
 Lengths = Mapping[str, int]
 """Iterations of a segment, by the name of the forward's loop."""
@@ -265,7 +264,7 @@ class _Change:
         """Return what counts the segments of a call: as many as its bound has room for."""
         scalar, attrs = Tensor("int32", (), 4), {"T": _INT32}
         sum_ = self._new_op("rounded", names.ADD, scalar, ("bound", "length1"), attrs)
-        bound = self._inputs(self.forward)[_BOUND]
+        bound = self._inputs(self.forward)[BOUND]
         return [self._constant("length", self.length), self._constant("length1", self.length - 1),
                 dataclasses.replace(sum_, inputs=(bound, *sum_.inputs[1:])),
                 self._new_op("most", names.FLOOR_DIV, scalar, ("rounded", "length"), attrs)]
@@ -302,8 +301,7 @@ class _Change:
                 self._constant("step", [1]),
                 self._new_op("size", names.STRIDED_SLICE, Tensor("int32", (), 4),
                              (f"shape{self.segments.states.index(slot)}", "begin", "end", "step"),
-                             {"T": _INT32, "Index": _INT32, "begin_mask": 0, "end_mask": 0,
-                              "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 1})]
+                             slice_attrs("int32", shrink_axis_mask=1))]
 
     def _shape_of(self, what: str, slot: int) -> _New:
         """Return the shape of what the forward's loop is given as a state."""
@@ -326,7 +324,7 @@ class _Change:
         """Return what a loop is given, with the lists whose entries are told."""
         inputs = list(self._inputs(self.gradient if is_gradient else self.forward))
         for one in self.segments.open.lists if self.segments.open else ():
-            if one.gradient == is_gradient and (is_gradient or one.slot not in self.segments.lists):
+            if one.gradient == is_gradient:
                 inputs[one.slot] = f"{self.name}_{self._list(one)}:0"
         if self.fixed and not is_gradient:
             for slot in self.segments.lists:

@@ -11,9 +11,6 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.variables import argument, origin
 from tfckpt.ops import record
 
-COUNTER, BOUND = 0, 1
-"""Slots of a loop: its iterations so far, and how many there are at most."""
-
 
 class Refusal(Exception):  # noqa: N818 - it ends nothing, and says why
     """Why a loop cannot be recomputed segment by segment."""

@@ -22,11 +22,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import tensorflow as tf
 
-from tfckpt.capture.loops.bodies import BOUND, Body, Refusal, static_number
+from tfckpt.capture.loops.bodies import Body, Refusal, static_number
 from tfckpt.capture.loops.open_sizes import Known, open_sizes
 from tfckpt.capture.loops.purity import is_pure_op
 from tfckpt.capture.variables import only_reads, origin
-from tfckpt.ir.graph import Op
+from tfckpt.ir.graph import BOUND, Op
 from tfckpt.ops import record
 
 MOST_OPS = 16

@@ -26,11 +26,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from tfckpt.capture.loops.bodies import BOUND, COUNTER, Body, Refusal, static_number
+from tfckpt.capture.loops.bodies import Body, Refusal, static_number
 from tfckpt.capture.loops.compiled import as_compiled
 from tfckpt.capture.loops.open_sizes import Known, UntoldError
 from tfckpt.capture.variables import origin
-from tfckpt.ir.graph import BACKWARD, Op, Segments
+from tfckpt.ir.graph import BACKWARD, BOUND, COUNTER, Op, Segments
 from tfckpt.ops import record
 
 
@@ -94,8 +94,9 @@ def _segments(operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,
         raise Refusal("one of its lists is read twice")
     if ops[g].device != ops[i].device:
         raise Refusal("its gradient's loop runs on another device")
-    trips = _check_gradient(operations, ops, i, g, residuals, readers)
-    idle = Body(operations[g], "body").idle(
+    gradient = Body(operations[g], "body")
+    trips = _check_gradient(gradient, operations, ops, i, g, residuals, readers)
+    idle = gradient.idle(
         [n for n in range(len(ops[g].outputs)) if readers.get((g, n)) or (g, n) in fetched
          or n in (COUNTER, BOUND, trips)])
     return Segments(ops[g].name, bounded, states, lists, residuals, trips, written, idle)
@@ -115,8 +116,8 @@ def _check_counted(body: Body, cond: Body) -> bool:
     compared = [op for op in cond.uses(BOUND)
                 if record(op.type).compares != "<" or cond.arguments(op) != [COUNTER, BOUND]]
     if compared or body.inputs[COUNTER].dtype != body.inputs[BOUND].dtype:
-        raise Refusal(f"its condition reads the bound of its iterations otherwise than by "
-                       f"comparing it with their number: {compared[0].name if compared else ''}")
+        raise Refusal("its condition reads the bound of its iterations otherwise than by "
+                      f"comparing it with their number: {compared[0].name if compared else ''}")
     return bool(cond.uses(BOUND))
 
 
@@ -146,11 +147,11 @@ def _slots(body: Body) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...
     return tuple(states), tuple(lists), tuple(written)
 
 
-def _check_gradient(operations: Sequence[tf.Operation], ops: Sequence[Op], i: int, g: int,
-                    residuals: Sequence[int],
+def _check_gradient(body: Body, operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,
+                    g: int, residuals: Sequence[int],
                     readers: Mapping[tuple[int, int], Sequence[tuple[int, int]]]) -> int:
     """Check rule 3; return the slot with the number of iterations."""
-    body, cond = Body(operations[g], "body"), Body(operations[g], "cond")
+    cond = Body(operations[g], "cond")
     body.check_sums()
     found = [n for n, tensor in enumerate(ops[g].inputs)
              if tensor == (i, COUNTER) and cond.uses(n)]
@@ -172,7 +173,7 @@ def _check_gradient(operations: Sequence[tf.Operation], ops: Sequence[Op], i: in
         op = origin(body.outputs[slot]).op
         if not record(op.type).lists.removes or not body.is_only(slot, [op]):
             raise Refusal(f"its gradient's loop reads list {slot} otherwise than by taking its "
-                           "last entry")
+                          "last entry")
     for slot in (COUNTER, *residuals):
         if readers.get((g, slot)):
             raise Refusal(f"something reads result {slot} of its gradient's loop")

@@ -19,13 +19,13 @@ from absl import logging
 from tfckpt.capture.loops.purity import is_pure_op
 from tfckpt.capture.variables import only_reads
 from tfckpt.ops import record
-from tfckpt.ops.names import ENSURE_SHAPE
 
 MOST_OPS = 5_000
 """Ops that are run at most for the size of one tensor."""
 MOST_BYTES = 1 << 28
 """Bytes of a known size that a result may have of which others are made."""
-_TOLD = "tfckpt_told"
+_NO_SIZE = frozenset((tf.resource, tf.variant))
+"""Types of tensors whose shape says nothing of their size."""
 
 
 class ValueSizes:
@@ -120,33 +120,8 @@ class ValueSizes:
         return definition, list(read)
 
 
-def tell(definition: tf.compat.v1.GraphDef, shapes: Mapping[str, tf.TensorSpec]) -> None:
-    """Have a definition say the shapes of some tensors to what reads them.
-
-    Args:
-      definition: changed.
-      shapes: with the dtype, by the name of the tensor.
-    """
-    names = {node.name for node in definition.node}
-    said: dict[str, str] = {}
-    for name in shapes:
-        op, _, slot = name.partition(":")
-        if op in names:
-            said[name] = f"{op}/{_TOLD}_{slot}"
-            if slot == "0":
-                said[op] = said[name]
-    for node in definition.node:
-        for n, read in enumerate(node.input):
-            node.input[n] = said.get(read, read)
-    for name, spec in shapes.items():
-        if name in said:
-            node = definition.node.add(name=said[name], op=ENSURE_SHAPE, input=[name])
-            node.attr["T"].type = spec.dtype.as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
-
-
 def _is_known(tensor: tf.Tensor) -> bool:
-    return tensor.dtype in (tf.resource, tf.variant) or tensor.shape.is_fully_defined()
+    return tensor.dtype in _NO_SIZE or tensor.shape.is_fully_defined()
 
 
 def _is_harmless(op: tf.Operation) -> bool:
@@ -154,9 +129,9 @@ def _is_harmless(op: tf.Operation) -> bool:
     if known.is_constant:
         return True
     large = any(t.shape.is_fully_defined() and (t.shape.num_elements() or 0) * t.dtype.size
-                > MOST_BYTES for t in op.outputs if t.dtype not in (tf.resource, tf.variant))
+                > MOST_BYTES for t in op.outputs if t.dtype not in _NO_SIZE)
     looks_up = known.no_variables and not known.writes and not any(
-        t.dtype in (tf.resource, tf.variant) for t in op.outputs)
+        t.dtype in _NO_SIZE for t in op.outputs)
     return (known.source is None and known.flops is None and known.calls is None and not large
-            and not known.fed and not known.collective and not known.runs_python
+            and not known.collective and not known.runs_python
             and (is_pure_op(op) or only_reads(op) or known.draws or looks_up))

@@ -21,14 +21,15 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.variables import origin
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
+from tfckpt.ir.graph import BOUND, COUNTER
 from tfckpt.ops import names, record
 from tfckpt.plan.segments import SEGMENTED, Role, extras, kept_slots
 from tfckpt.rewrite.loops.bodies import INT, VARIANT, FunctionBody, name_of, named, with_own_calls
 from tfckpt.rewrite.loops.spared import Spared, add_invariant, spared
 
 _PARALLEL, _SHAPES, _TYPES = "parallel_iterations", "output_shapes", "T"
-_FIXED = (0, 1)
-"""The start of the gradient's loop counter, and a bound for it."""
+_FIXED = (COUNTER, BOUND)
+"""Of the gradient's loop, what is the same for each segment."""
 _BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_shapes", "_class")
 """Attributes of a loop that count its inputs or outputs, or that tie it to others."""
 
@@ -80,6 +81,10 @@ class _Loops:
                       for n, kind in enumerate(self.f[_TYPES].list.type)]
         self.shapes = [tf.TensorShape([]).as_proto() if n in empty else shape
                        for n, shape in enumerate(self.f[_SHAPES].list.shape)]
+        opened = self.segments.open
+        self.told: dict[int, int | list[int]] = {
+            one.slot: list(one.dims) for one in (opened.lists if opened else ())
+            if not one.gradient}
         self.states = len(role.segments.states)
         self.inner_cond = self._inner_cond()
         self.again = self._again()
@@ -192,14 +197,12 @@ class _Loops:
         list_op = origin(self.forward.inputs[slot]).op
         if not record(list_op.type).lists.empty:
             return ""
-        opened = self.segments.open
-        told = next((list(one.dims) for one in (opened.lists if opened else ())
-                     if one.slot == slot and not one.gradient), None)
-        shape = tf.get_static_value(origin(list_op.inputs[0]))
-        if told is None and shape is None:
-            return ""
-        size = told if told is not None else (
-            [int(d) for d in shape.ravel()] if shape.ndim else int(shape))
+        size = self.told.get(slot)
+        if size is None:
+            shape = tf.get_static_value(origin(list_op.inputs[0]))
+            if shape is None:
+                return ""
+            size = shape.tolist()
         read = self._told(body, size, given), body.constant(self.role.length)
         return body.node(names.EMPTY_LIST, read, "handle", shape_type=INT,
                          element_dtype=list_op.get_attr("element_dtype").as_datatype_enum)
@@ -240,17 +243,19 @@ class _Loops:
             popped.append(pop)
             start[slot] = body.shaped(pop.replace(":output_handle:", ":tensor:"), known,
                                       self.f[_TYPES].list.type[slot])
-        made = self._run(body, [start[n] for n in range(self.count)])
+        begun = [start[n] for n in range(self.count)]
+        made = self._run(body, begun)
         kind = self.f[_TYPES].list.type[0]
         trips = body.node("Sub", (made[0], start[0]), "z", T=kind)
         shapes = list(self.g[_SHAPES].list.shape)
         inputs = {n: name if n in _FIXED or _is_passed(own[n]) else body.shaped(
             name, shapes[n], own[n]) for n, name in old.items()}
         inputs[self.segments.trips] = trips
-        forward = self._found(self.f["body"].func.name)
+        invariant = self.segments.invariant
+        forward = self._found(self.f["body"].func.name) if invariant else None
         for emptied, filled in zip(self.segments.residuals, self.segments.lists, strict=True):
-            inputs[emptied] = made[filled] if filled not in self.segments.invariant else (
-                add_invariant(body, forward, filled, [start[n] for n in range(self.count)]))
+            inputs[emptied] = add_invariant(body, forward, filled, begun) if (
+                filled in invariant) else made[filled]
         attrs = self.spared.attrs if self.spared else self.g
         results = body.loop(self.gradient, attrs, [inputs[n] for n in range(len(own))],
                             attrs["cond"].func.name, attrs["body"].func.name, self.role.length)

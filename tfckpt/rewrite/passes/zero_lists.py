@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from tfckpt.ir.edits import Create, Edits, Rewire, edited, op_of
+from tfckpt.ir.edits import Create, Edits, Rewire, edited, op_of, slice_attrs
 from tfckpt.ir.graph import BACKWARD, Graph, Op, Tensor
 from tfckpt.ops import names, record
 from tfckpt.rewrite.edit_builder import FLOATS, LARGE
@@ -187,8 +187,7 @@ def _sizes(scope: str, filled: _Filled) -> list[Create]:
                 *(const(f"{entry}_{n}", "int32", [n]) for n in (0, 1)),
                 Create(entry, names.STRIDED_SLICE,
                        (f"{dims}:0", *(f"{entry}_{n}:0" for n in (1, 0, 1))), (), ("int32",),
-                       {"T": index, "Index": index, "begin_mask": 0, "end_mask": 1,
-                        "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 0})]
+                       slice_attrs("int32", end_mask=1))]
     made = []
     for name, sizes in ((dims, shape), (entry, shape[1:])):
         told = tuple(d for d in sizes if isinstance(d, str))

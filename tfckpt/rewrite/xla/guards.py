@@ -20,7 +20,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 
-from tfckpt.ir.edits import Create
+from tfckpt.ir.edits import Create, slice_attrs
 from tfckpt.ops import names, record
 
 _PAYLOAD = {
@@ -107,9 +107,7 @@ class DataGuard(Guard):
                    (self.dtype,), {"T": dtype, "Tshape": "dtype:int32"}),
             Create(f"{scope}/first", names.STRIDED_SLICE,
                    (f"{scope}/reshape:0", f"{scope}/begin:0", f"{scope}/end:0", f"{scope}/step:0"),
-                   (), (self.dtype,),
-                   {"T": dtype, "Index": "dtype:int32", "begin_mask": 0, "end_mask": 0,
-                    "ellipsis_mask": 0, "new_axis_mask": 0, "shrink_axis_mask": 0}),
+                   (), (self.dtype,), slice_attrs(self.dtype)),
         ]
 
 
