@@ -89,7 +89,7 @@ def attempt(name: str, runner: str, who: str, batch: int) -> dict[str, Any]:
             raise
         return {"said": "out of memory"}
     except tfckpt.InfeasibleBudgetError as error:
-        return {"said": f"refused: {error.smallest_bytes / 1e9:.2f} GB needed"}
+        return {"said": f"refused: {error.smallest_bytes / 1e9:.2f} GB needed above what it holds"}
     taken = statistics.median(b - a for a, b in zip(ends, ends[1:], strict=False))
     said = {"said": "fits", "rate": batch / taken}
     if who == "tfckpt":

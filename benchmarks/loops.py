@@ -155,8 +155,8 @@ def measure() -> dict:
             step(x).numpy()
             seconds.append(time.process_time() - began)
     return {"peaks": peaks, "seconds": [min(seconds) for seconds in taken],
-            "planned": report.planned_peak_bytes,
-            "expected": report.expected_bytes[1], "refused": report.refused,
+            "planned": report.simulated_bytes[1],
+            "expected": report.planned_peak_bytes, "refused": report.refused,
             "segments": report.segments, "identical": found[0] == found[1]}
 
 

@@ -149,8 +149,8 @@ def _row(result: Any, report: Any) -> Row:
         plain_peak=result.plain_peak,
         ours_peak=result.ours_peak,
         time_ratio=result.time_ratio,
-        planned_plain=report.baseline_peak_bytes if report else nothing,
-        planned_ours=report.planned_peak_bytes if report else nothing,
+        planned_plain=report.simulated_bytes[0] if report else nothing,
+        planned_ours=report.simulated_bytes[1] if report else nothing,
         plan_seconds=report.plan_seconds if report else nothing,
     )
 

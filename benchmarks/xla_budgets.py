@@ -114,7 +114,7 @@ def figures(plain: Compiled, after: Compiled, report: Any, compiling: float) -> 
     """Return what is told of one rewritten step."""
     told = report.compiled
     return {"temp_bytes": after.temp_bytes, "heavy": after.heavy_count,
-            "planned": report.planned_peak_bytes, "planned_plain": report.baseline_peak_bytes,
+            "planned": report.simulated_bytes[1], "planned_plain": report.simulated_bytes[0],
             "of_plain": after.temp_bytes / plain.temp_bytes, "time": report.overhead,
             "extra_heavy": after.heavy_count - plain.heavy_count,
             "copies": after.copy_count, "folded": after.folded_count,

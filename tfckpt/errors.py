@@ -23,19 +23,23 @@ class InfeasibleBudgetError(PlanError):
     """The budget lies below the minimum peak that any plan reaches.
 
     Attributes:
-      smallest_bytes: smallest feasible peak in bytes, of the same kind as the budget was given
-        in (dynamic bytes from a solver; whole-device bytes or a fraction are put into words
-        by the front end, which knows the caller's unit).
+      smallest_bytes: smallest feasible dynamic peak in bytes: above what the step starts with,
+        whatever unit the budget was given in.
       overhead: planned extra time of the plan of that peak, as a fraction of the plain step; None
         where it is not known.
+      budget: what to pass instead, which the message names as well: a fraction of the plain peak
+        where one was asked for, else bytes, of the whole device from a front end and dynamic ones
+        from a solver, or "min".
     """
 
-    def __init__(self, message: str, smallest_bytes: int, overhead: float | None = None) -> None:
+    def __init__(self, message: str, smallest_bytes: int, overhead: float | None = None,
+                 budget: float | str | None = None) -> None:
         super().__init__(message)
         self.smallest_bytes, self.overhead = smallest_bytes, overhead
+        self.budget = smallest_bytes if budget is None else budget
 
     def __reduce__(self) -> tuple:
-        return type(self), (str(self), self.smallest_bytes, self.overhead)
+        return type(self), (str(self), self.smallest_bytes, self.overhead, self.budget)
 
 
 class RewriteError(TfckptError):

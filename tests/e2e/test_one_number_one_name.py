@@ -57,7 +57,7 @@ def test_what_is_said_of_a_model(build, batch, jit_compile, tmp_path, capsys):
               callbacks=[tfckpt.keras.PeakMemory(compare=True)])
     report = tfckpt.keras.report(model)
     if jit_compile:  # XLA knows better
-        assert report.compiled.before.temp_bytes != report.baseline_peak_bytes
+        assert report.compiled.before.temp_bytes != report.simulated_bytes[0]
     path = tmp_path / "report.html"
     report.html(str(path))
     titles = [axes.get_title(loc="left") for axes in pictures.step_figure({"": report}).axes]
@@ -66,6 +66,11 @@ def test_what_is_said_of_a_model(build, batch, jit_compile, tmp_path, capsys):
         "callback": said(capsys.readouterr().out), "pictures": said("; ".join(titles)),
         "page": said(re.sub(r"<[^>]+>", " ", html.unescape(path.read_text())))}
     assert set(places["report"]) == set(NAMES)
+    for name, size in (("plain peak", report.baseline_peak_bytes),
+                       ("planned peak", report.planned_peak_bytes),
+                       ("measured peak", report.measured_peak_bytes),
+                       ("resident", report.resident_bytes)):
+        assert format_bytes(size) in places["report"][name], name
     for place, found in places.items():
         assert {"plain peak", "planned peak"} <= set(found), place
         for name, amounts in found.items():

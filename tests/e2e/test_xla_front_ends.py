@@ -180,8 +180,8 @@ def test_the_callback_measures_one_buffer_of_xla(plain_fit, capsys):
 def test_a_peak_below_the_compiled_plain_step_is_no_surprise(measured, warned):
     """The simulated peak of a plain step may be far below what XLA needs for it."""
     report = SimpleNamespace(
-        name="step", applied=True, measured_peak_bytes=None, baseline_peak_bytes=100,
-        expected_bytes=(200, 90), allowed_bytes=None, missed=False)
+        name="step", applied=True, measured_peak_bytes=None, simulated_bytes=(100, 80),
+        baseline_peak_bytes=200, allowed_bytes=None, missed=False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         peak_memory._note(report, measured)

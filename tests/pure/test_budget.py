@@ -78,7 +78,8 @@ def test_what_a_refusal_says_to_pass_is_what_the_plan_is_sure_to_meet(budget):
     named = eval(said.partition("Pass budget=")[2].partition(" or ")[0])
     assert parse_budget(named).dynamic(100_000_000, 7_000_000) >= 55_000_001
     assert "50.0 MB" in said and "at most 55.0 MB simulated" in said
-    assert error.smallest_bytes == 50_000_000 + 7_000_000 * isinstance(budget, str)
+    assert error.smallest_bytes == 50_000_000 and error.budget == named
+    assert pickle.loads(pickle.dumps(error)).budget == named
 
 
 def test_a_peak_that_may_be_that_of_the_plain_step_is_not_passed():

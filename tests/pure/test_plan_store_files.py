@@ -25,7 +25,8 @@ def names(folder: pathlib.Path) -> set[str]:
     ("", "/c", "/h", "/c/tfckpt/plans"), ("", "", "/h", "/h/.cache/tfckpt/plans"),
     ("", "not/absolute", "/h", "/h/.cache/tfckpt/plans"), ("/p", "/c", "/h", "/p"),
     ("~/p", "/c", "/h", "/h/p"), ("off", "/c", "/h", None), ("OFF", "/c", "/h", None),
-    ("0", "/c", "/h", None), ("false", "/c", "/h", None)])
+    ("0", "/c", "/h", None), ("false", "/c", "/h", None),
+    ("on", "/c", "/h", "/c/tfckpt/plans"), ("True", "/c", "/h", "/c/tfckpt/plans")])
 def test_where_plans_are(monkeypatch, given, cache, home, found):
     for name, value in ((files.VARIABLE, given), ("XDG_CACHE_HOME", cache), ("HOME", home)):
         monkeypatch.setenv(name, value)

@@ -179,7 +179,7 @@ def _note(found: Report | None, measured: int) -> None:
         return
     first = found.measured_peak_bytes is None
     note(found, measured)
-    plain = max(found.baseline_peak_bytes, found.expected_bytes[0])
+    plain = max(found.simulated_bytes[0], found.baseline_peak_bytes)
     if first and found.applied and not found.missed and measured > _ABOVE * plain:
         warnings.warn(
             f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "

@@ -47,7 +47,8 @@ class Report:
 
     Attributes:
       name: traced function.
-      baseline_peak_bytes, planned_peak_bytes: simulated peak of the plain and the planned step.
+      simulated_bytes: peaks of the plain and the planned step as the planner simulates them; what
+        runs the step knows better (`baseline_peak_bytes`, `planned_peak_bytes`).
       resident_bytes: variables, inputs and constants, allocated before the step starts.
       overhead: planned extra time as a fraction of the plain step.
       recomputed_ops: ops executed a second time (or more).
@@ -92,8 +93,7 @@ class Report:
     """
 
     name: str
-    baseline_peak_bytes: int
-    planned_peak_bytes: int
+    simulated_bytes: tuple[int, int]
     resident_bytes: int
     overhead: float
     recomputed_ops: int
@@ -278,15 +278,25 @@ class Report:
                 f"time, planned in {self.plan_seconds:.0f} s")
 
     @property
-    def expected_bytes(self) -> tuple[int, int]:
-        """Return the bytes that the plain and the applied step are expected to take.
+    def baseline_peak_bytes(self) -> int:
+        """Return the plain peak: bytes that the step is expected to take as it was."""
+        return self.expected_bytes[0]
 
-        What runs them knows best.
+    @property
+    def planned_peak_bytes(self) -> int:
+        """Return the planned peak: bytes that the step is expected to take as it is applied."""
+        return self.expected_bytes[1]
+
+    @property
+    def expected_bytes(self) -> tuple[int, int]:
+        """Return the plain and the planned peak, in bytes.
+
+        What XLA, or Grappler, was asked about them; else what the planner simulates.
         """
         told = self.compiled
         if told and told.before and told.after:
             return told.before.temp_bytes, told.after.temp_bytes
-        return self.baseline_peak_bytes, self.planned_peak_bytes
+        return self.simulated_bytes
 
     @property
     def most_bytes(self) -> int:
@@ -422,8 +432,8 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
     fates = fates_of(decision.graph if applied else part.graph, ours,
                      (plan if applied else planned.plain.plan).schedule, names)
     return Report(
-        name=name, baseline_peak_bytes=planned.baseline_bytes,
-        planned_peak_bytes=planned.peak_bytes if applied else planned.baseline_bytes,
+        name=name, simulated_bytes=(
+            planned.baseline_bytes, planned.peak_bytes if applied else planned.baseline_bytes),
         resident_bytes=cost.resident_bytes, unknown_variables=cost.unknown_variables,
         overhead=time / total - 1.0,
         recomputed_ops=(sum(len(ours.vertices[v].ops) or 1 for v, _ in plan.recomputed)

@@ -101,17 +101,18 @@ class Budget:
         most += f", {100 * (overhead or 0.0):+.0f} % time" if slower else ""
         least = ' or budget="min"' + (", which weighs memory against time" if slower else "")
         if self.fraction is not None:
+            fraction = _fraction(sure, baseline_bytes)
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
                 f" cannot be met{where}; the smallest feasible fraction found is "
                 f"{_fraction(smallest, baseline_bytes)} ({format_bytes(smallest)}{most}). Pass "
-                f"budget={_fraction(sure, baseline_bytes)}{least}{note}", smallest, overhead)
+                f"budget={fraction}{least}{note}", smallest, overhead, fraction)
         if self.of_device:
             return InfeasibleBudgetError(
                 f'plan: budget="device" cannot be met{where}: {format_bytes(self.free_bytes)} are '
                 f"free, and the minimum that a step needs there above what it starts with is "
                 f"{format_bytes(smallest)}. Use a smaller batch, free memory before the first step,"
-                f' or pass budget="min"{note}', smallest, overhead)
+                f' or pass budget="min"{note}', smallest, overhead, "min")
         total = smallest + resident_bytes
         asked = self.device_bytes or 0
         has_unit = any(letter.isalpha() for letter in self.text)
@@ -122,7 +123,8 @@ class Budget:
             f"plan: budget={shown} cannot be met{where}; the "
             f"smallest feasible one found is {total} bytes (about {format_bytes(total)}: "
             f"{format_bytes(resident_bytes)} resident + {format_bytes(smallest)} dynamic{most}). "
-            f"Pass budget={sure + resident_bytes}{least}{note}", total, overhead)
+            f"Pass budget={sure + resident_bytes}{least}{note}", smallest, overhead,
+            sure + resident_bytes)
 
 
 def _fraction(part: int, whole: int) -> float:

@@ -57,7 +57,7 @@ def folder() -> pathlib.Path | None:
     given = os.environ.get(VARIABLE, "").strip()
     if given.lower() in ("off", "0", "false"):
         return None
-    if given:
+    if given and given.lower() not in ("on", "1", "true"):  # which are not meant as folders
         return pathlib.Path(os.path.abspath(os.path.expanduser(given)))
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # which its specification has ignored

@@ -322,7 +322,7 @@ class _Tuning:
                                 "gradient")
             self.step.leave(dataclasses.replace(
                 report, applied=False, reason=TUNED,
-                planned_peak_bytes=report.baseline_peak_bytes),
+                simulated_bytes=(report.simulated_bytes[0], report.simulated_bytes[0])),
                 self._again(True) if other else self.step.plain)
         report = self.step.report
         assert report is not None
