@@ -174,3 +174,9 @@ def test_what_is_called_linear_is(known):
         parts = [known.evaluate(*args[:position], v, *args[position + 1:]) for v in (a, b)]
         whole = known.evaluate(*args[:position], a + 3 * b, *args[position + 1:])
         np.testing.assert_allclose(whole, parts[0] + 3 * parts[1], rtol=1e-12)
+
+
+def test_what_grappler_has_seen_merges_no_more():
+    marks = [next(v for v in build_cost_graph(chain("BiasAdd"), settled=settled).vertices
+                  if v.name == "x").fusible for settled in (False, True)]
+    assert marks == [True, False]

@@ -46,11 +46,12 @@ def cost_of(graph: Graph, target: Target) -> CostGraph:
     Raises:
       CostError: as `build_cost_graph`.
     """
-    return build_cost_graph(graph, target.rates, target.fusion, target.convolves_in_copies)
+    return build_cost_graph(graph, target.rates, target.fusion, target.convolves_in_copies,
+                            settled=target.optimised)
 
 
 def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | None = None,
-                     convolves_in_copies: bool = False) -> CostGraph:
+                     convolves_in_copies: bool = False, settled: bool = False) -> CostGraph:
     """Price a captured graph for a device.
 
     Args:
@@ -60,6 +61,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
         Grappler and TensorFlow's executor have it.
       convolves_in_copies: whether cuDNN computes convolutions, as on the executor of a GPU
         (`tfckpt.cost.convolutions`).
+      settled: whether Grappler has seen the graph, so that no op merges into its reader any more.
 
     Raises:
       CostError: the bytes of a tensor are unknown; names the tensor and the remedy.
@@ -87,10 +89,12 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     members: dict[int, tuple[int, ...]] = {anchor: (anchor,) for anchor in anchors}
     for merged, anchor in sorted({**partner, **absorbed}.items()):
         members[anchor] += (merged,)
+    merging = () if settled else frozenset(
+        a for a in anchors if merges_into_its_reader(graph, a, readers))
     uses = value_uses(graph, readers)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     vertices = tuple(
-        _vertex(graph, members[anchor], root, reads, storages, index, needs[v], readers, awaited,
+        _vertex(graph, members[anchor], root, reads, storages, index, needs[v], merging, awaited,
                 rates,
                 _extra(graph, root, inner, members[anchor], fusion, convolves_in_copies), fusion,
                 uses)
@@ -247,7 +251,7 @@ def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Se
 
 def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[Sequence[TensorId]],
             storages: Sequence[Storage], index: Mapping[TensorId, int], needs: tuple[int, ...],
-            readers: list[list[int]], awaited: Collection[int], rates: Rates, extra: int,
+            merging: Collection[int], awaited: Collection[int], rates: Rates, extra: int,
             fusion: Fusion | None, uses: ValueUses) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
@@ -270,7 +274,7 @@ def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[S
         reuses=reuses, recomputable=recomputable, workspace=extra,
         pieces=1 if op.loop is None else op.loop.trips,
         cheap=cheap, donates=read if known.access is Access.ASSIGN else (), ops=tuple(members),
-        fusible=merges_into_its_reader(graph, anchor, readers),
+        fusible=anchor in merging,
         join=known.joins and len(op.inputs) > 1 and anchor not in awaited,
         conditional=any(graph.ops[i].conditional for i in members), device=op.device,
         reads_variables=tuple(sorted({v for i in members for v in uses.reads.get(i, ())})),
