@@ -32,7 +32,7 @@ from collections.abc import Collection, Sequence
 
 from tfckpt.ir.graph import BACKWARD, FORWARD, OTHER, UPDATE
 
-_GRADIENT_SCOPE = re.compile(r"(^|/)(gradient_tape|gradients(_\d+)?)/")
+_GRADIENT_SCOPE = re.compile(r"(?:^|/)(?:gradient_tape|gradients(?:_\d+)?)(?=/)")
 _HANDED_ON = re.compile(r"_switch/_\d+$")
 """Ends the name of an op of a lowered loop; before that the loop's and the name of what it got."""
 
@@ -44,6 +44,15 @@ def is_gradient_scope(name: str) -> bool:
       name: of an op, with the scopes before it.
     """
     return bool(_GRADIENT_SCOPE.search(name)) and not _HANDED_ON.search(name)
+
+
+def gradient_scopes(name: str) -> int:
+    """Return in how many gradient scopes an op stands, one in the other.
+
+    Args:
+      name: of an op, with the scopes before it.
+    """
+    return len(_GRADIENT_SCOPE.findall(name)) if is_gradient_scope(name) else 0
 
 
 def regions(

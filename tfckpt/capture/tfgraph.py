@@ -9,13 +9,14 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
+from tfckpt.capture.later_passes import with_later_passes
 from tfckpt.capture.loops.branch_values import kept_by_branches, not_recomputed
 from tfckpt.capture.loops.lists import Kept, bytes_outside_loops, kept_lists
 from tfckpt.capture.loops.purity import reads_counted_list
 from tfckpt.capture.loops.repeated import repeat_loops
 from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.purity import is_pure, is_write
-from tfckpt.capture.regions import is_gradient_scope, regions
+from tfckpt.capture.regions import gradient_scopes, is_gradient_scope, regions
 from tfckpt.capture.variables import may_write
 from tfckpt.errors import CaptureError
 from tfckpt.ir.branches import conditions, has_branches
@@ -77,13 +78,17 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                for op in operations]
     large = _large_constants(operations, outputs)
     writes = [op.name in writing for op in operations]
-    region = regions([op.name for op in operations],
-                     [[source for source, _ in entry] for entry in inputs], controls, writes,
+    sources = [[source for source, _ in entry] for entry in inputs]
+    region = regions([op.name for op in operations], sources, controls, writes,
                      {i for i, op in enumerate(operations) if record(op.type).lists.empty},
                      {i for i, op in enumerate(operations) if op.name in forward},
                      {i for i, op in enumerate(operations) if op.name in later},
                      {i for i, op in enumerate(operations) if _is_fed(op)},
                      {i for i, op in enumerate(operations) if _reads_variable(op)})
+    region = with_later_passes(
+        region, sources, [gradient_scopes(op.name) * (r != FORWARD)
+                          for op, r in zip(operations, region, strict=True)],
+        [record(op.type).scales_gradients for op in operations], writes)
     _place_observers(operations, inputs, region)
     needed = conditions(
         (op.name, op.type, [t.name for t in op.inputs], [c.name for c in op.control_inputs])
@@ -252,13 +257,18 @@ def _shrinks_large_constant(large: Collection[tuple[int, int]],
 
 
 def _sorted(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Operations in a topological order that stays as close to creation order as it can."""
+    """Operations in a topological order that stays as close to creation order as it can.
+
+    Arguments stand behind the ops that Grappler made of a trace; they count as created before.
+    """
     index = {op: i for i, op in enumerate(operations)}
     sources = {i: {index[t.op] for t in op.inputs}.union(index[c] for c in op.control_inputs)
                for i, op in enumerate(operations)}
     if all(not s or max(s) < i for i, s in sources.items()):
         return list(operations)
-    order = topological_order(sources)
+    fed = {i for i, op in enumerate(operations) if _is_fed(op)}
+    order = [*sorted(fed), *topological_order({i: s - fed for i, s in sources.items()
+                                               if i not in fed})]
     if len(order) != len(operations):
         done = frozenset(order)
         stuck = next(op.name for i, op in enumerate(operations) if i not in done)

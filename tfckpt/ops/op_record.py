@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ that may add a bias: of two terms. Written in lower case, so that no op type is 
 REARRANGED = frozenset({SUM, PRODUCT, UNARY})
 """Kinds that the arithmetic optimizer rearranges."""
 NONE: frozenset[str] = frozenset()
+_GRADIENT_KERNEL = re.compile(r"Grad(V\d+)?$")
 
 
 class Source(enum.Enum):
@@ -242,6 +244,12 @@ class OpRecord:
     def multiplies(self) -> bool:
         """Return whether it is the product of its two inputs."""
         return self.commutative and PRODUCT in self.kinds
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Return whether, in a backward pass, it multiplies a gradient by what an input holds."""
+        return (self.flops is not None or self.selects or PRODUCT in self.kinds
+                or bool(_GRADIENT_KERNEL.search(self.type)))
 
     @property
     def joins(self) -> bool:

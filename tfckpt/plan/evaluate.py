@@ -11,7 +11,8 @@ from tfckpt.ir.costgraph import FORWARD, CostGraph
 from tfckpt.ir.schedule import Moves, Schedule
 from tfckpt.plan.keep_sets import Ordered, dropped
 from tfckpt.plan.policy import recompute_as_asked
-from tfckpt.simulate.order import BranchwiseOrder, base_order, idle
+from tfckpt.simulate.branchwise import BranchwiseOrder
+from tfckpt.simulate.order import base_order, idle
 from tfckpt.simulate.simulate import Timeline, simulate
 from tfckpt.solvers.recursion import Recursion, recursive_schedule
 
@@ -25,6 +26,7 @@ class Candidate:
       again: dropped storages recomputed for every group of uses (see `keep_schedule`).
       moves: free moves.
       reordered: whether the backward is reordered to need less memory.
+      early: whether, if so, it begins wherever it can, before the forward goes on.
       source: the solver it comes from.
       schedule: the schedule itself, where a solver decides more than a keep set can say; `keep`
         and `again` then mean nothing.
@@ -39,6 +41,7 @@ class Candidate:
     source: str = ""
     schedule: Schedule | None = None
     recursion: Recursion | None = None
+    early: bool = False
 
 
 def proposed(pattern: Candidate, proposal: frozenset[int] | Recursion, source: str) -> Candidate:
@@ -87,8 +90,8 @@ class Evaluator:
         self._known: dict[Candidate, Priced] = {}
         self._base_order = functools.cache(functools.partial(base_order, graph))
         self._ordered = functools.cache(functools.partial(Ordered, graph))
-        self._branchwise = functools.cache(lambda moves: BranchwiseOrder(graph, moves, idle(
-            graph, moves.released)))
+        self._branchwise = functools.cache(lambda moves, early: BranchwiseOrder(
+            graph, moves, idle(graph, moves.released), early))
 
     def price(self, candidate: Candidate) -> Priced:
         """Return a candidate with its schedule and timeline, made once for each candidate.
@@ -134,7 +137,8 @@ class Evaluator:
         """
         if not candidate.reordered:
             return self._base_order(candidate.moves)
-        return self._branchwise(candidate.moves).order(dropped(self.graph, candidate.keep))
+        return self._branchwise(candidate.moves, candidate.early).order(
+            dropped(self.graph, candidate.keep))
 
     def everything(self) -> frozenset[int]:
         """Return the keep set that recomputes nothing."""

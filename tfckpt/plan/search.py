@@ -295,7 +295,13 @@ def templates(evaluator: Evaluator, free_moves: bool, target: Target = HERE) -> 
     found = [plain, dataclasses.replace(plain, moves=Moves(deferrable(graph)))]
     if joins:
         found.append(dataclasses.replace(plain, moves=Moves(deferrable(graph, joins), joins)))
-    return found + [dataclasses.replace(t, reordered=True) for t in found[1:]]
+    found += [dataclasses.replace(t, reordered=True) for t in found[1:]]
+    late, early = found[-1], dataclasses.replace(found[-1], early=True)
+    if evaluator.order(early) == evaluator.order(late):
+        return found
+    if evaluator.price(early).peak < evaluator.price(late).peak:
+        return [*found, early]
+    return [*found[:-1], early, late]
 
 
 def starts(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[Solver],

@@ -6,8 +6,7 @@ The plain order is the graph's own. What may change it, at no cost in time:
   dropout masks, the square in GELU's derivative) is placed just before its first reader;
 * *release*: a pass-through join is bypassed, so that each update runs as soon as its own
   gradient is there;
-* *branchwise* backward: tapes interleave parallel branches; taking the ready vertex that adds the
-  fewest bytes finishes one branch before the next is begun.
+* *branchwise* or *early* backward: see `tfckpt.simulate.branchwise`.
 
 Under XLA, which ignores control edges, nothing can be moved; the first two it does by itself.
 """
@@ -15,8 +14,6 @@ Under XLA, which ignores control edges, nothing can be moved; the first two it d
 from __future__ import annotations
 
 import copy
-import heapq
-from collections.abc import Callable, Sequence
 
 from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph
 from tfckpt.ir.schedule import Moves
@@ -154,116 +151,32 @@ def _pays(graph: CostGraph, v: int, late: float, start: list[float],
     return kept_alive <= sum(graph.storages[s].bytes for s in graph.vertices[v].writes)
 
 
-def base_order(graph: CostGraph, moves: Moves, dropped: Sequence[bool] | None = None,
-               waiting: frozenset[int] = frozenset()) -> tuple[int, ...]:
+def base_order(graph: CostGraph, moves: Moves) -> tuple[int, ...]:
     """Return the vertices in the planned order of a plan, recomputation left out.
 
-    Forward vertices keep the graph's order; deferred vertices stand just before their first
-    reader; released joins are left out; update and other vertices run as soon as their inputs
-    exist.
+    Vertices keep the graph's order; deferred ones stand just before their first reader; released
+    joins are left out; update and other vertices run as soon as their inputs exist. Another order
+    is `tfckpt.simulate.branchwise`.
 
     Args:
       graph: joint graph.
       moves: the free moves of the plan.
-      dropped: for each storage whether it must be recomputed before its first backward reader;
-        given, the backward is ordered thriftily, else it keeps the graph's order.
-      waiting: backward vertices that a branchwise order runs only when asked for (see `idle`).
     """
-    if dropped is not None:
-        return BranchwiseOrder(graph, moves, waiting).order(dropped)
-    emitter = _Emitter(graph, moves, frozenset())
+    emitter = Emitter(graph, moves, frozenset())
     for v in range(len(graph.vertices)):
         if v not in emitter.late and v not in emitter.joins:
             emitter.emit(v)
     return emitter.finish()
 
 
-class BranchwiseOrder:
-    """BranchwiseOrder orders under the same moves, whatever is dropped: their forward is the same.
+class Emitter:
+    """Emits vertices so that what they need comes first and what they allow comes next.
 
     Args:
-      graph, moves, waiting: as for `base_order`.
+      graph: joint graph.
+      moves: the free moves of the plan.
+      waiting: vertices that are emitted only when one asks for them, as deferred ones are.
     """
-
-    def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]) -> None:
-        start = self._start = _Emitter(graph, moves, waiting)
-        apart = start.late | start.joins
-        backward = [v for v, vertex in enumerate(graph.vertices)
-                    if v not in apart and vertex.region == BACKWARD]
-        for v, vertex in enumerate(graph.vertices):
-            if v not in apart and vertex.region == FORWARD:
-                start.emit(v)
-        start.changed.clear()
-        self._member = [False] * len(graph.vertices)
-        for v in backward:
-            self._member[v] = True
-        self._first = [v for v in backward if start.ready(v)]
-        self._bytes = [storage.bytes for storage in graph.storages]
-        self._written = [sum(self._bytes[s] for s in vertex.writes) for vertex in graph.vertices]
-        self._untouched = [s for s in range(len(graph.storages)) if not start.touched[s]]
-        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def order(self, dropped: Sequence[bool]) -> tuple[int, ...]:
-        """Return vertices in order; of ready backward ones the one that adds the fewest bytes.
-
-        Args:
-          dropped: as for `base_order`; what the forward reads counts as made there in any case.
-        """
-        choice = tuple([s for s in self._untouched if dropped[s]])
-        if choice not in self._known:
-            self._known[choice] = self._ordered(dropped)
-        return self._known[choice]
-
-    def _ordered(self, dropped: Sequence[bool]) -> tuple[int, ...]:
-        emitter, outside = self._start.copy(), list(self._member)  # backward, not found ready yet
-        readers, ready, readers_of = emitter.readers, emitter.ready, emitter.graph.readers
-        growth: dict[int, int] = {}  # of what is ready
-        heap: list[tuple[int, int]] = []  # of it the latest, and what it was before
-        price = self._pricer(emitter, dropped, growth, heap)
-        for v in self._first:
-            outside[v] = False
-            price(v)
-        while heap:
-            grown, v = heapq.heappop(heap)
-            if growth.get(v) != grown:
-                continue
-            del growth[v]
-            before = len(emitter.order)
-            emitter.emit(v)
-            for u in emitter.order[before:]:
-                for r in readers[u]:
-                    if outside[r] and ready(r):
-                        outside[r] = False
-                        price(r)
-            for s in emitter.changed:
-                for r in readers_of[s]:
-                    if r in growth:
-                        price(r)
-            emitter.changed.clear()
-        return emitter.finish()
-
-    def _pricer(self, emitter: _Emitter, dropped: Sequence[bool], growth: dict[int, int],
-                heap: list[tuple[int, int]]) -> Callable[[int], None]:
-        """Return what notes the bytes that a ready vertex adds now, where they have changed."""
-        size, written, vertices = self._bytes, self._written, emitter.graph.vertices
-        unread, touched = emitter.unread, emitter.touched
-
-        def price(v: int) -> None:
-            total = written[v]
-            for s in vertices[v].reads:
-                if dropped[s] and not touched[s]:
-                    total += size[s]
-                if unread[s] == 1:
-                    total -= size[s]
-            if growth.get(v) != total:
-                growth[v] = total
-                heapq.heappush(heap, (total, v))
-
-        return price
-
-
-class _Emitter:
-    """Emits vertices so that what they need comes first and what they allow comes next."""
 
     def __init__(self, graph: CostGraph, moves: Moves, waiting: frozenset[int]) -> None:
         self.graph = graph
@@ -281,7 +194,7 @@ class _Emitter:
         self.changed: list[int] = []  # storages with which `growth` of their readers changed
         self.runnable = [False] * len(graph.vertices)  # found ready: it stays so
 
-    def copy(self) -> _Emitter:
+    def copy(self) -> Emitter:
         """Return another that goes on from here."""
         other = copy.copy(self)
         for name in ("done", "order", "unread", "touched", "changed", "runnable"):
@@ -296,7 +209,11 @@ class _Emitter:
         return tuple(self.order)
 
     def emit(self, vertex: int) -> None:
-        """Emit a vertex after what it still needs, then what becomes ready at once."""
+        """Emit a vertex after what it still needs, then what becomes ready at once.
+
+        Args:
+          vertex: that is emitted unless it has been.
+        """
         done, needed, unread, touched = self.done, self.needed, self.unread, self.touched
         prompt, vertices = self.prompt, self.graph.vertices
         stack = [vertex]
@@ -323,7 +240,11 @@ class _Emitter:
                     stack.append(r)
 
     def ready(self, v: int) -> bool:
-        """Return whether everything the vertex needs has run or can run at any time."""
+        """Return whether everything the vertex needs has run or can run at any time.
+
+        Args:
+          v: the vertex.
+        """
         if not self.runnable[v]:  # remembered: late vertices share what they need
             done, late = self.done, self.late
             for p in self.needed[v]:

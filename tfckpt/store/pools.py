@@ -111,7 +111,7 @@ def _entry(candidate: Candidate) -> dict[str, Any]:
     schedule, recursion = candidate.schedule, candidate.recursion
     return {"keep": _bits(candidate.keep), "again": _bits(candidate.again),
             "deferred": candidate.moves.deferred, "released": candidate.moves.released,
-            "reordered": candidate.reordered, "source": candidate.source,
+            "reordered": candidate.reordered, "source": candidate.source, "early": candidate.early,
             "schedule": None if schedule is None else [list(step) for step in schedule],
             "recursion": None if recursion is None else {
                 "made": recursion.made, "through": recursion.through,
@@ -126,7 +126,7 @@ def _candidate(entry: dict[str, Any]) -> Candidate:
         entry["source"], None if schedule is None else tuple((v, copy) for v, copy in schedule),
         None if recursion is None else Recursion(
             tuple(recursion["made"]), tuple(recursion["through"]),
-            tuple(_numbers(kept) for kept in recursion["kept"])))
+            tuple(_numbers(kept) for kept in recursion["kept"])), entry["early"])
 
 
 def _bits(numbers: Collection[int]) -> str:
