@@ -133,8 +133,8 @@ def simulated(name: str) -> list[str]:
     import tensorflow as tf
 
     from benchmarks.measured import NETWORKS as BUILDERS
-    from tfckpt.api import CheckpointedStep
     from tfckpt.capture import tf_adapter
+    from tfckpt.carriers.checkpointed import CheckpointedStep
     from tfckpt.errors import InfeasibleBudgetError
     from tfckpt.request.devices import find_device
     from tfckpt.request.options import make_options

@@ -30,7 +30,7 @@ from absl import app, flags
 
 from benchmarks.network_steps import batch_of, step_of
 from benchmarks.networks import NETWORKS, Network
-from tfckpt.api import CheckpointedStep
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.target import Target
 from tfckpt.request.devices import find_device

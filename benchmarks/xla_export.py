@@ -40,7 +40,7 @@ def export(name: str, size: str, budget: object, folder: pathlib.Path,
     import tensorflow as tf
 
     from benchmarks import jobs
-    from tfckpt.api import CheckpointedStep
+    from tfckpt.carriers.checkpointed import CheckpointedStep
     from tfckpt.driving.here import target_of
     from tfckpt.request.devices import find_device
     from tfckpt.request.options import make_options

@@ -45,7 +45,7 @@ def compile_job(name: str, label: str) -> None:
     import tensorflow as tf
 
     from benchmarks import jobs
-    from tfckpt.api import CheckpointedStep
+    from tfckpt.carriers.checkpointed import CheckpointedStep
     from tfckpt.ir.target import Target
     from tfckpt.request.options import make_options
     from tfckpt.verify import compiled

@@ -31,7 +31,7 @@ import tensorflow as tf
 from benchmarks.network_steps import batch_of, step_of
 from benchmarks.networks import NETWORKS, Network
 from benchmarks.xla_export import arguments, check_parameters
-from tfckpt.api import CheckpointedStep
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.driving.here import target_of
 from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.target import Target

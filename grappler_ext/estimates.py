@@ -15,13 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.api import CheckpointedStep
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_parts
 from tfckpt.capture.inlining.inline import readable
 from tfckpt.capture.shapes import CallSizes, concrete_shapes, to_variable, uncaptured_inputs
 from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.cost.storage import RESIDENT, roots, storage_bytes
 from tfckpt.cost.time import seconds as op_seconds
 from tfckpt.errors import CaptureError, CostError

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tfckpt.api import CheckpointedStep, checkpoint
+from tfckpt.api import checkpoint
 from tfckpt.capture import tf_adapter
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.errors import PlanError
 from tfckpt.report.report import Report
 from tfckpt.report.values import RECOMPUTED, Fate

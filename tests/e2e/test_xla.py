@@ -14,7 +14,7 @@ import tfckpt
 from benchmarks import network_steps, networks
 from tests.support import process, training
 from tests.support.models import MODELS
-from tfckpt.api import CheckpointedStep
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.errors import VerificationError
 from tfckpt.ir.target import Target
 from tfckpt.request.options import make_options

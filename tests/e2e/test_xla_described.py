@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from benchmarks import networks
 from tests.support import process
-from tfckpt.api import CheckpointedStep
 from tfckpt.capture import tf_adapter
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.request.devices import find_device
 from tfckpt.request.options import make_options
 from tfckpt.verify import compiled_for

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 import tfckpt
 from benchmarks.measured import NETWORKS
-from tfckpt.api import CheckpointedStep
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.request.devices import find_device
 from tfckpt.request.options import make_options
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfckpt.rewrite.build as build
 from tests.support import process
-from tfckpt.api import CheckpointedStep
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.ir.edits import Clone, Create
 from tfckpt.request.devices import find_device
 from tfckpt.request.options import make_options

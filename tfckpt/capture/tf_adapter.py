@@ -128,7 +128,7 @@ def is_tf_function(fn: object) -> bool:
     Args:
       fn: any object; a concrete function, or what wraps a `tf.function`, is none.
     """
-    return isinstance(fn, polymorphic_function.Function)
+    return issubclass(type(fn), polymorphic_function.Function)  # what looks like one is none
 
 
 def clone_function(fn: polymorphic_function.Function, python_function: Callable[..., Any],
@@ -144,6 +144,24 @@ def clone_function(fn: polymorphic_function.Function, python_function: Callable[
     if jit_compile is not None:
         made._jit_compile = jit_compile
     return made
+
+
+TfFunction: Any = polymorphic_function.Function
+"""The class of what `tf.function` returns."""
+
+
+def bind(fn: polymorphic_function.Function, instance: object, kind: Any) -> Any:
+    """Return a `tf.function` as the method of an object, the same one each time.
+
+    Args:
+      fn: the function, whose first argument is the object.
+      instance: the object.
+      kind: a class derived from `TfFunction` without attributes that its `__init__` would set; what
+        is returned is made to be of it.
+    """
+    found = fn.__get__(instance, type(instance))
+    found.__class__ = kind
+    return found
 
 
 _CALL = polymorphic_function.Function.__call__

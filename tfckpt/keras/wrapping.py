@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import tensorflow as tf
 from absl import logging
 
-from tfckpt.api import CheckpointedStep
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.carriers.keras_layers import with_paths
 from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
 from tfckpt.common.messages import say

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.api import CheckpointedStep
 from tfckpt.capture import tf_adapter
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.errors import PlanError
 from tfckpt.tuning.effects import refuse_lasting
 from tfckpt.verify.snapshot import Snapshot

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfckpt.api import CheckpointedStep
 from tfckpt.capture import tf_adapter
+from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.common.messages import say
 from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.report.observed import CALLS as OBSERVED
