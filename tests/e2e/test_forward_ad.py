@@ -54,7 +54,7 @@ def test_a_step_traced_for_any_batch_serves_every_batch(name):
     for rows in (32, 5, 1, 2):
         x = tf.random.stateless_normal((rows, 8), (1, rows))
         assert worst(fad(x), plain(x)) <= 1e-6
-    activation = seen.taken[0]  # the loss's square is another
+    activation = max(seen.taken, key=lambda a: a.bytes_after)  # the loss's square is another
     assert activation.bytes_after == 2 * 32 * 16 * 4 or name == "keras_hard_tanh"
 
 

@@ -266,7 +266,7 @@ def _sorted(operations: Sequence[tf.Operation]) -> list[tf.Operation]:
                for i, op in enumerate(operations)}
     if all(not s or max(s) < i for i, s in sources.items()):
         return list(operations)
-    fed = {i for i, op in enumerate(operations) if _is_fed(op)}
+    fed = {i for i, op in enumerate(operations) if _is_fed(op) and not sources[i]}
     order = [*sorted(fed), *topological_order({i: s - fed for i, s in sources.items()
                                                if i not in fed})]
     if len(order) != len(operations):
