@@ -36,7 +36,8 @@ def with_later_passes(region: Sequence[str], inputs: Sequence[Sequence[int]],
 
     Args:
       region: of each op by the rules of `regions`; ops in topological order.
-      inputs: for each op the indices of the ops it reads.
+      inputs: for each op the indices of the ops whose values it reads; not of those of which it
+        reads the shape alone.
       depth: for each op in how many gradient scopes it stands, one in the other.
       multiplies: for each op whether its result has products of what its inputs hold.
       writes: for each op whether it writes a resource or is a collective.

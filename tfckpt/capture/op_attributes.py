@@ -19,6 +19,8 @@ _LARGEST_COMPARED = 1024
 """Elements of a constant that are compared to find whether they are all equal."""
 _VALUES = ("float_val", "half_val", "double_val", "bool_val")
 """Fields of a constant's proto with its values one by one."""
+_FEW = 8
+"""Elements of a constant of integers that is looked at: axes and strides."""
 _LARGEST_READ = 1 << 20
 """Elements of a constant that is looked at: TensorFlow hands out copies."""
 
@@ -32,12 +34,16 @@ def attrs_of(op: tf.Operation) -> dict[str, object]:
       op: of a live graph.
 
     Returns:
-      By name what the record of the op's type lists; of a constant `value`, or nothing where its
-      elements differ, are too many to look at, or are neither floats nor booleans.
+      By name what the record of the op's type lists; of a constant `value`, or `integer` where it
+      is one of a few integers; nothing where its elements differ, are too many to look at, or are
+      of another kind.
     """
     known = record(op.type)
     if known.is_constant:
         made = op.outputs[0]
+        if made.dtype.is_integer and 0 < (made.shape.num_elements() or 0) <= _FEW:
+            value = _common_value(op.get_attr("value"))
+            return {} if value is None else {"integer": int(value)}
         if not (made.dtype.is_floating or made.dtype.is_bool) or (
                 made.shape.num_elements() or 0) > _LARGEST_READ:
             return {}

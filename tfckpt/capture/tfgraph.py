@@ -85,9 +85,11 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                      {i for i, op in enumerate(operations) if op.name in later},
                      {i for i, op in enumerate(operations) if _is_fed(op)},
                      {i for i, op in enumerate(operations) if _reads_variable(op)})
+    depth = [gradient_scopes(op.name) * (r != FORWARD)
+             for op, r in zip(operations, region, strict=True)]
     region = with_later_passes(
-        region, sources, [gradient_scopes(op.name) * (r != FORWARD)
-                          for op, r in zip(operations, region, strict=True)],
+        region, [read if _reads_values(op) else []
+                 for op, read in zip(operations, sources, strict=True)], depth,
         [record(op.type).scales_gradients for op in operations], writes)
     _place_observers(operations, inputs, region)
     needed = conditions(
@@ -116,6 +118,11 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                    + not_recomputed(ops))
     check_graph(result)
     return result
+
+
+def _reads_values(op: tf.Operation) -> bool:
+    known = record(op.type)
+    return not known.shape_only and known.fills is None
 
 
 def _lists_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from tfckpt.cost.broadcasts import undoes_nothing
+from tfckpt.cost.row_slices import takes_rows
 from tfckpt.cost.views import RESIDENT, Views, is_element_wise
 from tfckpt.errors import CostError
 from tfckpt.ir.graph import Graph, Op, Tensor, TensorId
@@ -171,6 +172,10 @@ def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ..
             and all(constant[source] for source, _ in op.inputs)
             and all((t.bytes or 0) <= _FOLDED_BYTES and t.bytes is not None for t in op.outputs))
         constant.append(folded)
+        if fusion is None and takes_rows(graph, index):
+            source, slot = op.inputs[known.slices or 0]
+            result.append((result[source][slot],) * len(op.outputs))
+            continue
         copies = known.lists.rows and bool(op.outputs[0].bytes)  # each row, unless XLA compiles it
         aliases = known.aliases and not copies or undoes_nothing(graph, index)
         found = _op_roots(op, index, folded, aliases, result)

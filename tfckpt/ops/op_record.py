@@ -186,6 +186,7 @@ class OpRecord:
     # Memory.
     resident: bool = False  # its results are there before the step starts
     aliases: bool = False  # each output lies in the memory of the input at its place
+    slices: int | None = None  # takes slices of this input, whose rows may lie in its memory
     passes_on: bool = False  # an alias that is the same tensor, and that TensorFlow removes
     keeps_number: bool = False  # a single number comes out as it went in, be it in another dtype
     reuses_input: bool = False  # its kernel may write into an input that dies

@@ -30,6 +30,13 @@ register(
     OpRecord("Bitcast", aliases=True),
 )
 
+# Some of the elements. Of whole rows the executor's kernels make no copy.
+register(
+    OpRecord("StridedSlice", slices=0, attrs=("shrink_axis_mask", "new_axis_mask")),
+    OpRecord("Slice", slices=0), OpRecord("Unpack", slices=0, attrs=("axis",)),
+    OpRecord("Split", slices=1), OpRecord("SplitV", slices=0),
+)
+
 # The same elements, more often or elsewhere.
 register(
     OpRecord("Fill", elements_of=1, spreads=True),

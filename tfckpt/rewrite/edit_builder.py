@@ -53,7 +53,7 @@ class EditBuilder:
         self.controls: list[AddControl] = []
         self.moved: dict[TensorId, None] = {}
         self.replaced: dict[TensorId, str] = {}
-        self._views: dict[tuple[TensorId, int], str] = {}
+        self._views: set[tuple[int, int]] = set()
 
     def edits(self) -> Edits:
         """Return the edits as a value."""
@@ -137,8 +137,9 @@ class EditBuilder:
         Args:
           tensor: (op index, output slot) in `graph`.
         """
-        while record((op := self.graph.ops[tensor[0]]).type).aliases:
-            tensor = op.inputs[tensor[1]]
+        while (known := record((op := self.graph.ops[tensor[0]]).type)).aliases or (
+                known.slices is not None and self.root[tensor[0]][tensor[1]][0] != tensor[0]):
+            tensor = op.inputs[tensor[1] if known.slices is None else known.slices]
         return tensor
 
     def read_by_several(self, index: int) -> bool:
@@ -201,15 +202,14 @@ class EditBuilder:
         if (known.passes_on and not self._names_in_bodies(tensor[0])) or (
                 known.source is Source.DEFAULT):
             return self.view(op.inputs[tensor[1]], copy)
-        key = (tensor, copy)
+        name, key = copy_name(op.name, copy), (tensor[0], copy)
         if key not in self._views:
-            name = copy_name(op.name, copy)
             root = self.root[tensor[0]][tensor[1]]
             inputs = [self.view(t, copy) if self.root[t[0]][t[1]] == root else self.tensor_name(t)
                       for t in op.inputs]
             self.added.append(Clone(name, op.name, tuple(inputs), attrs=self.marks))
-            self._views[key] = f"{name}:{tensor[1]}"
-        return self._views[key]
+            self._views.add(key)
+        return f"{name}:{tensor[1]}"
 
     def _names_in_bodies(self, op: int) -> bool:
         """Return whether ops of lowered loops and branches are named by an op: by what these read.
