@@ -167,6 +167,18 @@ def test_a_larger_batch_is_planned_anew():
     assert tfckpt.keras.report(model) is large
 
 
+def test_a_larger_batch_that_divides_the_data_is_planned_anew():
+    """TensorFlow has a trace for any batch after the second size, and uses that for the third."""
+    x, y = arrays(1024)
+    process.fresh()
+    model = _compiled(stack(), True)
+    peaks = []
+    for batch in (128, 256, 1024):
+        model.fit(x, y, batch_size=batch, verbose=0)
+        peaks.append(tfckpt.keras.report(model).baseline_peak_bytes)
+    assert peaks[2] > 3 * peaks[1] and peaks[1] > 1.5 * peaks[0], peaks
+
+
 def test_a_larger_call_of_an_open_signature_is_warned_about():
     step = tfckpt.checkpoint(tf.function(_tanh_step(), input_signature=[
         tf.TensorSpec([None, 64])]))

@@ -149,15 +149,19 @@ class BatchesSeen:
         return instead, sizes
 
     def _is_new(self, iterator: Any) -> bool:
-        """Return whether an epoch or a single batch begins whose sizes no specification tells.
+        """Return whether an epoch or a single batch begins that is to be looked at.
 
-        The first of all is looked at in any case: a specification tells no values.
+        That is one whose sizes no specification tells, the first of all, since a specification
+        tells no values, and one that is far larger than what was planned for: TensorFlow may have
+        a trace for any batch by then, and use that.
         """
         if self._iterator() is iterator:
             return False
         if isinstance(iterator, tf.data.Iterator):
             self._iterator = weakref.ref(iterator)
-            return self.planned is None or not _is_static(iterator.element_spec)
+            spec = iterator.element_spec
+            return (self.planned is None or not _is_static(spec)
+                    or CallSizes.of(spec).elements > GROWTH * self.planned.elements)
         return isinstance(iterator, Iterator) and not isinstance(
             iterator, tf.distribute.DistributedIterator)
 

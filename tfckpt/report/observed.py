@@ -1,7 +1,9 @@
 """The memory that the first calls of a rewritten step take, compared with its budget.
 
-The allocator's highest count is read, never reset, so that other users of it are not disturbed:
-a call is measured only if nothing before it has taken more. Calls by which the step is traced may
+The allocator's highest count starts again with each of the few calls that a budget is compared
+with: whatever ran before may have taken more (the plain step, or on a GPU the call that tries
+kernels out). Without a budget it is left to other users: a call is measured only if nothing before
+it has taken more. Calls by which the step is traced may
 create variables that remain; these are no part of its peak. On a GPU such a call tries kernels
 out, takes more memory for that than any later call, and is not looked at.
 """
@@ -29,7 +31,7 @@ def observing(latest: Callable[[], Report | None]) -> Iterator[None]:
       latest: returns the step's latest report; None before the first trace.
     """
     known = latest()
-    before = _now(known)
+    before = _now(known, known is not None and known.allowed_bytes is not None)
     yield
     report = latest()
     if report is None or before is None or not _is_looked_at(report):
@@ -91,11 +93,11 @@ def _is_looked_at(report: Report) -> bool:
         report.applied or report.allowed_bytes is not None)
 
 
-def _now(report: Report | None) -> dict[str, int] | None:
+def _now(report: Report | None, reset: bool = False) -> dict[str, int] | None:
     """Return what is allocated; None where that is not known, or was read often enough."""
     if report is not None and not _is_looked_at(report):
         return None
     try:
-        return memory_info(default_device())
+        return memory_info(default_device(), reset)
     except VerificationError:
         return None
