@@ -10,7 +10,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.later_passes import with_later_passes
-from tfckpt.capture.loops.branch_values import kept_by_branches, not_recomputed
+from tfckpt.capture.loops.branch_values import branches_of, kept_by_branches, not_recomputed
 from tfckpt.capture.loops.lists import Kept, bytes_outside_loops, kept_lists
 from tfckpt.capture.loops.purity import reads_counted_list
 from tfckpt.capture.loops.repeated import repeat_loops
@@ -104,7 +104,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            and reads_counted_list(op),
            op.device, attrs_of(op), bool(needed.get(op.name)),
            lists[i].loop if i in lists else None,
-           workspaces.get(op.name, 0) + (lists[i].workspace if i in lists else 0))
+           workspaces.get(op.name, 0) + (lists[i].workspace if i in lists else 0),
+           branches=_branches_of(op, known))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)
@@ -118,6 +119,14 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                    + not_recomputed(ops))
     check_graph(result)
     return result
+
+
+def _branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
+                 ) -> tuple[Graph, ...]:
+    try:
+        return branches_of(op, known)
+    except (KeyError, ValueError, TypeError, tf.errors.OpError):  # a branch unlike any known
+        return ()
 
 
 def _reads_values(op: tf.Operation) -> bool:

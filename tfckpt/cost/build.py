@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from tfckpt.cost.bodies import working_bytes
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.convolutions import convolution_workspace
 from tfckpt.cost.fused import fused_ops
@@ -255,7 +256,8 @@ def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Se
                 ) if convolves_in_copies else 0
     if len(members) > 1:
         return taken + workspace(graph, root, inner, members)
-    return taken + graph.ops[members[0]].workspace
+    return taken + graph.ops[members[0]].workspace + working_bytes(
+        graph, graph.ops[members[0]])
 
 
 def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[Sequence[TensorId]],

@@ -20,16 +20,17 @@ def is_expensive(op: Op) -> bool:
     Args:
       op: of any graph; a loop computes if an op of its body does.
     """
-    if op.loop is not None:
-        return any(map(is_expensive, op.loop.body.ops))
+    if op.loop is not None or op.branches:
+        bodies = op.branches if op.loop is None else (op.loop.body,)
+        return any(is_expensive(inner) for body in bodies for inner in body.ops)
     return record(op.type).flops is not None
 
 
 def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     """Return the run time of one op, analytic where it is not known; shapes must be known.
 
-    A loop whose iterations are known takes as often what its body does; a workspace is written and
-    read.
+    A loop whose iterations are known takes as often what its body does, and of branches the longest
+    counts; a workspace is written and read.
 
     Args:
       graph: that the op belongs to.
@@ -39,11 +40,11 @@ def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     known = _told(op, rates)
     if known is not None:
         return known
-    if op.loop is not None:
-        body = op.loop.body
-        once = sum(seconds(body, inner, rates) for inner in body.ops
-                   if not record(inner.type).does_nothing)
-        return rates.overhead_seconds + op.loop.trips * once
+    if op.loop is not None or op.branches:
+        bodies = op.branches if op.loop is None else (op.loop.body,)
+        once = max(sum(seconds(body, inner, rates) for inner in body.ops
+                       if not record(inner.type).does_nothing) for body in bodies)
+        return rates.overhead_seconds + (op.loop.trips if op.loop else 1) * once
     moved = sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in op.inputs)
     moved += sum(t.bytes or 0 for t in op.outputs) + 2 * op.workspace
     traffic = moved * record(op.type).per_byte / rates.bytes_per_second

@@ -118,7 +118,8 @@ class Loop:
 
     Attributes:
       trips: the most iterations of a call of the planned sizes.
-      body: what an iteration does, to be priced; its ops are in the order of the body.
+      body: what an iteration does, to be priced; its ops are in the order of the body, its fetches
+        are what it hands on to the next iteration.
       shares: for a list that has the entries of another, and thus its memory, the other's slot.
       takes: for a list, the inputs of the loop whose memory it can have, first wish first.
       later_writes: names of the ops that may run only after the loop's copies, since they may
@@ -144,6 +145,7 @@ class Op:
     Attributes:
       conditional: it runs in one branch of a Switch only, so that nothing outside may wait for it.
       loop: of a while loop whose number of iterations is known; None otherwise.
+      branches: what each of its branches does, to be priced; one of them runs.
       workspace: bytes that it is known to allocate besides its results while it runs.
       policy: what a person asks of a forward op: `KEEP`, never to compute it again, or `RECOMPUTE`,
         to keep nothing of it for the backward; "" where nothing is asked.
@@ -162,6 +164,7 @@ class Op:
     loop: Loop | None = None
     workspace: int = 0
     policy: str = ""
+    branches: tuple[Graph, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What branches keep for their gradients.
+"""What branches do, and what they keep for their gradients.
 
 A branch hands out what its gradient reads, each value in an optional, since the other branches have
 none of it. An optional has no shape: its bytes are those of the value that the branch puts into it.
@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.variables import origin
 from tfckpt.ir.edits import traced
-from tfckpt.ir.graph import FORWARD, Op
+from tfckpt.ir.graph import FORWARD, Graph, Op
 from tfckpt.ops import Calls, record
 
 
@@ -51,6 +52,35 @@ def kept_by_branches(op: tf.Operation, known: Callable[[tf.Operation], tf.Operat
     return found
 
 
+def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
+                ) -> tuple[Graph, ...]:
+    """Return what each branch of an op does, as plain data; nothing for what does not branch.
+
+    Args:
+      op: of any type.
+      known: returns the op with the shapes that its inputs really have.
+    """
+    calls = record(op.type)
+    if calls.calls is not Calls.BRANCHES:
+        return ()
+    shapes = [tensor.shape for tensor in known(op).inputs[calls.first_argument:]]
+    found = []
+    for name in tf_adapter.called_functions(op):
+        branch, inferred = tf_adapter.graph_called(op, name), tf_adapter.graph_called(
+            op, name, shapes)
+        operations = branch.get_operations()
+        index = {made.name: i for i, made in enumerate(operations)}
+        ops = tuple(Op(made.name, made.type,
+                       tuple((index[t.op.name], t.value_index) for t in made.inputs), (),
+                       results_of(made, {}, [_shape(t, inferred) for t in made.outputs]), FORWARD,
+                       False, "",
+                       {} if record(made.type).is_constant else attrs_of(made))
+                    for made in operations)
+        results = tuple((index[t.op.name], t.value_index) for t in branch.outputs)
+        found.append(Graph(name, ops, results, ()))
+    return tuple(found)
+
+
 def not_recomputed(ops: Iterable[Op]) -> tuple[str, ...]:
     """Return a line about the ops whose branches keep something for their gradients, if any.
 
@@ -80,8 +110,14 @@ def _bytes(tensor: tf.Tensor, inferred: Callable[[], tf.Graph]) -> int:
       tensor: of a branch as it was traced.
       inferred: returns the branch with the shapes that it is given, but for those of variables.
     """
-    shape = tensor.shape
-    if not shape.is_fully_defined():
-        other = inferred().get_tensor_by_name(tensor.name).shape
-        shape = shape.merge_with(other) if shape.is_compatible_with(other) else shape
+    shape = tensor.shape if tensor.shape.is_fully_defined() else _shape(tensor, inferred())
     return math.prod(shape.as_list()) * tensor.dtype.size if shape.is_fully_defined() else 0
+
+
+def _shape(tensor: tf.Tensor, inferred: tf.Graph) -> tf.TensorShape:
+    """Return what is known of a tensor's shape, in the trace and from what the branch is given."""
+    shape: tf.TensorShape = tensor.shape
+    if shape.is_fully_defined():
+        return shape
+    other = inferred.get_operation_by_name(tensor.op.name).outputs[tensor.value_index].shape
+    return shape.merge_with(other) if shape.is_compatible_with(other) else shape

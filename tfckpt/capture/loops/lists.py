@@ -327,7 +327,8 @@ class _Loop:
                           tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
                           results_of(op, kept.bytes, shapes), FORWARD, False, "",
                           {} if record(op.type).is_constant else attrs_of(op), loop=kept.loop))
-        return Graph(self.body.name, tuple(ops), (), ())
+        results = tuple((index[t.op.name], t.value_index) for t in self.body.outputs)
+        return Graph(self.body.name, tuple(ops), results, ())
 
     def trips(self) -> int | None:
         """Return the most iterations that the condition allows, or None.
