@@ -127,6 +127,9 @@ def _checked(fn: Any) -> Any:
     if isinstance(fn, tf.types.experimental.ConcreteFunction):
         raise PlanError("plan: tfckpt.checkpoint takes the tf.function, not a concrete function "
                         "that it has been traced to")
+    if tf_adapter.is_tf_function(inspect.getattr_static(type(fn), "__call__", None)):
+        raise PlanError(f"plan: what trains is {kind}.__call__, a tf.function; decorate that "
+                        "method, or pass it: tfckpt.checkpoint(....__call__)")
     if isinstance(fn, staticmethod | classmethod | property):
         raise PlanError(f"plan: tfckpt.checkpoint takes the function below @{kind}; put "
                         f"@{kind} above @tfckpt.checkpoint")

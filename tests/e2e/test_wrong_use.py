@@ -31,6 +31,15 @@ def _decorated():
     return Decorated(plain.inputs, plain.outputs)
 
 
+def _callable_module():
+    class Trainer(tf.Module):
+        @tf.function
+        def __call__(self, x):
+            return x
+
+    return Trainer()
+
+
 async def _coroutine():
     pass
 
@@ -46,9 +55,10 @@ def _generator():
     (lambda: tfckpt.checkpoint(tf.function(lambda: None)), "decorated.*already"),
     (lambda: tf.function(lambda: tf.constant(1)).get_concrete_function(), "the tf.function"),
     (lambda: staticmethod(lambda: None), "put @staticmethod above"),
+    (_callable_module, "what trains is Trainer.__call__, a tf.function; decorate that method"),
     (lambda: _coroutine, "coroutine or generator"), (lambda: _generator, "coroutine or generator"),
     (lambda: dict, "the class dict"), (lambda: 0.5, "not float; options are keyword-only"),
-], ids=range(10))
+], ids=range(11))
 @pytest.mark.parametrize("bare", [True, False], ids=["bare", "options"])
 def test_what_the_decorator_does_not_take(given, said, bare):
     decorate = tfckpt.checkpoint if bare else tfckpt.checkpoint(budget=0.5)

@@ -466,7 +466,8 @@ def _python_values(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
 def _warn_eager(name: str) -> None:
     warnings.warn(
         f"tfckpt: {name} runs eagerly, so there is no graph to rewrite and no memory is saved; "
-        "wrap it in tf.function (under Keras: run_eagerly=False)", stacklevel=4)
+        "wrap it in tf.function (under Keras: run_eagerly=False), and see that "
+        "tf.config.run_functions_eagerly is off", stacklevel=4)
 
 
 def _on_trace(func_graph: Any) -> None:

@@ -359,8 +359,9 @@ def _measured(request: Request, documents: Sequence[Document],
               pair: tuple[Step, Step]) -> dict:
     try:
         with progress(f"running {pair[0].name}"):
-            runs = [run_step(document, step, request.batch_size, request.repeats)
-                    for document, step in zip(documents, pair, strict=True)]
+            first = run_step(documents[0], pair[0], request.batch_size, request.repeats)
+            runs = first, run_step(documents[1], pair[1], request.batch_size, request.repeats,
+                                   first.start)
     except VerificationError as error:
         return {"not_run": str(error)}
     worst = largest_difference(*runs)

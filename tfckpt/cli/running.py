@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,17 @@ class Measured:
         statistics.
       seconds: minimum of several runs.
       values: results and variables after one step, by name.
+      start: variables before it, by name; of graphs alone, whose initialisers may be random.
     """
 
     peak_bytes: int | None
     seconds: float
     values: dict[str, np.ndarray]
+    start: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-def run_step(document: Document, step: Step, batch_size: int | None, repeats: int) -> Measured:
+def run_step(document: Document, step: Step, batch_size: int | None, repeats: int,
+             start: Mapping[str, np.ndarray] | None = None) -> Measured:
     """Run one step once for its results and then `repeats` times for peak and time.
 
     Args:
@@ -45,6 +48,7 @@ def run_step(document: Document, step: Step, batch_size: int | None, repeats: in
       step: one of the training steps of the document.
       batch_size: what an unknown leading dimension stands for; None where it was not given.
       repeats: how many measured runs are made, of which the lowest values count.
+      start: what another run of the like began with (`Measured.start`), to begin with as well.
 
     Returns:
       What the runs showed.
@@ -55,7 +59,7 @@ def run_step(document: Document, step: Step, batch_size: int | None, repeats: in
     try:
         if document.kind == SAVED_MODEL:
             return _run_saved_model(document, step, batch_size, repeats)
-        return _run_graph(document, step, batch_size, repeats)
+        return _run_graph(document, step, batch_size, repeats, start or {})
     except VerificationError:
         raise
     except Exception as error:  # whatever a foreign graph does when it runs
@@ -216,7 +220,8 @@ def _wrapper_calls(meta: Any, key: str, wanted: str) -> bool:
 # Graphs: a session feeds the placeholders.
 
 
-def _run_graph(document: Document, step: Step, batch_size: int | None, repeats: int) -> Measured:
+def _run_graph(document: Document, step: Step, batch_size: int | None, repeats: int,
+               start: Mapping[str, np.ndarray]) -> Measured:
     definition = document.graph_defs()[step.meta]
     graph = imported(definition)
     inside = {op.name for op in step.graph.ops}
@@ -234,16 +239,37 @@ def _run_graph(document: Document, step: Step, batch_size: int | None, repeats: 
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         _initialise(session, graph, inside)
+        assigns = _assigns(graph)
+        session.run([assigns[name] for name in start if name in assigns], {
+            assigns[name].inputs[1]: value for name, value in start.items() if name in assigns})
+        begun = session.run({name: op.outputs[0] for name, op in _variables(graph).items()})
         values = {f"result {name}": value
                   for name, value in session.run((fetches, targets), feeds)[0].items()}
-        variables = {op.name: op for op in graph.get_operations()
-                     if record(op.type).source is Source.REFERENCE
-                     or record(op.type).access is Access.VALUE and not op.control_inputs
-                     and record(op.inputs[0].op.type).source is Source.HANDLE}
         values |= {f"variable {name}": value for name, value in session.run(
-            {name: op.outputs[0] for name, op in variables.items()}).items()}
+            {name: op.outputs[0] for name, op in _variables(graph).items()}).items()}
         peak, seconds = _measure(lambda: session.run((fetches, targets), feeds), repeats)
-    return Measured(peak, seconds, values)
+    return Measured(peak, seconds, values, begun)
+
+
+def _variables(graph: tf.Graph) -> dict[str, tf.Operation]:
+    """Return what gives the value of each variable, by name."""
+    return {op.name: op for op in graph.get_operations()
+            if record(op.type).source is Source.REFERENCE
+            or record(op.type).access is Access.VALUE and not op.control_inputs
+            and record(op.inputs[0].op.type).source is Source.HANDLE}
+
+
+def _assigns(graph: tf.Graph) -> dict[str, tf.Operation]:
+    """Return what can give a variable another value, by the names of `_variables`."""
+    by_handle = {op.inputs[0].op.name: op for op in graph.get_operations()
+                 if record(op.type).access in (Access.ASSIGN, Access.ASSIGN_REFERENCE)
+                 and op.name.endswith("/Assign")}
+    found = {}
+    for name, op in _variables(graph).items():
+        variable = op if record(op.type).source is Source.REFERENCE else op.inputs[0].op
+        if variable.name in by_handle:
+            found[name] = by_handle[variable.name]
+    return found
 
 
 def _initialise(session: tf.compat.v1.Session, graph: tf.Graph, inside: set[str]) -> None:
