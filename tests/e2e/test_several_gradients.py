@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
+from tests.support.random_steps import trial
 
 LAYERS, WIDTH, BATCH = 12, 128, 1024
 TENSOR = 4 * BATCH * WIDTH
@@ -166,3 +167,10 @@ def test_what_several_gradients_keep_is_recomputed(name):
     print(f"{name}: {after / before:.2f} of plain, {step.report.planned_peak_bytes / after:.2f}")
     assert after < STEPS[name][1] * before, str(step.report)
     assert after < 1.12 * step.report.planned_peak_bytes
+
+
+@pytest.mark.parametrize("seed", [99000025, 99000052])
+def test_broadcasts_that_did_not_happen_among_recomputed_gradients(seed):
+    """Their sums hand on what they read, so that a copy of that is what moves."""
+    result = trial.try_seed(seed)
+    assert result.kind == trial.APPLIED, result

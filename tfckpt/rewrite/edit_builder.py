@@ -43,7 +43,7 @@ class EditBuilder:
         self.graph, self.cost, self.plan = graph, cost, plan
         self.device, self.label = device, label
         self.resolved: Resolved = resolve(cost, plan.schedule)
-        self.root = roots(graph, target.fusion)
+        self.root, self.fused = roots(graph, target.fusion), target.fusion is not None
         self.readers = graph.consumers()
         self.marks = marks_of_copies(target.clusters_ops)
         self.storage = {s.tensor: i for i, s in enumerate(cost.storages)}
@@ -138,8 +138,9 @@ class EditBuilder:
           tensor: (op index, output slot) in `graph`.
         """
         while (known := record((op := self.graph.ops[tensor[0]]).type)).aliases or (
-                known.slices is not None and self.root[tensor[0]][tensor[1]][0] != tensor[0]):
-            tensor = op.inputs[tensor[1] if known.slices is None else known.slices]
+                not self.fused  # rows of a tensor, a broadcast within a shape undone
+                and self.root[tensor[0]][tensor[1]][0] not in (tensor[0], RESIDENT[0])):
+            tensor = op.inputs[tensor[1] if known.aliases else known.slices or 0]
         return tensor
 
     def read_by_several(self, index: int) -> bool:
