@@ -19,7 +19,7 @@ def test_steps_that_train_alike_are_certified(seed):
     assert alike and certificate.same, certificate
 
 
-@pytest.mark.parametrize("seed", [120, 312, 367])
+@pytest.mark.parametrize("seed", [120, 367])
 def test_steps_that_do_not_are_named(seed, monkeypatch):
     """Where all numbers agree once, remove the seed: what made them differ is mended."""
     monkeypatch.setenv("TFCKPT_OPTIMIZED", "off")
