@@ -26,6 +26,7 @@ import functools
 import operator
 from collections.abc import Sequence
 
+from tfckpt.capture.regions import ancestors, descendants
 from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE
 
 
@@ -43,16 +44,17 @@ def with_later_passes(region: Sequence[str], inputs: Sequence[Sequence[int]],
       writes: for each op whether it writes a resource or is a collective.
     """
     result, scoped = list(region), [d > 0 for d in depth]
-    follows = _reached([s and bool(read) for s, read in zip(scoped, inputs, strict=True)], inputs)
+    computed = [s and bool(read) for s, read in zip(scoped, inputs, strict=True)]
+    follows = descendants(computed, inputs)
     follows = [f and r in (BACKWARD, UPDATE) for f, r in zip(follows, region, strict=True)]
     residual = _residuals(inputs, follows, scoped, multiplies)
     if not any(residual):
         residual = _of_gradients(inputs, follows, depth, multiplies)
     if not any(residual):
         return result
-    after = _reached(residual, inputs)
-    before = _leading(residual, inputs)
-    earlier = _leading([s and f and not a for s, f, a in zip(scoped, follows, after, strict=True)],
+    after = descendants(residual, inputs)
+    before = ancestors(residual, inputs)
+    earlier = ancestors([s and f and not a for s, f, a in zip(scoped, follows, after, strict=True)],
                        inputs)
     later = [False] * len(result)  # whether an op follows from one of the later pass itself
     for op, sources in enumerate(inputs):
@@ -97,22 +99,4 @@ def _of_gradients(inputs: Sequence[Sequence[int]], follows: Sequence[bool],
         if depth[op] > 1 and multiplies[op]:
             for source in sources:
                 found[source] |= follows[source] and depth[source] == 1
-    return found
-
-
-def _reached(marked: Sequence[bool], inputs: Sequence[Sequence[int]]) -> list[bool]:
-    """Return which ops are marked, or read, directly or not, one that is."""
-    found = list(marked)
-    for op, sources in enumerate(inputs):
-        found[op] = found[op] or any(found[s] for s in sources)
-    return found
-
-
-def _leading(marked: Sequence[bool], inputs: Sequence[Sequence[int]]) -> list[bool]:
-    """Return which ops are marked, or are read, directly or not, by one that is."""
-    found = list(marked)
-    for op in range(len(inputs) - 1, -1, -1):
-        if found[op]:
-            for source in inputs[op]:
-                found[source] = True
     return found

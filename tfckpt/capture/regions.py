@@ -80,19 +80,19 @@ def regions(
       variables: ops that read variables.
     """
     count = len(names)
-    read_by_forward = _ancestors([op in forward for op in range(count)], inputs)
+    read_by_forward = ancestors([op in forward for op in range(count)], inputs)
     # rules 1, 8
     scoped = [is_gradient_scope(name) and op not in empty_lists and not read_by_forward[op]
               for op, name in enumerate(names)]
     followers = _followers(scoped, inputs, controls, empty_lists, later)
     downstream = [a or b for a, b in zip(scoped, followers, strict=True)]  # rules 1, 2
     read = _read_activations(inputs, downstream, fed, variables)  # rule 9
-    needed_by_gradient = _ancestors([a or b for a, b in zip(scoped, read, strict=True)], inputs)
-    to_write = _ancestors([w and d for w, d in zip(writes, downstream, strict=True)], inputs)
+    needed_by_gradient = ancestors([a or b for a, b in zip(scoped, read, strict=True)], inputs)
+    to_write = ancestors([w and d for w, d in zip(writes, downstream, strict=True)], inputs)
     # rule 2: also a gradient that is returned rather than applied
     backward = [scoped[op] or downstream[op] and (
         needed_by_gradient[op] or not (writes[op] or to_write[op])) for op in range(count)]
-    needed_by_backward = _ancestors(backward, inputs)
+    needed_by_backward = ancestors(backward, inputs)
     result: list[str] = []
     for op in range(count):
         if backward[op]:
@@ -114,11 +114,8 @@ def regions(
 def _read_activations(inputs: Sequence[Sequence[int]], downstream: Sequence[bool],
                       fed: Collection[int], variables: Collection[int]) -> list[bool]:
     """Return which ops downstream of a gradient read an activation (rule 9)."""
-    from_batch = [op in fed for op in range(len(inputs))]
-    from_variables = [op in variables for op in range(len(inputs))]
-    for op, sources in enumerate(inputs):
-        from_batch[op] |= any(from_batch[source] for source in sources)
-        from_variables[op] |= any(from_variables[source] for source in sources)
+    from_batch = descendants([op in fed for op in range(len(inputs))], inputs)
+    from_variables = descendants([op in variables for op in range(len(inputs))], inputs)
     return [downstream[op] and any(
         from_batch[source] and from_variables[source] and not downstream[source]
         for source in sources) for op, sources in enumerate(inputs)]
@@ -173,8 +170,26 @@ def _followers(scoped: Sequence[bool], inputs: Sequence[Sequence[int]],
     return found
 
 
-def _ancestors(marked: Sequence[bool], inputs: Sequence[Sequence[int]]) -> list[bool]:
-    """Return which ops are marked or are read, directly or not, by a marked one."""
+def descendants(marked: Sequence[bool], inputs: Sequence[Sequence[int]]) -> list[bool]:
+    """Return which ops are marked or read, directly or not, a marked one.
+
+    Args:
+      marked: for each op whether it is; ops in topological order.
+      inputs: for each op the indices of the ops it reads.
+    """
+    reached = list(marked)
+    for op, sources in enumerate(inputs):
+        reached[op] = reached[op] or any(reached[source] for source in sources)
+    return reached
+
+
+def ancestors(marked: Sequence[bool], inputs: Sequence[Sequence[int]]) -> list[bool]:
+    """Return which ops are marked or are read, directly or not, by a marked one.
+
+    Args:
+      marked: for each op whether it is; ops in topological order.
+      inputs: for each op the indices of the ops it reads.
+    """
     reached = list(marked)
     for op in range(len(reached) - 1, -1, -1):
         if reached[op]:

@@ -105,7 +105,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            op.device, attrs_of(op), bool(needed.get(op.name)),
            lists[i].loop if i in lists else None,
            workspaces.get(op.name, 0) + (lists[i].workspace if i in lists else 0),
-           branches=_branches_of(op, known))
+           branches=branches_of(op, known))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)
@@ -119,14 +119,6 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
                    + not_recomputed(ops))
     check_graph(result)
     return result
-
-
-def _branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
-                 ) -> tuple[Graph, ...]:
-    try:
-        return branches_of(op, known)
-    except (KeyError, ValueError, TypeError, tf.errors.OpError):  # a branch unlike any known
-        return ()
 
 
 def _reads_values(op: tf.Operation) -> bool:

@@ -21,7 +21,25 @@ _Others = ParamSpec("_Others")
 _Result = TypeVar("_Result")
 
 
-class CheckpointedStep(Generic[_Arguments, _Result]):
+class _Reported:
+    """What has reports: a step, or one of an object, whose reports are those of the object."""
+
+    __slots__ = ()
+    _records: Any
+
+    @property
+    def report(self) -> Report | None:
+        """Return the latest trace's report; None before the first trace."""
+        report: Report | None = self._records.report
+        return report
+
+    @property
+    def reports(self) -> dict[str, Report]:
+        """Reports by traced signature."""
+        return dict(self._records.reports)
+
+
+class CheckpointedStep(_Reported, Generic[_Arguments, _Result]):
     """A training step whose traces are rewritten. Works as a function and as a method."""
 
     def __init__(self, fn: Any, options: Options) -> None:
@@ -45,16 +63,6 @@ class CheckpointedStep(Generic[_Arguments, _Result]):
     def __class__(self) -> Any:
         """Look like the `tf.function` below, which a SavedModel then has as one of its object's."""
         return tf_adapter.TfFunction if self._is_function else CheckpointedStep
-
-    @property
-    def report(self) -> Report | None:
-        """Return the latest trace's report; None before the first trace."""
-        return self._records.report
-
-    @property
-    def reports(self) -> dict[str, Report]:
-        """Reports by traced signature."""
-        return dict(self._records.reports)
 
     @property
     def plain(self) -> Callable[_Arguments, _Result]:
@@ -172,23 +180,13 @@ def _reference(instance: object, gone: Callable[[object], None]) -> Callable[[],
         return lambda: instance
 
 
-class BoundStep(functools.partial, Generic[_Others, _Result]):
+class BoundStep(_Reported, functools.partial, Generic[_Others, _Result]):
     """A method: the step with its instance filled in, and the instance's reports."""
 
     @property
     def _records(self) -> Records:
         step: Any = self.func
         return step.records_of(self.args[0])
-
-    @property
-    def report(self) -> Report | None:
-        """Return the report of the instance's latest trace; None before the first."""
-        return self._records.report
-
-    @property
-    def reports(self) -> dict[str, Report]:
-        """Reports of the instance by traced signature."""
-        return dict(self._records.reports)
 
     def __call__(self, /, *args: _Others.args, **kwargs: _Others.kwargs) -> _Result:
         """Run the step as a method of the instance."""
@@ -197,7 +195,7 @@ class BoundStep(functools.partial, Generic[_Others, _Result]):
         return result
 
 
-class BoundFunction(tf_adapter.TfFunction):
+class BoundFunction(tf_adapter.TfFunction, _Reported):  # first: `bind` needs its layout
     """A method over a `tf.function`, and one itself: it is saved with its object."""
 
     def of(self, step: CheckpointedStep, instance: object) -> None:
@@ -213,16 +211,6 @@ class BoundFunction(tf_adapter.TfFunction):
     @property
     def _records(self) -> Records:
         return self._step.records_of(self._instance())
-
-    @property
-    def report(self) -> Report | None:
-        """Return the report of the instance's latest trace; None before the first."""
-        return self._records.report
-
-    @property
-    def reports(self) -> dict[str, Report]:
-        """Reports of the instance by traced signature."""
-        return dict(self._records.reports)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step as a method of the instance."""

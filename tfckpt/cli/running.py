@@ -239,14 +239,15 @@ def _run_graph(document: Document, step: Step, batch_size: int | None, repeats: 
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         _initialise(session, graph, inside)
-        assigns = _assigns(graph)
+        variables = _variables(graph)
+        assigns = _assigns(graph, variables)
         session.run([assigns[name] for name in start if name in assigns], {
             assigns[name].inputs[1]: value for name, value in start.items() if name in assigns})
-        begun = session.run({name: op.outputs[0] for name, op in _variables(graph).items()})
+        current = {name: op.outputs[0] for name, op in variables.items()}
+        begun = session.run(current)
         values = {f"result {name}": value
                   for name, value in session.run((fetches, targets), feeds)[0].items()}
-        values |= {f"variable {name}": value for name, value in session.run(
-            {name: op.outputs[0] for name, op in _variables(graph).items()}).items()}
+        values |= {f"variable {name}": value for name, value in session.run(current).items()}
         peak, seconds = _measure(lambda: session.run((fetches, targets), feeds), repeats)
     return Measured(peak, seconds, values, begun)
 
@@ -259,17 +260,23 @@ def _variables(graph: tf.Graph) -> dict[str, tf.Operation]:
             and record(op.inputs[0].op.type).source is Source.HANDLE}
 
 
-def _assigns(graph: tf.Graph) -> dict[str, tf.Operation]:
-    """Return what can give a variable another value, by the names of `_variables`."""
-    by_handle = {op.inputs[0].op.name: op for op in graph.get_operations()
-                 if record(op.type).access in (Access.ASSIGN, Access.ASSIGN_REFERENCE)
-                 and op.name.endswith("/Assign")}
+def _assigns(graph: tf.Graph, variables: Mapping[str, tf.Operation]
+             ) -> dict[str, tf.Operation]:
+    """Return what can give a variable another value, by the names of `variables`."""
+    by_handle = {op.inputs[0].op.name: op for op in _assigning(graph)}
     found = {}
-    for name, op in _variables(graph).items():
+    for name, op in variables.items():
         variable = op if record(op.type).source is Source.REFERENCE else op.inputs[0].op
         if variable.name in by_handle:
             found[name] = by_handle[variable.name]
     return found
+
+
+def _assigning(graph: tf.Graph) -> list[tf.Operation]:
+    """Return what assigns a variable the value that it begins with."""
+    return [op for op in graph.get_operations()
+            if record(op.type).access in (Access.ASSIGN, Access.ASSIGN_REFERENCE)
+            and op.name.endswith("/Assign")]
 
 
 def _initialise(session: tf.compat.v1.Session, graph: tf.Graph, inside: set[str]) -> None:
@@ -281,9 +288,7 @@ def _initialise(session: tf.compat.v1.Session, graph: tf.Graph, inside: set[str]
         return
     handles = [op for op in graph.get_operations()
                if record(op.type).source in (Source.HANDLE, Source.REFERENCE)]
-    assigns = [op for op in graph.get_operations()
-               if record(op.type).access in (Access.ASSIGN, Access.ASSIGN_REFERENCE)
-               and op.name not in inside and op.name.endswith("/Assign")]
+    assigns = [op for op in _assigning(graph) if op.name not in inside]
     if handles and not assigns:
         raise VerificationError("verify: its variables have no values and it has no initialiser")
     session.run(assigns)

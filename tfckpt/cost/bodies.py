@@ -19,8 +19,7 @@ def working_bytes(graph: Graph, op: Op) -> int:
     """
     if op.branches and _takes_out(graph, op):
         return 0
-    bodies = op.branches if op.loop is None else (op.loop.body,)
-    return max(map(_peak, bodies), default=0)
+    return max(map(_peak, op.bodies), default=0)
 
 
 def _peak(body: Graph) -> int:

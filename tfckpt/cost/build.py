@@ -19,7 +19,6 @@ from tfckpt.cost.convolutions import convolution_workspace
 from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.rearranged_ops import absorbed_ops, workspace
-from tfckpt.cost.row_slices import takes_rows
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import fused_seconds, is_expensive, seconds
 from tfckpt.cost.variables import ValueUses, value_uses, variable_bytes
@@ -73,7 +72,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     big = _big(graph, sizes)
     reads = [_reads(op, root, big) for op in graph.ops]
     anchors = [i for i, op in enumerate(graph.ops)
-               if reads[i] and not _hands_on(graph, root, i, fusion)
+               if reads[i] and not _hands_on(graph, root, i)
                or any((i, slot) in big for slot in range(len(op.outputs)))]
     readers = graph.consumers()
     awaited = frozenset(source for op in graph.ops for source in op.controls)
@@ -107,13 +106,14 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     return result
 
 
-def _hands_on(graph: Graph, root: Roots, i: int, fusion: Fusion | None) -> bool:
+def _hands_on(graph: Graph, root: Roots, i: int) -> bool:
     """Return whether what an op makes has no memory of its own, and it takes no time."""
-    if fusion is None and takes_rows(graph, i):
-        return True
     op = graph.ops[i]
+    known = record(op.type)
+    if known.slices is not None:
+        return root[i][0][0] != i
     return len(op.outputs) == 1 and (
-        record(op.type).aliases or undoes_nothing(graph, i) or is_view(graph, root, i))
+        known.aliases or undoes_nothing(graph, i) or is_view(graph, root, i))
 
 
 def _resident_bytes(graph: Graph) -> tuple[tuple[int, ...], int]:

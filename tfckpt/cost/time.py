@@ -18,11 +18,10 @@ def is_expensive(op: Op) -> bool:
     """Return whether the op computes rather than moves bytes.
 
     Args:
-      op: of any graph; a loop computes if an op of its body does.
+      op: of any graph; a loop, or branches, compute if an op of a body does.
     """
-    if op.loop is not None or op.branches:
-        bodies = op.branches if op.loop is None else (op.loop.body,)
-        return any(is_expensive(inner) for body in bodies for inner in body.ops)
+    if op.bodies:
+        return any(is_expensive(inner) for body in op.bodies for inner in body.ops)
     return record(op.type).flops is not None
 
 
@@ -40,10 +39,9 @@ def seconds(graph: Graph, op: Op, rates: Rates = SMALL_CPU) -> float:
     known = _told(op, rates)
     if known is not None:
         return known
-    if op.loop is not None or op.branches:
-        bodies = op.branches if op.loop is None else (op.loop.body,)
+    if op.bodies:
         once = max(sum(seconds(body, inner, rates) for inner in body.ops
-                       if not record(inner.type).does_nothing) for body in bodies)
+                       if not record(inner.type).does_nothing) for body in op.bodies)
         return rates.overhead_seconds + (op.loop.trips if op.loop else 1) * once
     moved = sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in op.inputs)
     moved += sum(t.bytes or 0 for t in op.outputs) + 2 * op.workspace

@@ -166,6 +166,11 @@ class Op:
     policy: str = ""
     branches: tuple[Graph, ...] = ()
 
+    @property
+    def bodies(self) -> tuple[Graph, ...]:
+        """Return what it does: an iteration, or one of the branches; none for other ops."""
+        return self.branches if self.loop is None else (self.loop.body,)
+
 
 @dataclasses.dataclass(frozen=True)
 class Graph:

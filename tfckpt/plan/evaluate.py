@@ -90,8 +90,9 @@ class Evaluator:
         self._known: dict[Candidate, Priced] = {}
         self._base_order = functools.cache(functools.partial(base_order, graph))
         self._ordered = functools.cache(functools.partial(Ordered, graph))
+        waiting = functools.cache(functools.partial(idle, graph))
         self._branchwise = functools.cache(lambda moves, early: BranchwiseOrder(
-            graph, moves, idle(graph, moves.released), early))
+            graph, moves, waiting(moves.released), early))
 
     def price(self, candidate: Candidate) -> Priced:
         """Return a candidate with its schedule and timeline, made once for each candidate.

@@ -17,7 +17,7 @@ from tfckpt.simulate.order import Emitter
 
 
 class BranchwiseOrder:
-    """BranchwiseOrder orders under the same moves, whatever is dropped: their forward is the same.
+    """Orders under the same moves, whatever is dropped: their forward is the same.
 
     The forward of a later backward pass, which follows from an earlier one, waits until that is
     done, as long as it adds more bytes than what is left of it.

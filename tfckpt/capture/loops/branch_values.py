@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.op_attributes import attrs_of, results_of
+from tfckpt.capture.loops.priced import priced_body
 from tfckpt.capture.variables import origin
 from tfckpt.ir.edits import traced
 from tfckpt.ir.graph import FORWARD, Graph, Op
@@ -65,19 +65,14 @@ def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
         return ()
     shapes = [tensor.shape for tensor in known(op).inputs[calls.first_argument:]]
     found = []
-    for name in tf_adapter.called_functions(op):
-        branch, inferred = tf_adapter.graph_called(op, name), tf_adapter.graph_called(
-            op, name, shapes)
-        operations = branch.get_operations()
-        index = {made.name: i for i, made in enumerate(operations)}
-        ops = tuple(Op(made.name, made.type,
-                       tuple((index[t.op.name], t.value_index) for t in made.inputs), (),
-                       results_of(made, {}, [_shape(t, inferred) for t in made.outputs]), FORWARD,
-                       False, "",
-                       {} if record(made.type).is_constant else attrs_of(made))
-                    for made in operations)
-        results = tuple((index[t.op.name], t.value_index) for t in branch.outputs)
-        found.append(Graph(name, ops, results, ()))
+    try:
+        for name in tf_adapter.called_functions(op):
+            inferred = functools.cache(functools.partial(
+                tf_adapter.graph_called, op, name, shapes))
+            found.append(priced_body(name, tf_adapter.graph_called(op, name),
+                                     functools.partial(_shape, inferred=inferred)))
+    except (KeyError, ValueError, TypeError, tf.errors.OpError):  # a branch unlike any known
+        return ()
     return tuple(found)
 
 
@@ -104,20 +99,20 @@ def _wrapped(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _bytes(tensor: tf.Tensor, inferred: Callable[[], tf.Graph]) -> int:
-    """Return the size of a tensor; 0 where it is not known, or not that of numbers.
+    """Return the size of a tensor; 0 where it is not known, or not that of numbers."""
+    shape = _shape(tensor, inferred)
+    return math.prod(shape.as_list()) * tensor.dtype.size if shape.is_fully_defined() else 0
+
+
+def _shape(tensor: tf.Tensor, inferred: Callable[[], tf.Graph]) -> tf.TensorShape:
+    """Return what is known of a tensor's shape, in the trace and from what the branch is given.
 
     Args:
       tensor: of a branch as it was traced.
       inferred: returns the branch with the shapes that it is given, but for those of variables.
     """
-    shape = tensor.shape if tensor.shape.is_fully_defined() else _shape(tensor, inferred())
-    return math.prod(shape.as_list()) * tensor.dtype.size if shape.is_fully_defined() else 0
-
-
-def _shape(tensor: tf.Tensor, inferred: tf.Graph) -> tf.TensorShape:
-    """Return what is known of a tensor's shape, in the trace and from what the branch is given."""
     shape: tf.TensorShape = tensor.shape
     if shape.is_fully_defined():
         return shape
-    other = inferred.get_operation_by_name(tensor.op.name).outputs[tensor.value_index].shape
+    other = inferred().get_operation_by_name(tensor.op.name).outputs[tensor.value_index].shape
     return shape.merge_with(other) if shape.is_compatible_with(other) else shape

@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.comparisons import comparisons
-from tfckpt.capture.op_attributes import attrs_of, results_of
+from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.variables import argument, number_origin
 from tfckpt.errors import CaptureError
 from tfckpt.ir.edits import TRIPS
-from tfckpt.ir.graph import FORWARD, Graph, Loop, Op
+from tfckpt.ir.graph import Graph, Loop
 from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import Access, record
 
@@ -316,19 +316,13 @@ class _Loop:
 
     def _priced(self) -> Graph:
         """Return the body as plain data, with the shapes that its tensors really have."""
-        operations = self.body.get_operations()
-        index = {op.name: i for i, op in enumerate(operations)}
-        ops = []
-        for op in operations:
-            shapes = [self.shape(tensor) for tensor in op.outputs]
-            kept = (_Loop(op, self._in_body, self.target).kept() if record(op.type).is_loop
-                    else Kept({}))
-            ops.append(Op(op.name, op.type,
-                          tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
-                          results_of(op, kept.bytes, shapes), FORWARD, False, "",
-                          {} if record(op.type).is_constant else attrs_of(op), loop=kept.loop))
-        results = tuple((index[t.op.name], t.value_index) for t in self.body.outputs)
-        return Graph(self.body.name, tuple(ops), results, ())
+        return priced_body(self.body.name, self.body, self.shape, self._inner)
+
+    def _inner(self, op: tf.Operation) -> Inner:
+        if not record(op.type).is_loop:
+            return Inner({}, None)
+        kept = _Loop(op, self._in_body, self.target).kept()
+        return Inner(kept.bytes, kept.loop)
 
     def trips(self) -> int | None:
         """Return the most iterations that the condition allows, or None.
