@@ -183,7 +183,7 @@ def test_a_write_after_a_loop_waits_for_the_copy(monkeypatch, whole):
         return dataclasses.replace(edits, controls=(*edits.controls, *(
             AddControl(clone.name, write) for clone in edits.clones
             for write in next(op for op in context.graph.ops if op.name == clone.source
-                              ).loop.later_writes)))
+                              ).later_writes)))
 
     replace_pass(monkeypatch, "state writes", before_copies)
     assert train(tfckpt.checkpoint)[0] != wanted  # or this would prove nothing

@@ -190,10 +190,10 @@ LIST = dataclasses.replace(MATRIX, dtype="variant")
 
 def loop_step(*, device: str = "", follows: bool = False, writes=("write",)) -> Graph:
     """Return a loop whose gradient follows, and a write that only sometimes follows from that."""
-    loop = Loop(3, Graph("body", (), (), ()), later_writes=writes)
+    loop = Loop(3, Graph("body", (), (), ()))
     return graph_of([
         ("x", "Placeholder", (), FORWARD), ("v", "VarHandleOp", (), FORWARD),
-        ("loop", "While", ("x",), FORWARD, {"loop": loop}),
+        ("loop", "While", ("x",), FORWARD, {"loop": loop, "later_writes": writes}),
         ("grad", "Exp", ("loop",), BACKWARD),
         ("write", "AssignVariableOp", ("v", "grad" if follows else "x"), UPDATE,
          {"device": device})], fetches=["grad"], sinks=["write"])

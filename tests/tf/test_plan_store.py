@@ -20,7 +20,7 @@ from tfckpt.driving.here import place
 from tfckpt.driving.proposals import PLAIN_FITS, device_parts_of
 from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.ir.edits import Edits
-from tfckpt.ir.graph import BACKWARD, Graph, Loop
+from tfckpt.ir.graph import BACKWARD, Branches, Graph, Loop
 from tfckpt.request.options import make_options
 from tfckpt.rewrite.passes.operand_order import keep_operand_order, read_of
 from tfckpt.rewrite.plain_step import LiveStep
@@ -72,8 +72,7 @@ def renamed(graph: Graph) -> Graph:
     """Return the same graph with names that sort otherwise."""
     new = {op.name: f"n{len(graph.ops) - i}" for i, op in enumerate(graph.ops)}
     ops = tuple(dataclasses.replace(
-        op, name=new[op.name], loop=op.loop and dataclasses.replace(
-            op.loop, later_writes=tuple(new[name] for name in op.loop.later_writes)))
+        op, name=new[op.name], later_writes=tuple(new[name] for name in op.later_writes))
         for op in graph.ops)
     return dataclasses.replace(graph, name="other", ops=ops, inlined=("f: inlined",))
 
@@ -116,7 +115,8 @@ _LOOP = Loop(3, Graph("body", (), (), ()))
     ("outputs", lambda op: (dataclasses.replace(op.outputs[0], bytes=5),)),
     ("outputs", lambda op: (dataclasses.replace(op.outputs[0], variable_bytes=5),)),
     ("region", BACKWARD), ("pure", False), ("device", "/device:CPU:1"),
-    ("attrs", {"transpose_a": True}), ("conditional", True), ("loop", _LOOP)])
+    ("attrs", {"transpose_a": True}), ("conditional", True), ("workspace", 5),
+    ("loop", _LOOP), ("branches", Branches((_LOOP.body, _LOOP.body)))])
 def test_all_else_of_an_op_is_part_of_the_hash(graph, field, value):
     i, op = next((i, op) for i, op in enumerate(graph.ops) if op.type == "MatMul")
     changed = dataclasses.replace(op, **{field: value(op) if callable(value) else value})
@@ -127,7 +127,6 @@ def test_all_else_of_an_op_is_part_of_the_hash(graph, field, value):
 
 @pytest.mark.parametrize("change", [
     lambda loop: {"trips": 4}, lambda loop: {"shares": {0: 1}}, lambda loop: {"takes": {0: (1,)}},
-    lambda loop: {"later_writes": ("a",)},
     lambda loop: {"body": Graph("b", (), (), (0,))}])
 def test_what_is_known_of_a_loop_is_part_of_the_hash(graph, change):
     def digest(loop: Loop) -> str:

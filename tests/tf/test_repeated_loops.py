@@ -109,7 +109,7 @@ def _reading(variable):
 
 def test_a_variable_that_nobody_writes():
     (loop,) = _loops(graph := _captured(_reading(tf.Variable(2.0))))
-    assert loop.pure and not graph.refused and loop.loop.later_writes == ()
+    assert loop.pure and not graph.refused and loop.later_writes == ()
 
 
 def test_a_variable_that_is_written_before_the_loop():
@@ -131,7 +131,7 @@ def test_a_variable_that_is_written_before_the_loop():
 
     graph = capture(step.get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph)
     (loop,) = _loops(graph)
-    assert loop.pure and loop.loop.later_writes == ()
+    assert loop.pure and loop.later_writes == ()
 
 
 def test_a_variable_that_the_backward_finds_changed():
@@ -175,7 +175,7 @@ def test_a_variable_that_is_an_argument_too_may_be_any():
 
     graph = capture(step.get_concrete_function(tf.TensorSpec((ROWS, WIDTH)), variable).graph)
     (loop,) = _loops(graph)
-    assert loop.pure and len(loop.loop.later_writes) == 1
+    assert loop.pure and len(loop.later_writes) == 1
 
 
 def test_under_xla_loops_are_recomputed_in_segments_alone():
@@ -197,7 +197,7 @@ def test_a_late_write_waits_for_the_copy():
 
     graph = _captured(_reading(variable), after=after)
     (loop,) = _loops(graph)
-    (write,) = loop.loop.later_writes
+    (write,) = loop.later_writes
     inputs = tuple(f"{graph.ops[s].name}:{slot}" for s, slot in loop.inputs)
     edits = Edits((Clone("again", loop.name, inputs),))
     (control,) = delay_writes(graph, edits).controls
@@ -245,7 +245,7 @@ def test_recurrent_layers_belong_to_the_forward_and_may_be_recomputed(layer):
     loops = _loops(graph)
     assert len(loops) == 2 and all(loop.pure for loop in loops) and not graph.refused
     for loop in loops:
-        writes = [op for op in graph.ops if op.name in loop.loop.later_writes]
+        writes = [op for op in graph.ops if op.name in loop.later_writes]
         assert {op.type for op in writes} == {"AssignSubVariableOp"} and len(writes) == 3
     tanh = next(op for op in graph.ops if op.type == "Tanh" and "dense" in op.name)
     assert tanh.region == FORWARD

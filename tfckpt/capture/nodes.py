@@ -7,7 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.ops import Calls, record
+from tfckpt.ops import record
+
+LOWER = "_lower_using_switch_merge"
+"""Attribute of loops and branches in whose place their bodies' ops will be."""
 
 
 def op_of(text: str) -> str:
@@ -25,7 +28,19 @@ def is_loop(node: tf.compat.v1.NodeDef) -> bool:
     Args:
       node: of a graph or of a function's body.
     """
-    return record(node.op).calls in (Calls.LOOP, Calls.BRANCHES)
+    return record(node.op).has_bodies
+
+
+def is_lowered(op: tf.Operation) -> bool:
+    """Return whether TensorFlow will put the ops of its bodies in the place of a loop or branches.
+
+    Args:
+      op: of a live graph.
+    """
+    try:
+        return bool(op.get_attr(LOWER))
+    except ValueError:
+        return False
 
 
 def calls_functions(node: tf.compat.v1.NodeDef) -> bool:

@@ -10,10 +10,11 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.compiled_calls import call_workspace, is_compiled_call
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.later_passes import with_later_passes
-from tfckpt.capture.loops.branch_values import branches_of, kept_by_branches, not_recomputed
+from tfckpt.capture.loops.branch_values import branches_of
 from tfckpt.capture.loops.lists import Kept, bytes_outside_loops, kept_lists
+from tfckpt.capture.loops.priced import Inner
 from tfckpt.capture.loops.purity import reads_counted_list
-from tfckpt.capture.loops.repeated import repeat_loops
+from tfckpt.capture.loops.repeated import repeat_branches, repeat_loops
 from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.purity import is_pure, is_write
 from tfckpt.capture.regions import gradient_scopes, is_gradient_scope, regions
@@ -74,7 +75,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     lists = {i: kept_lists(op, known, target) for i, op in enumerate(operations)
              if record(op.type).is_loop}
     kept = {operations[i].name: found for i, found in lists.items()}
-    outputs = [results_of(op, _lists_of(op, known, kept, target), _best(op, known))
+    chosen = {op.name: branches_of(op, known) for op in operations if record(op.type).chooses}
+    outputs = [results_of(op, _lists_of(op, known, kept, chosen, target), _best(op, known))
                for op in operations]
     large = _large_constants(operations, outputs)
     writes = [op.name in writing for op in operations]
@@ -105,7 +107,7 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            op.device, attrs_of(op), bool(needed.get(op.name)),
            lists[i].loop if i in lists else None,
            workspaces.get(op.name, 0) + (lists[i].workspace if i in lists else 0),
-           branches=branches_of(op, known))
+           branches=chosen[op.name].branches if op.name in chosen else None)
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)
@@ -113,10 +115,11 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
     larger = others() if compiled and lists and shapes is not None else None
     ops, refused = repeat_loops(graph, operations, ops, lists, target, ids,
                                 [known] if larger is None else [known, _known_in(larger)])
+    ops, unrepeated = repeat_branches(graph, operations, ops, target)
     result = Graph(getattr(graph, "name", name), ops, ids, sinks,
                    inlining.functions if inlining is not None else (),
                    (inlining.refused if inlining is not None else ()) + refused + unknown
-                   + not_recomputed(ops))
+                   + unrepeated)
     check_graph(result)
     return result
 
@@ -127,13 +130,15 @@ def _reads_values(op: tf.Operation) -> bool:
 
 
 def _lists_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
-              loops: Mapping[str, Kept], target: Target) -> Mapping[int, int]:
+              loops: Mapping[str, Kept], chosen: Mapping[str, Inner], target: Target
+              ) -> Mapping[int, int]:
     """Return the bytes of what an op makes without a size of its own, by slot."""
     if op.name in loops:
         return loops[op.name].bytes
-    found = bytes_outside_loops(op, known, loops) if (
+    if op.name in chosen:
+        return chosen[op.name].bytes
+    return bytes_outside_loops(op, known, loops) if (
         target.shares_list_entries and op.outputs) else {}
-    return found or kept_by_branches(op, known)
 
 
 def _known_in(shapes: tf.Graph | None) -> Callable[[tf.Operation], tf.Operation]:

@@ -17,7 +17,7 @@ def working_bytes(graph: Graph, op: Op) -> int:
       graph: that the op belongs to.
       op: the op; one without a body holds nothing.
     """
-    if op.branches and _takes_out(graph, op):
+    if op.branches is not None and _takes_out(graph, op):
         return 0
     return max(map(_peak, op.bodies), default=0)
 

@@ -168,7 +168,7 @@ def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ..
         known = record(op.type)
         folded = known.is_constant or (
             op.pure and not op.controls and bool(op.inputs)
-            and not (known.shape_only or known.is_loop)
+            and not (known.shape_only or known.has_bodies)
             and all(constant[source] for source, _ in op.inputs)
             and all((t.bytes or 0) <= _FOLDED_BYTES and t.bytes is not None for t in op.outputs))
         constant.append(folded)
@@ -214,4 +214,4 @@ def _op_roots(op: Op, index: int, folded: bool, aliases: bool,
         source, slot = op.inputs[0]
         return (known[source][slot],)
     slots = range(len(op.outputs))
-    return tuple((index, op.loop.shares.get(slot, slot) if op.loop else slot) for slot in slots)
+    return tuple((index, op.shares.get(slot, slot)) for slot in slots)

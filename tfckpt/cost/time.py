@@ -58,7 +58,7 @@ def fused_seconds(graph: Graph, ops: Sequence[int], moved: int, rates: Rates = S
       moved: bytes that the loop reads and writes.
       rates: how fast the device is.
     """
-    if any(graph.ops[i].loop is not None or _told(graph.ops[i], rates) is not None
+    if any(graph.ops[i].bodies or _told(graph.ops[i], rates) is not None
            or is_expensive(graph.ops[i]) for i in ops):
         return sum(seconds(graph, graph.ops[i], rates) for i in ops)
     return rates.overhead_seconds + moved / rates.bytes_per_second

@@ -28,7 +28,7 @@ def is_element_wise(op: Op) -> bool:
       op: of the joint graph.
     """
     known = record(op.type)
-    return (len(op.outputs) == 1 and op.pure and op.loop is None and not known.aliases
+    return (len(op.outputs) == 1 and op.pure and not op.bodies and not known.aliases
             and not op.conditional and (known.evaluate is not None or known.spreads))
 
 

@@ -122,8 +122,6 @@ class Loop:
         are what it hands on to the next iteration.
       shares: for a list that has the entries of another, and thus its memory, the other's slot.
       takes: for a list, the inputs of the loop whose memory it can have, first wish first.
-      later_writes: names of the ops that may run only after the loop's copies, since they may
-        write a variable that it reads.
       segments: how it can be recomputed segment by segment; None where it cannot.
       bound: the most iterations of any call; None where the call's sizes decide, as with sequences
         whose length the trace leaves open.
@@ -133,9 +131,22 @@ class Loop:
     body: Graph
     shares: Mapping[int, int] = dataclasses.field(default_factory=dict)
     takes: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    later_writes: tuple[str, ...] = ()
     segments: Segments | None = None
     bound: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Branches:
+    """What is known of an op that runs one of several branches.
+
+    Attributes:
+      bodies: what each branch does, to be priced.
+      shares: for what has the memory of another result the slot of that: what a branch keeps and
+        returns as well, and what branches keep besides the first such value.
+    """
+
+    bodies: tuple[Graph, ...]
+    shares: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,7 +156,9 @@ class Op:
     Attributes:
       conditional: it runs in one branch of a Switch only, so that nothing outside may wait for it.
       loop: of a while loop whose number of iterations is known; None otherwise.
-      branches: what each of its branches does, to be priced; one of them runs.
+      branches: of an op that runs one of several; None of others, and where they are not known.
+      later_writes: of a loop or branches, names of the ops that may run only after the copies,
+        since they may write a variable that it reads.
       workspace: bytes that it is known to allocate besides its results while it runs.
       policy: what a person asks of a forward op: `KEEP`, never to compute it again, or `RECOMPUTE`,
         to keep nothing of it for the backward; "" where nothing is asked.
@@ -164,12 +177,21 @@ class Op:
     loop: Loop | None = None
     workspace: int = 0
     policy: str = ""
-    branches: tuple[Graph, ...] = ()
+    branches: Branches | None = None
+    later_writes: tuple[str, ...] = ()
 
     @property
     def bodies(self) -> tuple[Graph, ...]:
         """Return what it does: an iteration, or one of the branches; none for other ops."""
-        return self.branches if self.loop is None else (self.loop.body,)
+        if self.loop is not None:
+            return (self.loop.body,)
+        return () if self.branches is None else self.branches.bodies
+
+    @property
+    def shares(self) -> Mapping[int, int]:
+        """Return for results that have the memory of others the slots of those."""
+        known = self.loop or self.branches
+        return {} if known is None else known.shares
 
 
 @dataclasses.dataclass(frozen=True)

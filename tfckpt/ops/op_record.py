@@ -263,6 +263,16 @@ class OpRecord:
         return self.calls is Calls.LOOP
 
     @property
+    def has_bodies(self) -> bool:
+        """Return whether it is a loop or runs one of several branches."""
+        return self.calls in (Calls.LOOP, Calls.BRANCHES)
+
+    @property
+    def chooses(self) -> bool:
+        """Return whether it runs one of several branches; its first input says which."""
+        return self.calls is Calls.BRANCHES
+
+    @property
     def is_constant(self) -> bool:
         """Return whether it is a constant of the graph."""
         return self.source is Source.CONSTANT

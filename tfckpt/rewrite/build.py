@@ -107,7 +107,7 @@ def _original(builder: EditBuilder, delays: Delays, position: int) -> None:
             if copy:
                 builder.rewires.append(Rewire(op.name, i, name))
                 original, slot = builder.made_by(tensor)
-                if record(builder.graph.ops[original].type).is_loop:
+                if record(builder.graph.ops[original].type).has_bodies:
                     builder.moved[(original, slot)] = None
                 elif builder.read_by_several(original):
                     builder.moved[(original, 0)] = None

@@ -102,15 +102,20 @@ class ExecutorDelays:
 
         Grappler leaves sums, products and chains of unary ops as they are when another op waits
         for one of them, and rearranges them otherwise, which changes their rounding: such an op
-        is waited for through a pass-through of its result.
+        is waited for through a pass-through of its result. So are branches, through one of each
+        result that is read: who waits for lowered branches does not wait for what they compute.
 
         Args:
           steps: steps of the schedule; none give no op.
         """
-        found = []
+        found: list[str] = []
         for step in steps:
             name, op = self.builder.name_of(step), self.builder.op(step[0])
-            found.append(self._extra_reader(name, op) if record(op.type).rearranged else name)
+            if record(op.type).chooses:
+                read = self.builder.computed(self.builder.index[op.name])
+                found += [self._extra_reader(name, op, slot) for slot in read] or [name]
+            else:
+                found.append(self._extra_reader(name, op) if record(op.type).rearranged else name)
         return tuple(found)
 
     def _extra_reader(self, name: str, op: Op, slot: int = 0) -> str:
@@ -127,7 +132,9 @@ class ExecutorDelays:
         """Have the largest input from outside wait, or another, or the copy itself if none can.
 
         A loop waits itself, whatever it reads: what depends on some of its inputs only would run
-        through all iterations as soon as those are there.
+        through all iterations as soon as those are there. Branches wait for what decides between
+        them, which each copy reads through an op of its own: ops of two lowered branches that read
+        the same are merged.
 
         x * sigmoid(x) is merged only where both read the same x: where the sigmoid reads it through
         a guard, so does the product. The same is true of x * sigmoid(1 * x).
@@ -148,6 +155,10 @@ class ExecutorDelays:
             inputs = [self.guarded.get(t, t) if i in outside else t for i, t in enumerate(inputs)]
         if known.is_loop:
             return inputs, (*triggers, *self.barrier)
+        if known.chooses:
+            decides = self._wait(inputs[0], self.builder.tensor(op.inputs[0]).dtype, op.device,
+                                 (*triggers, *self.barrier))
+            return [decides, *inputs[1:]], ()
         if not (entry or triggers):
             return inputs, ()
         usable = self.builder.guardable(op, outside)
@@ -220,8 +231,11 @@ class ExecutorDelays:
         """Return the input at which ops are delayed: the one they share, else the largest.
 
         A gradient is the last choice, since it is shared with ops that are not delayed; a result
-        of an op of the group is never chosen, since that would separate the group.
+        of an op of the group is never chosen, since that would separate the group. Of branches it
+        is what decides between them, for which all that they do waits.
         """
+        if record(ops[0].type).chooses:
+            return ops[0].inputs[0]
         for tensor in ops[0].inputs:
             if len(ops) > 1 and all(tensor in op.inputs for op in ops[1:]):
                 return tensor
@@ -291,7 +305,7 @@ class ExecutorDelays:
                 ) -> list[int]:
         """Return results of a copy that need an extra reader to be treated as the original's."""
         index = self.builder.index[copy.source]
-        if record(self.builder.graph.ops[index].type).is_loop:
+        if record(self.builder.graph.ops[index].type).has_bodies:
             return [slot for slot in self.builder.lists_of(index)
                     if f"{copy.name}:{slot}" not in read]
         return [0] if copy.alone and readers.get(copy.name, 0) < 2 else []

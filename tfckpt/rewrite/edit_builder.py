@@ -11,7 +11,7 @@ from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire
 from tfckpt.ir.graph import Graph, Op, Tensor, TensorId
 from tfckpt.ir.schedule import Plan, Resolved, Step, resolve
 from tfckpt.ir.target import HERE, Target
-from tfckpt.ops import Access, Calls, Source, record
+from tfckpt.ops import Access, Source, record
 from tfckpt.rewrite.names import copy_name, marks_of_copies
 
 LARGE = 1 << 16
@@ -118,18 +118,37 @@ class EditBuilder:
         """
         return self.storage.get(self.root[tensor[0]][tensor[1]])
 
-    def lists_of(self, loop: int) -> list[int]:
-        """Return which results of a loop are lists that are read.
+    def lists_of(self, index: int) -> list[int]:
+        """Return which results of a loop or branches are lists or optionals that are read.
 
         Args:
-          loop: index of its op in `graph`.
+          index: of the op in `graph`.
 
         Returns:
           Output slots, in the order in which they are first read.
         """
-        read = dict.fromkeys(slot for r in self.readers[loop]
-                             for source, slot in self.graph.ops[r].inputs if source == loop)
-        return [slot for slot in read if self.tensor((loop, slot)).dtype == "variant"]
+        return [slot for slot in self.computed(index)
+                if self.tensor((index, slot)).dtype == "variant"]
+
+    def computed(self, index: int) -> list[int]:
+        """Return which results of a loop or branches are computed because they are read.
+
+        Optionals are left out in which nothing is that takes memory: no lowered branch reads them,
+        or they hold a variable.
+
+        Args:
+          index: of the op in `graph`.
+
+        Returns:
+          Output slots, in the order in which they are first read.
+        """
+        op = self.graph.ops[index]
+        chooses = record(op.type).chooses
+        read = dict.fromkeys(slot for r in self.readers[index]
+                             for source, slot in self.graph.ops[r].inputs if source == index)
+        return [slot for slot in read if not (
+            chooses and op.outputs[slot].dtype == "variant" and slot not in op.shares
+            and not op.outputs[slot].bytes)]
 
     def made_by(self, tensor: TensorId) -> TensorId:
         """Return the tensor whose memory this is: the one before ops that only hand it on.
@@ -217,7 +236,7 @@ class EditBuilder:
 
         TensorFlow adds the terms of sums of three and more in the order of names.
         """
-        return any(record(self.graph.ops[r].type).calls in (Calls.LOOP, Calls.BRANCHES)
+        return any(record(self.graph.ops[r].type).has_bodies
                    for r in self.readers[op])
 
     # Inputs at which an op can be delayed.

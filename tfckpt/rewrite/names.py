@@ -63,6 +63,25 @@ def extra_reader_name(op: str, slot: int = 0) -> str:
     return f"{op}-{SCOPE}_tap{slot or ''}"
 
 
+def done_name(op: str) -> str:
+    """Return the name of the op that runs once all that is read of a copy has been computed.
+
+    Args:
+      op: name of the copy.
+    """
+    return f"{op}-{SCOPE}_done"
+
+
+def result_name(op: str, slot: int) -> str:
+    """Return the name of the pass-through of a result that waits for extra readers of others.
+
+    Args:
+      op: name of the op, or of its copy.
+      slot: of the result.
+    """
+    return f"{op}-{SCOPE}_result{slot}"
+
+
 def retained_name(op: str, number: int) -> str:
     """Return the name of the pass-through that keeps a term of a sum alive.
 

@@ -70,12 +70,13 @@ def _op(op: Op, index: Mapping[str, int]) -> tuple:
     attrs = tuple((name, repr(plain(op.attrs[name]))) for name in sorted(op.attrs))
     controls = tuple(sorted(op.controls))  # TensorFlow traces them in another order each time
     return (op.type, op.inputs, controls, outputs, op.region, op.pure, op.device, attrs,
-            op.conditional, op.policy, None if op.loop is None else _loop(op.loop, index))
+            op.conditional, op.policy, op.workspace, tuple(map(graph_digest, op.bodies)),
+            tuple(sorted(op.shares.items())), tuple(index[name] for name in op.later_writes),
+            None if op.loop is None else _loop(op.loop, index))
 
 
 def _loop(loop: Loop, index: Mapping[str, int]) -> tuple:
-    return (loop.trips, loop.bound, graph_digest(loop.body), tuple(sorted(loop.shares.items())),
-            tuple(sorted(loop.takes.items())), tuple(index[name] for name in loop.later_writes),
+    return (loop.trips, loop.bound, tuple(sorted(loop.takes.items())),
             loop.segments and (index[loop.segments.gradient],
                                *dataclasses.astuple(loop.segments)[1:]))
 

@@ -46,7 +46,7 @@ from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.nodes import bodies_of, calls_functions, op_of
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
 from tfckpt.ir.edits import OPTIMIZED, PROTECTED
-from tfckpt.ops import Calls, record
+from tfckpt.ops import record
 from tfckpt.ops.names import ADD_N, ARG, IDENTITY, RETVAL
 
 _PASSED = "Func/"
@@ -189,7 +189,7 @@ def _name_what_bodies_read(graph: Any, asked: tf.compat.v1.GraphDef,
     found: dict[str, list[str]] = {}
     for node in asked.node:
         op = made.get(node.name)
-        if op is None or record(op.type).calls not in (Calls.LOOP, Calls.BRANCHES):
+        if op is None or not record(op.type).has_bodies:
             continue
         summed = _summed(node, asked)
         for i, (name, tensor) in enumerate(zip(node.input, op.inputs, strict=False)):
@@ -209,7 +209,7 @@ def _summed(node: tf.compat.v1.NodeDef, asked: tf.compat.v1.GraphDef) -> frozens
         added = {name for made in function.node_def if made.op == ADD_N and made.attr["N"].i > 2
                  for name in made.input}
         places = [argument.name in added for argument in function.signature.input_arg]
-        choosing = record(node.op).calls is Calls.BRANCHES  # the first input chooses
+        choosing = record(node.op).chooses  # the first input chooses
         found.update(i + choosing for i, is_added in enumerate(places) if is_added)
     return frozenset(found)
 

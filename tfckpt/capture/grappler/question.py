@@ -23,7 +23,7 @@ from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
 from tfckpt.capture.grappler.machine import is_relaid, optimized, spelt
 from tfckpt.capture.inlining.inline import is_call
-from tfckpt.capture.nodes import functions_of, is_loop, op_of
+from tfckpt.capture.nodes import LOWER, functions_of, is_loop, op_of
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
 
 
@@ -195,7 +195,7 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
 
 
 def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:
-    return is_call(node.op) or lower and _LOWER in node.attr
+    return is_call(node.op) or lower and LOWER in node.attr
 
 
 def _refuse_clashes(definition: tf.compat.v1.GraphDef) -> None:
@@ -227,13 +227,12 @@ def _refuse_functions_but(known: Collection[str], definition: tf.compat.v1.Graph
 _HIDDEN = "tfckpt_hidden_"
 """Before what Grappler is not to see: functions of loops and branches."""
 _ASIDE = "_tfckpt_hidden_lower"
-_LOWER = "_lower_using_switch_merge"
 
 
 def _hide_loop(node: tf.compat.v1.NodeDef) -> None:
     """Have Grappler leave an op alone if it is a loop or branch."""
-    if _LOWER in node.attr:
-        node.attr[_ASIDE].CopyFrom(node.attr.pop(_LOWER))
+    if LOWER in node.attr:
+        node.attr[_ASIDE].CopyFrom(node.attr.pop(LOWER))
     if is_loop(node):
         for function in functions_of(node):
             function.name = _HIDDEN + function.name
@@ -243,7 +242,7 @@ def _show(node: tf.compat.v1.NodeDef) -> None:
     """Undo what `_hide_loop` and `hide_colocation` did."""
     show_colocation(node)
     if _ASIDE in node.attr:
-        node.attr[_LOWER].CopyFrom(node.attr.pop(_ASIDE))
+        node.attr[LOWER].CopyFrom(node.attr.pop(_ASIDE))
     for function in functions_of(node):
         function.name = function.name.removeprefix(_HIDDEN)
 

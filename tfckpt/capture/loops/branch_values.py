@@ -2,117 +2,174 @@
 
 A branch hands out what its gradient reads, each value in an optional, since the other branches have
 none of it. An optional has no shape: its bytes are those of the value that the branch puts into it.
+TensorFlow lowers branches before the step runs, so that what no branch of the gradient reads in the
+end is not kept.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.loops.priced import priced_body
-from tfckpt.capture.variables import origin
-from tfckpt.ir.edits import traced
-from tfckpt.ir.graph import FORWARD, Graph, Op
-from tfckpt.ops import Calls, record
+from tfckpt.capture.loops.priced import Inner, priced_body
+from tfckpt.capture.nodes import is_lowered
+from tfckpt.capture.variables import only_reads, origin
+from tfckpt.ir.graph import Branches
+from tfckpt.ops import record
 
 
-def kept_by_branches(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
-                     ) -> dict[int, int]:
-    """Return the bytes of what an op's branches keep, by the slot of its results.
+def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
+                unread: Collection[str] = ()) -> Inner:
+    """Return what the branches of an op do, and the bytes that they keep.
 
-    One branch runs, whichever: that which keeps most counts. What the branch was given, returns, or
-    has put into another optional, takes no memory of its own; nor is a value counted whose size is
-    not known.
-
-    Args:
-      op: of any type; other than branches keep nothing.
-      known: returns the op with the shapes that its inputs really have.
-    """
-    calls = record(op.type)
-    slots = [k for k, tensor in enumerate(op.outputs) if tensor.dtype == tf.variant]
-    if calls.calls is not Calls.BRANCHES or not slots:
-        return {}
-    shapes = [tensor.shape for tensor in known(op).inputs[calls.first_argument:]]
-    found = dict.fromkeys(slots, 0)
-    for name in tf_adapter.called_functions(op):
-        branch = tf_adapter.graph_called(op, name)
-        inferred = functools.cache(functools.partial(tf_adapter.graph_called, op, name, shapes))
-        counted = {origin(tensor).ref() for tensor in (*branch.inputs, *branch.outputs)}
-        kept = dict.fromkeys(slots, 0)
-        for slot in slots:
-            for tensor in _wrapped(branch.outputs[slot]):
-                if tensor.ref() not in counted:
-                    counted.add(tensor.ref())
-                    kept[slot] += _bytes(tensor, inferred)
-        found = max(found, kept, key=lambda sizes: sum(sizes.values()))
-    return found
-
-
-def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
-                ) -> tuple[Graph, ...]:
-    """Return what each branch of an op does, as plain data; nothing for what does not branch.
+    One branch runs, whichever: that which keeps most counts, and what the branches keep comes and
+    goes together, so that all of it shares the memory of the first such result. What a branch was
+    given or reads of a variable takes no memory of its own, and what it returns as well has that of
+    the result; nor is a value counted whose size is not known.
 
     Args:
-      op: of any type.
+      op: of a type that chooses between branches.
       known: returns the op with the shapes that its inputs really have.
+      unread: names of ops around it that read its results, and whose own nothing reads.
+
+    Returns:
+      Nothing of what is known, where a branch is unlike any known.
     """
-    calls = record(op.type)
-    if calls.calls is not Calls.BRANCHES:
-        return ()
-    shapes = [tensor.shape for tensor in known(op).inputs[calls.first_argument:]]
-    found = []
+    shapes = [tensor.shape for tensor in known(op).inputs[record(op.type).first_argument:]]
+    slots = _read_slots(op, unread)
+    bodies, shares, filled = [], dict[int, int](), list[int]()
+    most = 0
     try:
         for name in tf_adapter.called_functions(op):
-            inferred = functools.cache(functools.partial(
-                tf_adapter.graph_called, op, name, shapes))
-            found.append(priced_body(name, tf_adapter.graph_called(op, name),
-                                     functools.partial(_shape, inferred=inferred)))
-    except (KeyError, ValueError, TypeError, tf.errors.OpError):  # a branch unlike any known
-        return ()
-    return tuple(found)
+            branch = _Branch(op, name, shapes, slots)
+            shared, kept = branch.kept()
+            bodies.append(priced_body(name, branch.graph, branch.shape, branch.inner))
+            shares |= shared
+            filled += kept
+            most = max(most, sum(map(branch.bytes, kept.values())))
+    except (KeyError, ValueError, TypeError, tf.errors.OpError):
+        return Inner()
+    root = min(filled, default=-1)
+    shares = {slot: root if other in filled else other for slot, other in shares.items()}
+    shares |= {slot: root for slot in filled if slot != root}
+    return Inner({root: most} if filled else {}, None, Branches(tuple(bodies), shares))
 
 
-def not_recomputed(ops: Iterable[Op]) -> tuple[str, ...]:
-    """Return a line about the ops whose branches keep something for their gradients, if any.
+class _Branch:
+    """One of the branches of an op."""
 
-    Args:
-      ops: as they were captured.
-    """
-    kept = {op.name: sum(t.bytes or 0 for t in op.outputs if t.dtype == "variant") for op in ops
-            if record(op.type).calls is Calls.BRANCHES and op.region == FORWARD}
-    names = sorted((name for name, size in kept.items() if size), key=lambda name: -kept[name])
-    if not names:
-        return ()
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return (f"{traced(names[0])}{more}: branches are not recomputed, and what they keep for the "
-            "gradient stays",)
+    def __init__(self, op: tf.Operation, name: str, shapes: Sequence[tf.TensorShape],
+                 slots: Sequence[int]) -> None:
+        self.graph, self.slots = tf_adapter.graph_called(op, name), slots
+        self._inferred = functools.cache(functools.partial(
+            tf_adapter.graph_called, op, name, shapes))
+        self.inner = functools.cache(self._inner)
+
+    def kept(self) -> tuple[dict[int, int], dict[int, tf.Tensor]]:
+        """Return what the branch hands out in optionals, by slot.
+
+        First another slot for those with the same value in them, a result of the branch perhaps,
+        then what is in those that take memory of their own.
+        """
+        given = {tensor.ref() for tensor in self.graph.inputs}
+        seen = {origin(tensor).ref(): slot for slot, tensor in enumerate(self.graph.outputs)
+                if tensor.dtype != tf.variant and origin(tensor).ref() not in given}
+        shared: dict[int, int] = {}
+        kept: dict[int, tf.Tensor] = {}
+        for slot in self.slots:
+            for value in map(self._memory, _wrapped(self.graph.outputs[slot])):
+                if value.ref() in seen:
+                    shared[slot] = seen[value.ref()]
+                elif value.ref() not in given and not only_reads(value.op):
+                    seen[value.ref()] = slot
+                    kept[slot] = value
+        return shared, kept
+
+    def _memory(self, value: tf.Tensor) -> tf.Tensor:
+        """Return the tensor in whose memory a value lies."""
+        known = self.inner(value.op).branches
+        if known is None or value.value_index not in known.shares:
+            return value
+        return value.op.outputs[known.shares[value.value_index]]
+
+    def _inner(self, op: tf.Operation) -> Inner:
+        if not record(op.type).chooses:
+            return Inner()
+        handed_out = {origin(tensor).op.name for tensor in self.graph.outputs}
+        read = {origin(self.graph.outputs[slot]).op.name for slot in self.slots}
+        return branches_of(op, self._known, handed_out - read - {
+            origin(tensor).op.name for tensor in self.graph.outputs if tensor.dtype != tf.variant})
+
+    def _known(self, op: tf.Operation) -> tf.Operation:
+        return self._inferred().get_operation_by_name(op.name)
+
+    def bytes(self, tensor: tf.Tensor) -> int:
+        """Return the size of a tensor; 0 where it is not known."""
+        if tensor.dtype == tf.variant:
+            return self.inner(tensor.op).bytes.get(tensor.value_index, 0)
+        shape = self.shape(tensor)
+        return (math.prod(shape.as_list()) * int(tensor.dtype.size)
+                if shape.is_fully_defined() else 0)
+
+    def shape(self, tensor: tf.Tensor) -> tf.TensorShape:
+        """Return what is known of a shape, in the trace and from what the branch is given.
+
+        Values of variables are known in the trace alone.
+        """
+        shape: tf.TensorShape = tensor.shape
+        if shape.is_fully_defined():
+            return shape
+        other = self._known(tensor.op).outputs[tensor.value_index].shape
+        return shape.merge_with(other) if shape.is_compatible_with(other) else shape
+
+
+def _read_slots(op: tf.Operation, unread: Collection[str]) -> list[int]:
+    """Return which optionals of branches something reads, once branches are lowered."""
+    needed = functools.cache(_needed_inputs)
+
+    def is_read(tensor: tf.Tensor) -> bool:
+        for reader in tensor.consumers():
+            places = [i for i, read in enumerate(reader.inputs) if read is tensor]
+            if record(reader.type).passes_on:
+                if any(is_read(reader.outputs[i]) for i in places):
+                    return True
+            elif reader.name not in unread and any(i in needed(reader) for i in places):
+                return True
+        return False
+
+    return [slot for slot, tensor in enumerate(op.outputs)
+            if tensor.dtype == tf.variant and is_read(tensor)]
+
+
+def _needed_inputs(op: tf.Operation) -> frozenset[int]:
+    """Return which inputs an op needs: of lowered branches what decides, and what is read of."""
+    kind = record(op.type)
+    if not kind.chooses or not is_lowered(op):
+        return frozenset(range(len(op.inputs)))
+    found: set[int] = set()
+    wanted = [slot for slot, tensor in enumerate(op.outputs)
+              if tensor.consumers() or any(tensor is t for t in getattr(op.graph, "outputs", ()))]
+    for name in tf_adapter.called_functions(op):
+        branch = tf_adapter.graph_called(op, name)
+        pending = [origin(branch.outputs[slot]).op for slot in wanted]
+        pending += [inner for inner in branch.get_operations() if tf_adapter.is_stateful(inner)]
+        needed = set(pending)
+        while pending:
+            inner = pending.pop()
+            before = {*(inner.inputs[i].op for i in _needed_inputs(inner)),
+                      *inner.control_inputs} - needed
+            needed |= before
+            pending += before
+        found.update(i for i, tensor in enumerate(branch.inputs, kind.first_argument)
+                     if tensor.op in needed)
+    return frozenset((*range(kind.first_argument), *found))
 
 
 def _wrapped(tensor: tf.Tensor) -> list[tf.Tensor]:
     """Return what is in an optional; nothing where it is empty, or is none."""
     optional = origin(tensor).op
     return [origin(value) for value in optional.inputs] if record(optional.type).wraps else []
-
-
-def _bytes(tensor: tf.Tensor, inferred: Callable[[], tf.Graph]) -> int:
-    """Return the size of a tensor; 0 where it is not known, or not that of numbers."""
-    shape = _shape(tensor, inferred)
-    return math.prod(shape.as_list()) * tensor.dtype.size if shape.is_fully_defined() else 0
-
-
-def _shape(tensor: tf.Tensor, inferred: Callable[[], tf.Graph]) -> tf.TensorShape:
-    """Return what is known of a tensor's shape, in the trace and from what the branch is given.
-
-    Args:
-      tensor: of a branch as it was traced.
-      inferred: returns the branch with the shapes that it is given, but for those of variables.
-    """
-    shape: tf.TensorShape = tensor.shape
-    if shape.is_fully_defined():
-        return shape
-    other = inferred().get_operation_by_name(tensor.op.name).outputs[tensor.value_index].shape
-    return shape.merge_with(other) if shape.is_compatible_with(other) else shape

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.loops.branch_values import branches_of
 from tfckpt.capture.loops.comparisons import comparisons
 from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.regions import is_gradient_scope
@@ -304,6 +305,9 @@ class _Loop:
             while (known := record(tensor.op.type)).aliases and not known.lists.rows:
                 tensor = tensor.op.inputs[tensor.value_index]
             slot = self._slots.get(tensor.name)
+            if known.chooses and (branches := self._chosen(tensor.op).branches) is not None:
+                tensor = tensor.op.outputs[branches.shares.get(
+                    tensor.value_index, tensor.value_index)]
             if slot is None or tensor.name in seen:
                 return tensor
             seen.add(tensor.name)
@@ -319,10 +323,17 @@ class _Loop:
         return priced_body(self.body.name, self.body, self.shape, self._inner)
 
     def _inner(self, op: tf.Operation) -> Inner:
+        if record(op.type).chooses:
+            return self._chosen(op)
         if not record(op.type).is_loop:
-            return Inner({}, None)
+            return Inner()
         kept = _Loop(op, self._in_body, self.target).kept()
         return Inner(kept.bytes, kept.loop)
+
+    @functools.cached_property
+    def _chosen(self) -> Callable[[tf.Operation], Inner]:
+        """Return what tells of branches in the body."""
+        return functools.cache(functools.partial(branches_of, known=self._in_body))
 
     def trips(self) -> int | None:
         """Return the most iterations that the condition allows, or None.
@@ -417,7 +428,15 @@ class _Loop:
         return found
 
     def _bytes(self, entry: tf.Tensor) -> int | None:
-        """Return the bytes of an entry; of a list in a list, those that its own loop gives it."""
+        """Return the bytes of an entry.
+
+        Of a list in a list they are those that its own loop gives it; of what branches keep, those
+        of the branch that keeps most.
+        """
+        if entry.dtype == tf.variant and record(number_origin(entry).op.type).chooses:
+            entry = self._memory(entry)
+            if entry.dtype == tf.variant:
+                return self._chosen(entry.op).bytes.get(entry.value_index, 0)
         if entry.dtype == tf.variant:
             inner = number_origin(entry)
             if not record(inner.op.type).is_loop:

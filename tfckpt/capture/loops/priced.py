@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.op_attributes import attrs_of, results_of
-from tfckpt.ir.graph import FORWARD, Graph, Loop, Op
+from tfckpt.ir.graph import FORWARD, Branches, Graph, Loop, Op
 from tfckpt.ops import record
 
 
 class Inner(NamedTuple):
-    """What is known of a loop in a body.
+    """What is known of a loop, or of branches, in a body.
 
     Attributes:
-      bytes: of its lists, by slot.
+      bytes: of its lists, or of what the branches keep, by slot.
       loop: what later stages read of it; None where its number of iterations is not known.
+      branches: the like of branches; None where one is unlike any known.
     """
 
-    bytes: Mapping[int, int]
-    loop: Loop | None
+    bytes: Mapping[int, int] = MappingProxyType({})
+    loop: Loop | None = None
+    branches: Branches | None = None
 
 
 def priced_body(name: str, body: tf_adapter.FuncGraph,
                 shape: Callable[[tf.Tensor], tf.TensorShape],
-                inner: Callable[[tf.Operation], Inner] = lambda op: Inner({}, None)) -> Graph:
+                inner: Callable[[tf.Operation], Inner] = lambda op: Inner()) -> Graph:
     """Return a body with its ops in their order; its fetches are what it returns.
 
     Args:
       name: of the graph that is made.
       body: what is called.
       shape: gives as much as is known of the shape of a tensor of the body.
-      inner: gives what is known of an op that is a loop; of another, nothing.
+      inner: gives what is known of an op that is a loop or chooses between branches; of another,
+        nothing.
     """
     operations = body.get_operations()
     index = {op.name: i for i, op in enumerate(operations)}
@@ -44,6 +48,7 @@ def priced_body(name: str, body: tf_adapter.FuncGraph,
         ops.append(Op(op.name, op.type,
                       tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
                       results_of(op, known.bytes, [shape(t) for t in op.outputs]), FORWARD, False,
-                      "", {} if record(op.type).is_constant else attrs_of(op), loop=known.loop))
+                      "", {} if record(op.type).is_constant else attrs_of(op), loop=known.loop,
+                      branches=known.branches))
     results = tuple((index[t.op.name], t.value_index) for t in body.outputs)
     return Graph(name, tuple(ops), results, ())

@@ -1,7 +1,7 @@
-"""May a loop run twice? Only if all that its body and condition do may.
+"""May a loop, or one of several branches, run twice? Only if all that their functions do may.
 
-A loop is copied whole. It may read variables that its body captures (Keras' recurrent layers
-do): whoever copies it sees to it that nothing writes them in between, see
+Both are copied whole. They may read variables that a function captures (Keras' recurrent layers
+do): whoever copies them sees to it that nothing writes these in between, see
 `tfckpt.rewrite.passes.state_writes`.
 """
 
@@ -30,28 +30,35 @@ class Again:
     reads: tuple[str, ...] = ()
 
 
-def may_loop_again(loop: tf.Operation, unsure: frozenset[str] = frozenset()) -> Again:
-    """Return whether a While or StatelessWhile may run twice, by the ops in its functions.
+def may_run_again(op: tf.Operation, unsure: frozenset[str] = frozenset()) -> Again:
+    """Return whether a loop or branches may run twice, by the ops in the functions.
 
     Args:
-      loop: the op.
+      op: of a type that has bodies.
       unsure: see `tfckpt.capture.variables.variable`.
     """
     try:
-        arguments = _read_by_all(loop)
-        body = tf_adapter.called_graph(loop, "body")
-        for slot, tensor in enumerate(body.outputs):
-            if tensor.dtype == tf.resource and argument(body, origin(tensor)) != slot:
-                raise _Refusal("its body exchanges variables")
-        for tensor in loop.inputs:
+        arguments = _read_by_all(op)
+        if _exchanges_variables(op):
+            raise _Refusal("its body exchanges variables")
+        for tensor in op.inputs:
             if tensor.dtype == tf.variant and not _is_counted(tensor):
                 raise _Refusal(f"it reads {tensor.op.name}, and the content of that is not known")
-        reads = tuple(dict.fromkeys(variable(loop.inputs[i], unsure) for i in sorted(arguments)))
+        reads = tuple(dict.fromkeys(variable(op.inputs[i], unsure) for i in sorted(arguments)))
         if ANY in reads:
             raise _Refusal("it is not known which variables its body reads")
         return Again("", reads)
     except (_Refusal, KeyError, ValueError, tf.errors.OpError) as reason:
         return Again(str(reason))
+
+
+def _exchanges_variables(op: tf.Operation) -> bool:
+    """Return whether a loop hands on another variable than it was given, or a branch any."""
+    if not record(op.type).is_loop:
+        return any(tensor.dtype == tf.resource for tensor in op.outputs)
+    body = tf_adapter.called_graph(op, "body")
+    return any(tensor.dtype == tf.resource and argument(body, origin(tensor)) != slot
+               for slot, tensor in enumerate(body.outputs))
 
 
 def reads_counted_list(op: tf.Operation) -> bool:

@@ -34,9 +34,9 @@ def write_functions(context: Context, edits: Edits) -> Edits:
     # Here, not above: passes are planned and tested without TensorFlow.
     from tfckpt.rewrite.loops.segments import with_functions
 
-    loops = {op.name: op.loop for op in context.graph.ops if op.loop is not None}
+    later = {op.name: op.later_writes for op in context.graph.ops if op.loop is not None}
     waits = [AddControl(write, name) for name, role in roles.items() if role.is_gradient
-             for write in loops[role.forward].later_writes]
+             for write in later[role.forward]]
     known = {op.name for op in context.graph.ops}
     return with_functions(dataclasses.replace(edits, controls=(
         *edits.controls, *(w for w in waits if w.op in known))), live)

@@ -14,7 +14,6 @@ lists.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -70,8 +69,9 @@ def _body(definition: Any, scope: str) -> Body:
                 or record(node.op).holds_values or record(node.op).shape_only
                 or not _rounds(node)):
             continue
-        found[_unnumbered(node.name[match.end():])] = (node.op, _attributes(node), tuple(
-            _operand(name, match[0], constants) for name in node.input if name[:1] != "^"))
+        found[_within(node.name, pattern)] = (node.op, _attributes(node), tuple(
+            constants.get(name) or _within(name, pattern)
+            for name in node.input if name[:1] != "^"))
     return found
 
 
@@ -112,12 +112,11 @@ def _rounds(node: Any) -> bool:
     return not kinds or any(kind.is_floating or kind.is_complex for kind in kinds)
 
 
-def _operand(name: str, scope: str, constants: Mapping[str, bytes]) -> str | bytes:
-    if name in constants:
-        return constants[name]
-    return _unnumbered(name[len(scope):]) if name.startswith(scope) else _HANDED
+def _within(name: str, scope: re.Pattern[str]) -> str:
+    """Return a name without what depends on where a loop stands: numbers, and scopes around it.
 
-
-def _unnumbered(name: str) -> str:
-    """Return a name without what depends on where a loop stands: numbers, and around it scopes."""
-    return _NUMBER.sub("/_", _ARGUMENT.sub("Func", name))
+    What a branch in the body is given has the name of that within its own.
+    """
+    if scope.match(name) is None:
+        return _HANDED
+    return _NUMBER.sub("/_", _ARGUMENT.sub("Func", scope.sub("", name)))

@@ -42,7 +42,7 @@ SHAPES = frozenset(("Shape", "Size", "Rank"))
 """What Grappler makes constants of where it knows a shape."""
 NO_ARITHMETIC = frozenset((
     "frame_name", "parallel_iterations", "is_filter_const", "is_weight_const", "var_name",
-    "shared_name", "container", "token", "workspace_enabled"))
+    "shared_name", "container", "token", "workspace_enabled", "output_shapes"))
 """Attributes that decide nothing of what is computed, or that each trace has another of."""
 _OTHERWISE_CALLED = {"Add": "AddV2", "_HostRecv": "_Recv", "_HostSend": "_Send",
                      "_MklNativeMaxPool": "MaxPool", "_MklNativeMaxPoolGrad": "MaxPoolGrad"}

@@ -1,0 +1,174 @@
+"""Branches (`tf.cond`, `tf.switch_case`) are recomputed as wholes, whichever is taken."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tests.support import process
+
+BLOCKS, WIDTH, BATCH = 8, 128, 1024
+TENSOR = 4 * BATCH * WIDTH
+ALL = -1
+"""A seed with which each block takes the branch that keeps most."""
+
+
+def _weights(count=2 * BLOCKS):
+    return [tf.Variable(0.1 * tf.random.stateless_normal((WIDTH, WIDTH), (n, 9)))
+            for n in range(count)]
+
+
+def _step(weights, forward):
+    def step(x, seed):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(forward(x, seed)))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.001 * gradient)
+        return loss
+
+    return step
+
+
+def stochastic_depth():
+    """Each block is left out by chance."""
+    weights = _weights()
+
+    def forward(x, seed):
+        h = x
+        for n in range(BLOCKS):
+            kept = (seed < 0) | (tf.random.stateless_uniform((), [seed, n]) < 0.7)
+            h = h + tf.cond(kept, lambda a=weights[2 * n], b=weights[2 * n + 1], h=h:
+                            tf.nn.gelu(h @ a) @ b, lambda h=h: tf.zeros_like(h))
+        return h
+
+    return _step(weights, forward), weights
+
+
+def kept_results():
+    """The gradient of each block reads what the block returns."""
+    weights = _weights(BLOCKS)
+
+    def forward(x, seed):
+        h = x
+        for n, weight in enumerate(weights):
+            taken = (seed < 0) | (tf.random.stateless_uniform((), [seed, n]) < 0.9)
+            h = tf.cond(taken, lambda w=weight, h=h: tf.tanh(h @ w), lambda h=h: h)
+        return h
+
+    return _step(weights, forward), weights
+
+
+def experts():
+    """One of three experts in each block, chosen by the data; the third is a branch in itself."""
+    weights = _weights()
+
+    def forward(x, seed):
+        h = x
+        for n in range(BLOCKS):
+            a, b = weights[2 * n:2 * n + 2]
+
+            def inner(h, a=a, b=b):
+                return tf.cond(h[0, 0] > 0.0, lambda: tf.nn.gelu(h @ a) @ b, lambda: h * 0.5)
+
+            chosen = tf.where(seed < 0, 0, tf.cast(tf.abs(x[0, n]) * 1e4, tf.int32) % 3)
+            h = h + 0.1 * tf.switch_case(chosen, [
+                lambda h=h, a=a, b=b: tf.nn.gelu(h @ a) @ b,
+                lambda h=h, a=a, b=b: tf.nn.softplus(tf.sin(h @ b)) @ a,
+                lambda h=h, inner=inner: inner(h)])
+        return h
+
+    return _step(weights, forward), weights
+
+
+def one_of_many_layers():
+    """A large branch between layers."""
+    weights = _weights()
+
+    def layers(h, some):
+        for weight in some:
+            h = tf.nn.gelu(h @ weight)
+        return h
+
+    def forward(x, seed):
+        h = layers(x, weights[:4])
+        h = tf.cond(tf.not_equal(seed, 0), lambda: layers(h, weights[4:8]), lambda: h)
+        return layers(h, weights[8:])
+
+    return _step(weights, forward), weights
+
+
+STEPS = {"stochastic depth": (stochastic_depth, 0.5), "kept results": (kept_results, 0.8),
+         "experts": (experts, 0.7), "one of many": (one_of_many_layers, 0.6)}
+
+
+def _trained(name, wrap):
+    process.fresh()
+    body, weights = STEPS[name][0]()
+    step = wrap(tf.function(body))
+    x = tf.random.stateless_normal((BATCH, WIDTH), (7, 7))
+    found = [step(x, tf.constant(seed)).numpy().tobytes() for seed in range(4)]
+    found += [weight.numpy().tobytes() for weight in weights]
+    return found, step, tfckpt.verify.measure_peak(step, x, tf.constant(ALL), repeats=3)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_branches_keep_is_recomputed(name):
+    wanted, _, before = _trained(name, lambda step: step)
+    found, step, after = _trained(name, tfckpt.checkpoint)
+    report = step.report
+    assert found == wanted
+    assert report.applied and report.recomputed_ops and not report.refused, str(report)
+    print(f"{name}: {after / before:.2f} of plain, expected / measured "
+          f"{report.planned_peak_bytes / after:.2f}, plain's "
+          f"{report.baseline_peak_bytes / before:.2f}")
+    assert after < STEPS[name][1] * before, str(report)
+    assert after < 1.12 * report.planned_peak_bytes
+    assert report.baseline_peak_bytes == pytest.approx(before, rel=0.15)
+
+
+def test_a_branch_that_must_not_run_twice_is_named():
+    weights = _weights(4)
+    seen = tf.Variable(0)
+
+    def counted(h, weight):
+        seen.assign_add(1)
+        return tf.nn.gelu(h @ weight)
+
+    def forward(x, seed):
+        h = x
+        for weight in weights:
+            h = tf.cond(seed > 0, lambda w=weight, h=h: counted(h, w), lambda h=h: h)
+        return h
+
+    step = tfckpt.checkpoint(tf.function(_step(weights, forward)))
+    x = tf.random.stateless_normal((BATCH, WIDTH), (7, 7))
+    for _ in range(2):
+        step(x, tf.constant(1))
+    assert seen.numpy() == 2 * len(weights)
+    assert any("branches are not recomputed" in line and "AssignAddVariableOp" in line
+               for line in step.report.refused), step.report.refused
+
+
+def test_a_variable_that_branches_read_is_written_after_their_copies():
+    """A running mean that the layers are scaled by moves within the step."""
+    def trained(wrap):
+        process.fresh()
+        weights, mean = _weights(), tf.Variable(1.0)
+
+        def forward(x, seed):
+            h = x
+            for n in range(BLOCKS):
+                h = h + tf.cond(seed > 0, lambda a=weights[2 * n], b=weights[2 * n + 1], h=h:
+                                tf.nn.gelu(mean * (h @ a)) @ b, lambda h=h: tf.zeros_like(h))
+            mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(x))
+            return h
+
+        step = wrap(tf.function(_step(weights, forward)))
+        x = 0.1 + tf.random.stateless_normal((BATCH, WIDTH), (7, 7))
+        found = [step(x, tf.constant(1)).numpy().tobytes() for _ in range(3)]
+        return found + [v.numpy().tobytes() for v in (*weights, mean)], step
+
+    wanted, _ = trained(lambda step: step)
+    found, step = trained(tfckpt.checkpoint)
+    assert found == wanted and step.report.applied, str(step.report)
