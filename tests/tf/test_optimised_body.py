@@ -502,3 +502,34 @@ def test_which_kernels_write_over_what_they_read(function, op_type):
     buffers = tfckpt.verify.measure_peak(called, repeats=3) / (4 * 1024 * 512)
     assert (buffers < 1.9) == record(op_type).reuses_input
     assert op_type in tfckpt.verify.executed(called).ops
+
+
+@pytest.mark.parametrize("gate", [tf.nn.silu, lambda x: x * tf.tanh(tf.nn.softplus(x))],
+                         ids=["silu", "mish"])
+def test_a_product_that_grappler_left_as_it_is_stays_so(gate):
+    """Marked or not, Grappler merges x * sigmoid(x), which it did not while x had other readers."""
+    rows = tf.range(512) % 8
+
+    def trained(wrap):
+        process.fresh()
+        some = weights(5)
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                for weight in some:
+                    h = x @ weight
+                    x = gate(tf.gather(tf.math.unsorted_segment_mean(h, rows, 8), rows) + h)
+                loss = tf.reduce_mean(x * x)
+            for weight, gradient in zip(some, tape.gradient(loss, some), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        function, x = wrap(tf.function(step)), tf.random.stateless_normal((512, 32), (1, 2))
+        found = [function(x).numpy().tobytes() for _ in range(2)]
+        return found + [weight.numpy().tobytes() for weight in some], function, x
+
+    wanted, _, _ = trained(lambda step: step)
+    found, step, x = trained(tfckpt.checkpoint)
+    assert step.report.applied and step.report.recomputed_ops
+    assert found == wanted
+    assert tfckpt.verify.same_arithmetic(step, x).same

@@ -25,6 +25,10 @@ KEPT_SLOTS = "_tfckpt_kept_slots"
 """Attribute of a loop over segments: of each of its first slots, which one that was of the loop
 whose place it took; -1 of a new one."""
 
+FACTOR = "/tfckpt_factor_"
+"""In the names of pass-throughs without which Grappler would merge a product with a function of a
+factor; copies of the product read through copies of them."""
+
 OPTIMIZED = "optimized"
 """The scope of what Grappler makes of a step while it is traced."""
 _OPTIMIZED = re.compile(rf"^{OPTIMIZED}(_\d+)?/")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tfckpt.cost.merging import only_reader
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.ir.costgraph import CostGraph
-from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.ir.edits import FACTOR, AddControl, Clone, Create, Edits, Rewire
 from tfckpt.ir.graph import Graph, Op, Tensor, TensorId
 from tfckpt.ir.schedule import Plan, Resolved, Step, resolve
 from tfckpt.ir.target import HERE, Target
@@ -219,8 +219,8 @@ class EditBuilder:
         if self.root[tensor[0]][tensor[1]][0] == tensor[0]:
             return f"{copy_name(op.name, copy)}:{tensor[1]}"
         known = record(op.type)
-        if (known.passes_on and not self._names_in_bodies(tensor[0])) or (
-                known.source is Source.DEFAULT):
+        skipped = known.passes_on and FACTOR not in op.name and not self._names_in_bodies(tensor[0])
+        if skipped or known.source is Source.DEFAULT:
             return self.view(op.inputs[tensor[1]], copy)
         name, key = copy_name(op.name, copy), (tensor[0], copy)
         if key not in self._views:

@@ -11,7 +11,9 @@ repeats is computed as in the plain step.
   2. Ops are called as Grappler calls them, in a scope of their own, and stand in the order of the
      trace.
   3. What a marked sum of three and more reads is sorted by name all the same. Where that would
-     change its order, it reads its terms through ops with names in that order.
+     change its order, it reads its terms through ops with names in that order. And x * f(x) that
+     Grappler left as it is, it may still merge, marked or not: such a product reads x through an
+     op of its own.
   4. Which ops follow a gradient is known from the trace: Grappler merges and renames them.
   5. Grappler's ops have no gradients, nor do they know of custom ones. Where a tape that is outside
      of the step asks for its gradient, that has to be made of the ops of the trace: who applies
@@ -45,7 +47,7 @@ from tfckpt.capture.inlining.inline import is_call, is_rewritten, lines_of
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.nodes import bodies_of, calls_functions, op_of
 from tfckpt.capture.regions import around_gradients, is_gradient_scope
-from tfckpt.ir.edits import OPTIMIZED, PROTECTED
+from tfckpt.ir.edits import FACTOR, OPTIMIZED, PROTECTED
 from tfckpt.ops import record
 from tfckpt.ops.names import ADD_N, ARG, IDENTITY, RETVAL
 
@@ -53,6 +55,8 @@ _PASSED = "Func/"
 """Before the names of what passes arguments and results of an inlined function on."""
 _READ = "_read"
 """Ends the names of what stands for the inputs of loops and branches."""
+_FUNCTIONS = 2
+"""Element-wise functions in a row of which Grappler merges the last with a product."""
 _IMAGES = 4
 """Dimensions of a batch of images, and of none with fewer."""
 _MOST_CONSTANTS = 64 << 20
@@ -147,8 +151,9 @@ def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDe
     results = {node.attr["index"].i: node.input[0] for node in found.node if node.op == RETVAL}
     body = tf.compat.v1.GraphDef(versions=found.versions)
     turns = _turns(asked, shown)
+    nodes = {node.name: node for node in found.node}
     for node in _in_traced_order([n for n in found.node if n.op not in (RETVAL, ARG)], turns):
-        body.node.extend(_marked(node, inputs, scope))
+        body.node.extend(_marked(node, inputs, nodes))
     made = {op.name.removeprefix(scope): op
             for op in tf_adapter.import_nodes(graph, body, inputs, scope)}
     traced, relaid = {op.name: op for op in shown}, is_relaid(found)
@@ -275,8 +280,8 @@ def _first_first(needed: Mapping[str, Collection[str]], readers: Mapping[str, Se
     return found
 
 
-def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str], scope: str
-            ) -> list[tf.compat.v1.NodeDef]:
+def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str],
+            nodes: Mapping[str, tf.compat.v1.NodeDef]) -> list[tf.compat.v1.NodeDef]:
     """Return an op as it is imported, after what it reads its terms through (rule 3)."""
     op = tf.compat.v1.NodeDef()
     op.CopyFrom(node)
@@ -286,11 +291,30 @@ def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str], scope: str
         op.attr[PROTECTED].b = True
     read = [name for name in node.input if not name.startswith("^")]
     waits = [name for name in node.input if name.startswith("^") and name[1:] not in inputs]
-    terms = [] if not _is_sorted_otherwise(node.op, read, inputs) else [
-        _term(op, place, name) for place, name in enumerate(read)]
+    terms = {place: _passed(op, f"/term_{place:06d}", name) for place, name in enumerate(read)
+             } if _is_sorted_otherwise(node.op, read, inputs) else {
+        place: _passed(op, f"{FACTOR}{place}", read[place])
+        for place in _factors_apart(node.op, read, nodes)}
     del op.input[:]
-    op.input.extend([*([term.name for term in terms] or read), *waits])
-    return [*terms, op]
+    op.input.extend([*(terms[place].name if place in terms else name
+                       for place, name in enumerate(read)), *waits])
+    return [*terms.values(), op]
+
+
+def _factors_apart(kind: str, read: Sequence[str], nodes: Mapping[str, tf.compat.v1.NodeDef]
+                   ) -> list[int]:
+    """Return which factor of a product the other is a function of, as x is of x * sigmoid(x)."""
+    if not record(kind).multiplies or len(read) != 2:
+        return []
+    for place, other in ((1, read[0]), (0, read[1])):
+        for _ in range(_FUNCTIONS):
+            node = nodes.get(op_of(other))
+            if node is None or len(node.input) != 1 or record(node.op).evaluate is None:
+                break
+            other = node.input[0]
+            if other == read[place]:
+                return [place]
+    return []
 
 
 def _is_sorted_otherwise(kind: str, read: Sequence[str], inputs: Collection[str]) -> bool:
@@ -299,9 +323,9 @@ def _is_sorted_otherwise(kind: str, read: Sequence[str], inputs: Collection[str]
         list(read) != sorted(read) or any(name.partition(":")[0] in inputs for name in read))
 
 
-def _term(adds: tf.compat.v1.NodeDef, place: int, tensor: str) -> tf.compat.v1.NodeDef:
-    node = tf.compat.v1.NodeDef(name=f"{adds.name}/term_{place:06d}", op=IDENTITY, input=[tensor])
-    node.attr["T"].CopyFrom(adds.attr["T"])
+def _passed(reader: tf.compat.v1.NodeDef, name: str, tensor: str) -> tf.compat.v1.NodeDef:
+    node = tf.compat.v1.NodeDef(name=reader.name + name, op=IDENTITY, input=[tensor])
+    node.attr["T"].CopyFrom(reader.attr["T"])
     node.attr[PROTECTED].b = True
     return node
 

@@ -54,8 +54,8 @@ def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
     except (KeyError, ValueError, TypeError, tf.errors.OpError):
         return Inner()
     root = min(filled, default=-1)
-    shares = {slot: root if other in filled else other for slot, other in shares.items()}
-    shares |= {slot: root for slot in filled if slot != root}
+    shares = {slot: root if slot in filled or other in filled else other
+              for slot, other in (shares | dict.fromkeys(filled, root)).items() if slot != root}
     return Inner({root: most} if filled else {}, None, Branches(tuple(bodies), shares))
 
 
@@ -67,6 +67,7 @@ class _Branch:
         self.graph, self.slots = tf_adapter.graph_called(op, name), slots
         self._inferred = functools.cache(functools.partial(
             tf_adapter.graph_called, op, name, shapes))
+        self._arguments = {tensor.name: i for i, tensor in enumerate(self.graph.inputs)}
         self.inner = functools.cache(self._inner)
 
     def kept(self) -> tuple[dict[int, int], dict[int, tf.Tensor]]:
@@ -123,7 +124,9 @@ class _Branch:
         shape: tf.TensorShape = tensor.shape
         if shape.is_fully_defined():
             return shape
-        other = self._known(tensor.op).outputs[tensor.value_index].shape
+        place = self._arguments.get(tensor.name)  # an argument may be called otherwise there
+        other = (self._known(tensor.op).outputs[tensor.value_index].shape if place is None
+                 else self._inferred().inputs[place].shape)
         return shape.merge_with(other) if shape.is_compatible_with(other) else shape
 
 

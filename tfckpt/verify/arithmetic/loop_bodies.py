@@ -69,8 +69,8 @@ def _body(definition: Any, scope: str) -> Body:
                 or record(node.op).holds_values or record(node.op).shape_only
                 or not _rounds(node)):
             continue
-        found[_within(node.name, pattern)] = (node.op, _attributes(node), tuple(
-            constants.get(name) or _within(name, pattern)
+        found[_within(node.name, match[0])] = (node.op, _attributes(node), tuple(
+            constants.get(name) or _within(name, match[0])
             for name in node.input if name[:1] != "^"))
     return found
 
@@ -112,11 +112,11 @@ def _rounds(node: Any) -> bool:
     return not kinds or any(kind.is_floating or kind.is_complex for kind in kinds)
 
 
-def _within(name: str, scope: re.Pattern[str]) -> str:
+def _within(name: str, scope: str) -> str:
     """Return a name without what depends on where a loop stands: numbers, and scopes around it.
 
     What a branch in the body is given has the name of that within its own.
     """
-    if scope.match(name) is None:
+    if not name.startswith(scope):
         return _HANDED
-    return _NUMBER.sub("/_", _ARGUMENT.sub("Func", scope.sub("", name)))
+    return _NUMBER.sub("/_", _ARGUMENT.sub("Func", name).replace(scope, ""))
