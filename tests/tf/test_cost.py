@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfckpt
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.kernel_copies import rearranged_bytes
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.errors import CostError
 from tfckpt.ir.costgraph import check_cost_graph
@@ -363,3 +365,26 @@ def test_variables_are_counted_however_they_are_used():
         assert sorted(cost.variable_bytes) == [4 * 8 * 4, 4 * 8 * 4, 4 * 100 * 8]
         # the argument, and constants: numbers and the rows that are gathered
         assert 0 <= cost.resident_bytes - sum(cost.variable_bytes) - 4 * 16 * 4 <= 256
+
+
+@pytest.mark.parametrize("equation, left, right", [
+    ("btd,de->bte", (64, 64, 64), (64, 64)), ("bdn,de->ben", (64, 64, 64), (64, 64)),
+    ("bdn,de->bne", (64, 64, 64), (64, 64)), ("ben,de->bdn", (64, 64, 64), (64, 64)),
+    ("bid,ide->bie", (256, 16, 64), (16, 64, 64)), ("bhtd,hde->bhte", (16, 8, 32, 64), (8, 64, 64)),
+    ("bhqd,bhkd->bhqk", (4, 4, 64, 64), (4, 4, 64, 64)), ("ab,cb->ca", (512, 256), (512, 256)),
+    ("bqhd,bkhd->bhqk", (4, 64, 4, 64), (4, 64, 4, 64)),
+    ("bhqk,bkhd->bqhd", (4, 4, 64, 64), (4, 64, 4, 64)), ("ab,b->ba", (1024, 256), (256,)),
+    ("abc->cab", (64, 64, 64), None)])
+def test_what_einsum_copies_is_counted(equation, left, right):
+    """As its kernel was measured to allocate beside the result, but for blocks of products."""
+    given = [tf.random.stateless_normal(shape, (1, 2)) for shape in (left, right) if shape]
+
+    @tf.function
+    def product(*operands):
+        return tf.einsum(equation, *operands, optimize="greedy")
+
+    graph = capture(product.get_concrete_function(*given).graph)
+    counted = sum(rearranged_bytes(graph, op) for op in graph.ops)
+    measured = tfckpt.verify.measure_peak(product, *given, repeats=3)
+    result = sum(t.bytes for op in graph.ops for t in op.outputs if op.type == "Einsum")
+    assert measured == pytest.approx(result + counted, abs=300_000)

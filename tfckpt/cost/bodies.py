@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfckpt.cost.kernel_copies import rearranged_bytes
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.ir.graph import Graph, Op, TensorId
 from tfckpt.ops import record
@@ -39,7 +40,8 @@ def _peak(body: Graph) -> int:
                  if last[t] == i and t in size]
         allocated = 0 if _takes_out(body, op) else sum(made.values())
         taken = _taken_over(op, made, [size[t] for t in dying])
-        peak = max(peak, live + allocated - taken + working_bytes(body, op) + op.workspace)
+        peak = max(peak, live + allocated - taken + working_bytes(body, op)
+                   + rearranged_bytes(body, op) + op.workspace)
         size.update({t: n for t, n in made.items() if t in last})
         live += (sum(made[t] for t in made if t in last) if allocated else 0) - sum(
             map(size.pop, dying))

@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tfckpt.cost.bodies import working_bytes
 from tfckpt.cost.broadcasts import undoes_nothing
-from tfckpt.cost.convolutions import convolution_workspace
 from tfckpt.cost.fused import fused_ops
+from tfckpt.cost.kernel_copies import convolution_workspace, rearranged_bytes
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.rearranged_ops import absorbed_ops, workspace
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
@@ -61,7 +61,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
       fusion: what XLA fuses, where it compiles the step (`tfckpt.cost.fused`); None where
         Grappler and TensorFlow's executor have it.
       convolves_in_copies: whether cuDNN computes convolutions, as on the executor of a GPU
-        (`tfckpt.cost.convolutions`).
+        (`tfckpt.cost.kernel_copies`).
       settled: whether Grappler has seen the graph, so that no op merges into its reader any more.
 
     Raises:
@@ -254,6 +254,7 @@ def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Se
         return fusion.workspace_bytes if heavy else 0
     taken = max(convolution_workspace(graph, graph.ops[i]) for i in members
                 ) if convolves_in_copies else 0
+    taken += max(rearranged_bytes(graph, graph.ops[i]) for i in members)
     if len(members) > 1:
         return taken + workspace(graph, root, inner, members)
     return taken + graph.ops[members[0]].workspace + working_bytes(

@@ -3,8 +3,8 @@
 They are asked what the step takes, plain and with a few of its plans: XLA compiles it, and what
 Grappler makes of it is simulated; where that is the step already, nobody is asked. A budget is one
 of these bytes then. What comes out corrects what the next plan may need, by a line through what is
-known; the fastest plan whose bytes fit is taken. Where none of them does, that of the lowest peak
-and, of XLA, that which is made without a budget are asked about before a budget is refused. For the
+known; the fastest plan whose bytes fit is taken. Where none of them does, that which is made
+without a budget and that of the lowest peak are asked about before a budget is refused. For the
 minimum peak XLA tries two plans, or is bound to one in two ways. It may take more for a plan of
 fewer bytes, since what is recomputed stands in the way of its fusions: where it takes far more than
 planned, as many plans more between those tried and the plain step are asked about. Before a budget
@@ -43,7 +43,7 @@ from tfckpt.ir.edits import Edits
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import ORDER
 from tfckpt.plan.choosing.rules import ROOM, minimum_of
-from tfckpt.request.budget import OVER, format_bytes
+from tfckpt.request.budget import format_bytes
 from tfckpt.verify.asking.xla import NotAsked
 
 TIME_OVER = "the time limit is over"
@@ -75,7 +75,7 @@ class Trials:
         self._last: list[Trial] | None = None  # before a refusal: what the budget has no part in
         self._lowest = False  # whether that of the lowest peak was asked for then
         self._between = most  # how many more plans between others may be asked for
-        self._counting = 0  # which of `_counted` have to fit
+        self._counting = 0  # whether what is expected has to fit, and not the most
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
                        "switched off (xla_trials=0)" if compiler else
@@ -224,8 +224,7 @@ class Trials:
             if self._takes_more(trial):
                 self._try_between(trial, self.tried, said)
             self._last, self._between = [], self.most
-            self._lowest = target.orders_by_control
-            raise Rejected(said, room=0 if self._lowest else MINIMUM)
+            raise Rejected(said, room=MINIMUM)
         if not self._lowest:
             self._try_another(trial, said, self.most - len(self._last), self._last)
             self._lowest = True
@@ -289,20 +288,17 @@ class Trials:
         Where no plan is sure to fit, one is taken that is likely to.
         """
         best = self._best(part)
-        while best is None and self._counting < 2:
-            self._counting += 1
+        if best is None:
+            self._counting = 1
             best = self._best(part)
         return Rejected(said, instead=best or unchanged(part, self._none_left(part)))
 
     def _counted(self, memory: XlaMemory) -> int:
         """Return the bytes of an answer that have to fit.
 
-        The most, or where nothing is sure to fit those that are expected, or in the end those that
-        a measured peak may lie above without a word.
+        The most, or where nothing is sure to fit those that are expected.
         """
-        if not memory.most_bytes:
-            return memory.temp_bytes
-        return (memory.bound, memory.temp_bytes, int(memory.temp_bytes / OVER))[self._counting]
+        return memory.temp_bytes if self._counting or not memory.most_bytes else memory.bound
 
     def _limit(self, part: Part) -> int:
         """Return the temporary bytes that a plan may take: fewer than the plain step, always."""

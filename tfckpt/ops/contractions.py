@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfckpt.ops import einsum
 from tfckpt.ops.op_record import BIAS, SUM, UNARY, Convolves, Flops, OpRecord, Shape
 from tfckpt.ops.registry import register
 
@@ -36,16 +37,6 @@ def _product(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object]
     return 2.0 * math.prod(output) * inner
 
 
-def _einsum(inputs: Sequence[Shape], output: Shape, attrs: Mapping[str, object]) -> float:
-    """Two operations for each point of the space that the labels span."""
-    equation = attrs.get("equation", b"")
-    text = equation.decode() if isinstance(equation, bytes) else str(equation)
-    sizes: dict[str, int] = {}
-    for shape, labels in zip(inputs, text.split("->")[0].split(","), strict=False):
-        sizes.update(zip(reversed(labels.replace("...", "")), reversed(shape), strict=False))
-    return 2.0 * math.prod(sizes.values())
-
-
 # Fused with a bias, and with an activation after that. With Relu and others, and with the bias
 # alone, the fused kernel gives the same bits as the single ones.
 _BIASED = functools.partial(OpRecord, merges_into=frozenset({BIAS}))
@@ -62,7 +53,8 @@ register(
     _BATCHED("BatchMatMul"),
     _BATCHED("BatchMatMulV2", attrs=("adj_x",), merges_into=frozenset({BIAS, "Mul"})),
     _BATCHED("BatchMatMulV3", attrs=("adj_x",)),
-    OpRecord("Einsum", flops=_einsum, attrs=("equation",), multiplies_matrices=True),
+    OpRecord("Einsum", flops=einsum.computed, copies=einsum.copied, attrs=("equation",),
+             multiplies_matrices=True),
     OpRecord("Pad", pads=True, merges_into=frozenset({"Conv2D"})),
     OpRecord("BiasAdd", reuses_input=True, spreads=True, kinds=frozenset({BIAS}),
              merges_into=frozenset({UNARY, SUM, "LeakyRelu", "Gelu", "Mul"})),

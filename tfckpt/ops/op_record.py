@@ -20,6 +20,7 @@ Array = np.ndarray
 Shape = tuple[int, ...]
 """Unknown dimensions count as 1, an unknown rank as none."""
 Flops = Callable[[Sequence[Shape], Shape, Mapping[str, object]], float]
+Copies = Callable[[Mapping[str, object]], tuple[tuple[int, ...], bool]]
 """Takes the shapes of all inputs and of the first output, and the captured attributes."""
 
 SUM, PRODUCT, UNARY, BIAS = "sum", "product", "unary", "bias"
@@ -196,6 +197,7 @@ class OpRecord:
     # Time.
     flops: Flops | None = None  # None: it moves bytes rather than computes
     multiplies_matrices: bool = False  # XLA calls a library of the GPU for it, with a workspace
+    copies: Copies | None = None  # what its kernel copies in another order, by the attributes
     convolves: Convolves | None = None  # a library of the GPU's computes it, perhaps on copies
     per_byte: float = 1.0  # how much slower than a plain copy it moves a byte
 

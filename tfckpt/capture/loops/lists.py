@@ -468,9 +468,10 @@ class _Loop:
 
     def _as_given(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor of the body, with the shape that the loop's real arguments give it."""
-        for traced, given in zip(self.body.inputs, self._inferred.inputs, strict=True):
-            if traced.name == tensor.name:
-                return given
+        slot = self._slots.get(tensor.name)
+        given = self._inferred.inputs
+        if slot is not None and len(given) == len(self.body.inputs):  # a call may have lost some
+            return given[slot]
         return self._in_body(tensor.op).outputs[tensor.value_index]
 
     def _in_body(self, op: tf.Operation) -> tf.Operation:

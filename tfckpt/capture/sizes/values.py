@@ -95,7 +95,8 @@ class ValueSizes:
 
         with tf.init_scope():
             values = [tf.convert_to_tensor(self._given[name]) for name in read]
-            return tf.function(run, autograph=False)(*values)
+            traced = tf.function(run, autograph=False).get_concrete_function(*values)
+            return list(traced(*values))  # called by itself it would warn of being traced anew
 
     def _part(self, names: Sequence[str]) -> tuple[tf.compat.v1.GraphDef, list[str]]:
         """Return the nodes that make some tensors, and what they read of what is given."""

@@ -1,7 +1,10 @@
-"""What a convolution takes on the executor of a GPU besides its result.
+"""What kernels that want their operands in another order copy, on the executor.
 
-Measured on an H100 with cuDNN 9.14, TensorFlow 2.21 and networks of float32, of all temporary
-requests of convolutions (docs/limits.md): cuDNN's kernels want channels last. Where images lie in
+`rearranged_bytes`: what Einsum takes besides its result.
+
+`convolution_workspace`: what a convolution takes on a GPU. Measured on an H100 with cuDNN 9.14,
+TensorFlow 2.21 and networks of float32, of all temporary requests of convolutions (docs/limits.md):
+cuDNN's kernels want channels last. Where images lie in
 memory channels first, what is read is copied for them, and what is written for some; TensorFlow
 copies images that lie channels last, and has cuDNN copy them back. A convolution by single pixels
 is a product, and needs no copies. The gradient of an input is always computed in memory of its own
@@ -17,6 +20,22 @@ from tfckpt.ir.graph import Graph, Op, Tensor
 from tfckpt.ops import record
 
 _HALF = ("float16", "bfloat16")
+
+
+def rearranged_bytes(graph: Graph, op: Op) -> int:
+    """Return the bytes of the copies of operands and result that an op's kernel makes.
+
+    Args:
+      graph: the captured step.
+      op: of any type; 0 bytes where it computes with its operands as they are.
+    """
+    copies = record(op.type).copies
+    if copies is None:
+        return 0
+    operands, product = copies(op.attrs)
+    sources = [op.inputs[place] for place in operands if place < len(op.inputs)]
+    return sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in sources) + (
+        product * (op.outputs[0].bytes or 0))
 
 
 def convolution_workspace(graph: Graph, op: Op) -> int:

@@ -12,7 +12,7 @@ import math
 import pytest
 
 from tfckpt.cost.build import cost_of
-from tfckpt.cost.convolutions import convolution_workspace
+from tfckpt.cost.kernel_copies import convolution_workspace
 from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op, Tensor
 from tfckpt.ir.target import CPU, GPU, Target
 
