@@ -157,3 +157,48 @@ def test_a_plan_that_is_applied_is_not_given_up():
         assert report.applied
         assert not [line for line in report.rejected
                     if f", {report.planned_peak_bytes:,} bytes: " in line]
+
+
+def _unet():
+    """Return a step with connections over its lower levels, and its arguments."""
+    def kernel(seed, rows, into):
+        return tf.Variable(0.1 * tf.random.stateless_normal((3, 3, rows, into), (seed, 9)))
+
+    down = [kernel(n, 16, 16) for n in range(4)]
+    up = [kernel(9 + n, 32, 16) for n in range(4)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            kept, h = [], x
+            for weight in down:
+                h = tf.nn.silu(tf.nn.conv2d(h, weight, 1, "SAME"))
+                kept.append(h)
+                h = tf.nn.avg_pool2d(h, 2, 2, "SAME")
+            for weight, other in zip(up, reversed(kept), strict=True):
+                h = tf.image.resize(h, other.shape[1:3])
+                h = tf.nn.silu(tf.nn.conv2d(tf.concat([h, other], -1), weight, 1, "SAME"))
+            loss = tf.reduce_mean((h - x) ** 2)
+        weights = down + up
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return tf.function(step), [tf.random.stateless_normal((8, 64, 64, 16), (4, 2))]
+
+
+@pytest.mark.parametrize("make", [_adapted, _unet])
+def test_the_smallest_budget_that_is_named_is_the_smallest(make):
+    """It is no more than what is taken without a budget, and is met where it is passed."""
+    step, arguments = make()
+    free = tfckpt.checkpoint(step)
+    free.get_concrete_function(*arguments)
+    with pytest.raises(tfckpt.InfeasibleBudgetError) as caught:
+        tfckpt.checkpoint(make()[0], budget=0.05).get_concrete_function(*arguments)
+    least = caught.value.smallest_bytes
+    assert least <= free.report.planned_peak_bytes
+    for more in (1.0, 1.01, 1.05):
+        budget = int(more * least) + free.report.resident_bytes
+        ours = tfckpt.checkpoint(make()[0], budget=budget)
+        ours.get_concrete_function(*arguments)
+        assert ours.report.applied
+        assert ours.report.planned_peak_bytes <= ours.report.allowed_bytes

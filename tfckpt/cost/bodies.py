@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
 from tfckpt.cost.kernel_copies import rearranged_bytes
 from tfckpt.cost.storage import RESIDENT, roots
-from tfckpt.ir.graph import Graph, Op, TensorId
+from tfckpt.ir.graph import Graph, Loop, Op, TensorId
 from tfckpt.ops import record
+
+_Node = tuple[int, int]
+"""An iteration, and an op of the body."""
+_MOST_OPS = 20_000
+"""Ops of iterations that are looked at together."""
 
 
 def working_bytes(graph: Graph, op: Op) -> int:
     """Return the bytes that an op's body, or the largest of its branches, holds at most.
 
-    An iteration's results are counted as the loop's, and so is what its lists keep. What the
-    gradient of branches holds has room in what it has read by then of what they kept.
+    An iteration's results are counted as the loop's, and so is what its lists keep. Iterations that
+    wait for little of what the one before computes run at the same time. What the gradient of
+    branches holds has room in what it has read by then of what they kept.
 
     Args:
       graph: that the op belongs to.
@@ -20,7 +30,57 @@ def working_bytes(graph: Graph, op: Op) -> int:
     """
     if op.branches is not None and _takes_out(graph, op):
         return 0
-    return max(map(_peak, op.bodies), default=0)
+    most = max(map(_peak, op.bodies), default=0)
+    if op.loop is not None and op.loop.at_once > 1 and op.loop.arguments:
+        most = max(most, *(_peak(_several(op.loop, newest)) for newest in (False, True)))
+    return most
+
+
+def _several(loop: Loop, newest: bool) -> Graph:
+    """Return several iterations as one body, in an order in which an executor may run them.
+
+    Of what is ready the oldest is taken first, or the newest. What an iteration hands on is counted
+    but for the last one's, which is the loop's.
+    """
+    body, count = loop.body, min(loop.at_once, max(1, _MOST_OPS // max(len(loop.body.ops), 1)))
+    slot_of = {op: slot for slot, op in enumerate(loop.arguments)}
+    first = loop.arguments[0]  # counts iterations, and what reads nothing waits for that
+
+    def read(turn: int, tensor: TensorId) -> tuple[int, TensorId]:
+        while turn and tensor[0] in slot_of:
+            turn, tensor = turn - 1, body.fetches[slot_of[tensor[0]]]
+        return turn, tensor
+
+    nodes = [(turn, i) for turn in range(count) for i in range(len(body.ops))
+             if not (turn and i in slot_of)]
+    inputs = {(turn, i): [read(turn, t) for t in body.ops[i].inputs] for turn, i in nodes}
+    needed = {node: {(turn, op) for turn, (op, _) in inputs[node] or (
+        [read(node[0], (first, 0))] if node[0] else [])} for node in nodes}
+    number = {node: n for n, node in enumerate(_in_turn(nodes, needed, newest))}
+    ops = tuple(dataclasses.replace(body.ops[i], inputs=tuple(
+        (number[of, op], slot) for of, (op, slot) in inputs[turn, i])) for turn, i in number)
+    fetches = tuple((number[of, op], slot) for of, (op, slot) in (
+        read(count - 1, t) for t in body.fetches))
+    return Graph(body.name, ops, fetches, ())
+
+
+def _in_turn(nodes: Sequence[_Node], needed: Mapping[_Node, Collection[_Node]], newest: bool
+             ) -> list[_Node]:
+    """Return nodes in an order in which each comes after those that it needs."""
+    readers: dict[_Node, list[_Node]] = {node: [] for node in nodes}
+    for node in nodes:
+        for source in sorted(needed[node]):
+            readers[source].append(node)
+    left = {node: len(needed[node]) for node in nodes}
+    ready = deque(node for node in nodes if not left[node])
+    order = []
+    while ready:
+        order.append(ready.pop() if newest else ready.popleft())
+        for reader in readers[order[-1]]:
+            left[reader] -= 1
+            if not left[reader]:
+                ready.append(reader)
+    return order
 
 
 def _peak(body: Graph) -> int:

@@ -125,6 +125,9 @@ class Loop:
       segments: how it can be recomputed segment by segment; None where it cannot.
       bound: the most iterations of any call; None where the call's sizes decide, as with sequences
         whose length the trace leaves open.
+      at_once: how many iterations may run at the same time, where what they read is there.
+      arguments: which ops of the body stand for what an iteration is handed, by slot; empty where
+        that is not known.
     """
 
     trips: int
@@ -133,6 +136,8 @@ class Loop:
     takes: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     segments: Segments | None = None
     bound: int | None = None
+    at_once: int = 1
+    arguments: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -72,6 +72,16 @@ def done_name(op: str) -> str:
     return f"{op}-{SCOPE}_done"
 
 
+def given_name(op: str, slot: int) -> str:
+    """Return the name of the pass-through of what a loop is handed and waits for.
+
+    Args:
+      op: name of the loop.
+      slot: of its inputs.
+    """
+    return f"{op}-{SCOPE}_given{slot}"
+
+
 def result_name(op: str, slot: int) -> str:
     """Return the name of the pass-through of a result that waits for extra readers of others.
 

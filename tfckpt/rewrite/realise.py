@@ -9,6 +9,7 @@ from tfckpt.rewrite.passes import (
     late_products,
     late_updates,
     loop_segments,
+    loop_starts,
     operand_order,
     reference_variables,
     state_writes,
@@ -17,8 +18,8 @@ from tfckpt.rewrite.passes import (
 from tfckpt.rewrite.passes.manager import Context, Realised, run_passes
 
 PASSES = (derivatives.PASS, loop_segments.PASS, late_updates.PASS, copies.PASS,
-          branch_results.PASS, late_products.PASS, operand_order.PASS, state_writes.PASS,
-          reference_variables.PASS, zero_lists.PASS)
+          branch_results.PASS, late_products.PASS, operand_order.PASS, loop_starts.PASS,
+          state_writes.PASS, reference_variables.PASS, zero_lists.PASS)
 
 
 def realise(context: Context) -> Realised:

@@ -76,7 +76,7 @@ def _op(op: Op, index: Mapping[str, int]) -> tuple:
 
 
 def _loop(loop: Loop, index: Mapping[str, int]) -> tuple:
-    return (loop.trips, loop.bound, tuple(sorted(loop.takes.items())),
+    return (loop.trips, loop.bound, loop.at_once, loop.arguments, tuple(sorted(loop.takes.items())),
             loop.segments and (index[loop.segments.gradient],
                                *dataclasses.astuple(loop.segments)[1:]))
 

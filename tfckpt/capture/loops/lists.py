@@ -205,8 +205,12 @@ class _Loop:
             passed, workspace = self._of_segments(trips)
             found.update(passed)
         bound = _Loop(self.op, lambda op: op, self.target).trips()
-        return Kept(found, unknown, Loop(trips, self._priced(), shares, takes, bound=bound),
-                    workspace)
+        attr = tf_adapter.node_attrs(self.op).get("parallel_iterations")
+        place = {op.name: i for i, op in enumerate(self.body.get_operations())}
+        return Kept(found, unknown, Loop(
+            trips, self._priced(), shares, takes, bound=bound,
+            at_once=max(1, min(trips, attr.i if attr is not None else 1)),
+            arguments=tuple(place[given.op.name] for given in self.body.inputs)), workspace)
 
     def _told_trips(self) -> int | None:
         """Return how often the loop runs, where tfckpt has made it."""
