@@ -143,7 +143,8 @@ class PeakMemory(keras.callbacks.Callback):
         if self._dynamic:
             _write(logs, self._largest)
             measured = _of_whole_batches(self._dynamic)
-            _note(found, measured)
+            if not _share_memory(self._devices):  # else all replicas' memory is measured as one's
+                _note(found, measured)
             if self._compare and epoch == (self.params or {}).get("initial_epoch", 0):
                 print(_comparison(found, measured, self._largest), flush=True)
         if self._board is not None:
@@ -163,6 +164,11 @@ class PeakMemory(keras.callbacks.Callback):
         if self._board is not None:
             self._board.close()
             self._board = None
+
+
+def _share_memory(devices: Sequence[str]) -> bool:
+    """Return whether several of the devices are parts of one CPU, which have one allocator."""
+    return sum(name.startswith("CPU:") for name in devices) > 1
 
 
 def _of_whole_batches(peaks: Sequence[int]) -> int:

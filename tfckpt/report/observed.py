@@ -14,6 +14,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 
+from tfckpt.driving.proposals import PLAIN_FITS
 from tfckpt.errors import VerificationError
 from tfckpt.report.report import Report
 from tfckpt.request.budget import OVER, format_bytes
@@ -79,8 +80,10 @@ def _advice(report: Report, measured: int, allowed: int) -> str:
         return (f"XLA asks for {format_bytes(request)} in one request, and the allocator gave it a "
                 f"larger free block whole, whose rest stays unused; {whose}")
     if not report.applied:
-        return (f"it trains unchanged ({report.reason}); a budget that is smaller by as much has "
-                "it planned, or use tfckpt.tune")
+        found = f"it trains unchanged ({report.reason})"
+        if report.reason != PLAIN_FITS:
+            return found
+        return f"{found}; a budget that is smaller by as much has it planned, or use tfckpt.tune"
     if report.most_bytes > allowed:
         return (f"no plan was sure to meet it: of this one {format_bytes(report.most_bytes)} were "
                 "simulated at most. Pass a budget with room for that")
