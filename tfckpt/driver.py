@@ -376,7 +376,8 @@ def _without_gradient(step: Captured, options: Options, target_of: Callable[[str
     if not inside:
         if step.name not in _warned:
             _warned.add(step.name)
-            logging.warning("tfckpt: %s computes no gradient; it is left as it is", step.name)
+            logging.warning("tfckpt: %s computes no gradient; it is left as it is. Decorate the "
+                            "function in which the tape asks for it", step.name)
         return Outcome()
     try:
         part, *_ = priced_parts(step.graph, device_parts_of(step.graph, options, target_of))

@@ -32,9 +32,13 @@ from tfckpt.ir.graph import REGIONS
 from tfckpt.report.pictures import drawn, front_figure, kind_of
 from tfckpt.report.report import Report
 from tfckpt.report.tensors import tensors_at_peak
+from tfckpt.report.values import FrontPoint
 from tfckpt.request.budget import format_bytes
 from tfckpt.request.options import Options, make_options
 from tfckpt.verify.arithmetic.background import wait_for_certificates
+
+_ROWS = 20
+"""Plans of a front that are printed, about."""
 
 
 def run(request: Request) -> int:
@@ -235,18 +239,29 @@ def _front_table(result: Result) -> str:
     plain, planned = report.expected_bytes
     chosen = report.front.chosen
     plain_live = max(report.timeline_before.peak_bytes, 1)
+    shown = _some(report.front.points, chosen)
     rows = [[format_bytes(p.live_peak_bytes), f"{100 * p.live_peak_bytes / plain_live:.0f} %",
              f"{100 * p.overhead:+.1f} %", p.solver + (" *" if p == chosen else "  ")]
-            for p in report.front.points]
-    live = report.timeline_after.peak_bytes
+            for p in shown]
+    live = report.timeline_after.peak_bytes if chosen is None else chosen.live_peak_bytes
     lines = [f"{report.name}: plain peak {format_bytes(plain)} (live {format_bytes(plain_live)}), "
              f"planned peak {format_bytes(planned)} (live {format_bytes(live)}, "
              f"{100 * report.overhead:+.1f} % time)"]
     if rows:
         lines.append(table(["live peak", "of live", "time", "solver  "], rows))
+    if len(shown) < len(report.front.points):
+        lines.append(f"{len(report.front.points) - len(shown)} plans between these are left out; "
+                     "--json prints all")
     lines.append("* chosen. The table has the bytes of live tensors, the line above what the "
                  "allocator takes for them" if report.applied else f"not applied: {report.reason}")
     return "\n".join([*lines, *_not_counted(report)])
+
+
+def _some(points: Sequence[FrontPoint], chosen: FrontPoint | None) -> list[FrontPoint]:
+    """Return about as many points as a screen shows, both ends and the chosen among them."""
+    step = max(1, -(-len(points) // _ROWS))
+    return [p for n, p in enumerate(points)
+            if n % step == 0 or n == len(points) - 1 or p == chosen]
 
 
 def _not_counted(report: Report) -> list[str]:
