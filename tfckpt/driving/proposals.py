@@ -375,13 +375,13 @@ def decisions(part: Part, options: Options, limits: Limits,
     objective = options.objective if as_asked else "time"
 
     def within(room: int | None) -> Iterator[Decision]:
-        def plans(of: CostGraph) -> Iterator[Planned]:
-            return plans_of(of, room, solver=options.solver, objective=objective,
-                            free_moves=limits.free_moves, await_updates=limits.await_updates,
-                            target=part.target, plain=plain, known=planners, memory=memory,
-                            effort=options.effort, worth=worth_of(plain.peak_bytes))
+        def over(graph: Graph, cost: CostGraph, share: float = 1.0) -> Iterator[Decision]:
+            def plans(of: CostGraph) -> Iterator[Planned]:
+                return plans_of(of, room, solver=options.solver, objective=objective,
+                                free_moves=limits.free_moves, await_updates=limits.await_updates,
+                                target=part.target, plain=plain, known=planners, memory=memory,
+                                effort=options.effort, worth=share * worth_of(plain.peak_bytes))
 
-        def over(graph: Graph, cost: CostGraph) -> Iterator[Decision]:
             def found(fad: object) -> Iterator[Decision]:
                 return decisions_of(graph, cost, plans, fad=fad, budget=room,
                                     objective=objective, plain_bytes=plain.peak_bytes,

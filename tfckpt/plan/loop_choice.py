@@ -39,8 +39,12 @@ CHOICES = 6
 SEARCHED = 3_000
 """How many, times the vertices of the graph."""
 
-Planner = Callable[[Graph, CostGraph], Iterator[Decision]]
-"""Yields decisions about a graph of the step, best first."""
+OTHERS = 0.3
+"""Share of a search that each graph but the first two gets: mostly one of these has the best plan,
+the loops as they are or all in segments."""
+
+Planner = Callable[[Graph, CostGraph, float], Iterator[Decision]]
+"""Yields decisions about a graph of the step, best first, from a share of a search."""
 
 
 def segmented(graph: Graph, cost: CostGraph, lengths: Lengths, target: Target
@@ -87,7 +91,7 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
     most = max(1, SEARCHED // max(len(cost.vertices), 1))
     lengths = choices(graph, target)[:most] if allowed() else []
     for n, chosen in enumerate([{}, *lengths]):
-        others[n] = _decisions(graph, cost, chosen, plans, target)
+        others[n] = _decisions(graph, cost, chosen, plans, target, 1.0 if n < 2 else OTHERS)
         try:
             heads[n] = next(others[n])
         except InfeasibleBudgetError as error:
@@ -110,10 +114,10 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
             heads[best] = following
 
 
-def _decisions(graph: Graph, cost: CostGraph, lengths: Lengths, plans: Planner, target: Target
-               ) -> Iterator[Decision]:
+def _decisions(graph: Graph, cost: CostGraph, lengths: Lengths, plans: Planner, target: Target,
+               share: float) -> Iterator[Decision]:
     changed, priced, edits = segmented(graph, cost, lengths, target)
-    for found in plans(changed, priced):
+    for found in plans(changed, priced, share):
         yield found if not lengths else Decision(
             found.graph, found.cost, found.planned, found.regions, edits.then(found.edits),
             tuple(lengths.items()))

@@ -58,10 +58,11 @@ def note(report: Report, measured: int) -> None:
     if allowed is None or measured <= OVER * allowed or report.missed:
         return
     report.missed = True
-    warnings.warn(
-        f"tfckpt: {report.name} was measured at {format_bytes(measured)} above what it starts "
-        f"with, {100 * (measured / max(allowed, 1) - 1):.0f} % more than its budget allows "
-        f"({format_bytes(allowed)}); {_advice(report, measured, allowed)}", stacklevel=5)
+    more = (f"{100 * (measured / allowed - 1):.0f} % more than its budget allows "
+            f"({format_bytes(allowed)})" if allowed > 0 else
+            "and its budget allows less than it starts with")
+    warnings.warn(f"tfckpt: {report.name} was measured at {format_bytes(measured)} above what it "
+                  f"starts with, {more}; {_advice(report, measured, allowed)}", stacklevel=5)
 
 
 def _advice(report: Report, measured: int, allowed: int) -> str:
