@@ -144,7 +144,7 @@ def loops_in_a_row(wrap):
     return _loops(wrap, lambda t, w: tf.nn.softplus(tf.tanh(t @ w)))
 
 
-@GROUP.entry()
+@GROUP.entry(expect=LESS)
 def loops_of_branches_in_loops(wrap):
     def inner(t, w):
         return tf.while_loop(
