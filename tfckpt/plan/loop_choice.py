@@ -115,7 +115,7 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
 
 
 def _decisions(graph: Graph, cost: CostGraph, lengths: Lengths, plans: Planner, target: Target,
-               share: float) -> Iterator[Decision]:
+               share: float = 1.0) -> Iterator[Decision]:
     changed, priced, edits = segmented(graph, cost, lengths, target)
     for found in plans(changed, priced, share):
         yield found if not lengths else Decision(
