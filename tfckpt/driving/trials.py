@@ -75,7 +75,7 @@ class Trials:
         self._last: list[Trial] | None = None  # before a refusal: what the budget has no part in
         self._lowest = False  # whether that of the lowest peak was asked for then
         self._between = most  # how many more plans between others may be asked for
-        self._counting = 0  # whether what is expected has to fit, and not the most
+        self._expected = False  # whether what is expected has to fit, and not the most
         self.plain: XlaMemory | None = None
         self.reason = ("" if compiler and most else
                        "switched off (xla_trials=0)" if compiler else
@@ -289,7 +289,7 @@ class Trials:
         """
         best = self._best(part)
         if best is None:
-            self._counting = 1
+            self._expected = True
             best = self._best(part)
         return Rejected(said, instead=best or unchanged(part, self._none_left(part)))
 
@@ -298,7 +298,7 @@ class Trials:
 
         The most, or where nothing is sure to fit those that are expected.
         """
-        return memory.temp_bytes if self._counting or not memory.most_bytes else memory.bound
+        return memory.temp_bytes if self._expected or not memory.most_bytes else memory.bound
 
     def _limit(self, part: Part) -> int:
         """Return the temporary bytes that a plan may take: fewer than the plain step, always."""

@@ -90,8 +90,9 @@ def repeat_branches(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tu
     kept = {i: size for i, op in enumerate(ops) if op.branches is not None
             and op.region == FORWARD and (size := _kept_bytes(op))}
     found, why = list(ops), dict[str, list[int]]()
+    unsure = _unsure(graph)
     for i in kept:
-        again, waiting = _again(operations, ops, i, _unsure(graph))
+        again, waiting = _again(operations, ops, i, unsure)
         reason = again.refused or ("" if target.repeats_loops else _UNDER_XLA)
         if reason:
             why.setdefault(reason, []).append(i)

@@ -25,11 +25,13 @@ def hold_loops(context: Context, edits: Edits) -> Edits:
       context: the step; of its target whether control edges order anything.
       edits: what is done to the step so far; where nothing is, it stays as it is.
     """
+    if not edits.added or not context.target.delays_by_control:
+        return edits
     graph = context.graph
     loops = {op.name: slots for op in graph.ops if op.loop is not None
              if op.region == BACKWARD and (slots := _gradients(graph, op))
              and _runs_ahead(op.loop, slots) > SMALL}
-    if not loops or not edits.added or not context.target.delays_by_control:
+    if not loops:
         return edits
     tensors, _, _ = edited(graph, edits)
     ops = {op.name: op for op in graph.ops}
