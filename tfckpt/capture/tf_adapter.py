@@ -504,7 +504,7 @@ def called_graph(call: tf.Operation, attr: str,
       call: the op.
       attr: of the op, which names the function ("body" of a loop).
       shapes: what the arguments are given; default what they were traced with. With shapes, ops
-        keep their names, and values of variables have no shape.
+        keep their names; variables among the arguments are those that the op is given.
       entries: with shapes, those of the entries of arguments that are lists, by argument.
     """
     return graph_called(call, call.get_attr(attr).name, shapes, entries)
@@ -519,7 +519,7 @@ def graph_called(call: tf.Operation, name: str,
       call: the op; the function is looked up in its graph.
       name: of the function, as `called_functions` returns it.
       shapes: what the arguments are given; default what they were traced with. With shapes, ops
-        keep their names, and values of variables have no shape.
+        keep their names; variables among the arguments are those that the op is given.
       entries: with shapes, those of the entries of arguments that are lists, by argument.
     """
     graph: Any = call.graph
@@ -532,15 +532,31 @@ def graph_called(call: tf.Operation, name: str,
         given.CopyFrom(definition)
         for argument in given.arg_attr.values():  # what was traced would go before what is given
             argument.attr.pop("_output_shapes", None)
+        variables = _tell_variables(given, call)
+        if shapes is not None:
+            say_shapes(given.node_def, {
+                f"{node.name}:value:0": variables[node.input[0]] for node in given.node_def
+                if registry.record(node.op).access is Access.VALUE and node.input[0] in variables})
         popped = {}
         for number, shape in (entries or {}).items():
             popped.update(_tell_entries(given, given.signature.input_arg[number].name, shape))
-        if entries is not None and function is not None:
-            _keep_shapes_read(given, function)
         made = function_def_to_graph.function_def_to_graph(given, input_shapes=shapes)
         for name, shape in popped.items():
             made.get_operation_by_name(name).outputs[1].set_shape(shape)
         return made
+
+
+def _tell_variables(function: Any, call: tf.Operation) -> dict[str, tf.TensorSpec]:
+    """Have a FunctionDef say of what shape the variables are that it is given; return it too."""
+    given = call.inputs[registry.record(call.type).first_argument:]
+    known = {}
+    for argument, tensor in zip(function.signature.input_arg, given, strict=True):
+        handle = handle_shape(tensor) if tensor.dtype == tf.resource else None
+        if handle is not None:
+            known[argument.name] = tf.TensorSpec(*handle)
+            del argument.handle_data[:]
+            argument.handle_data.add(shape=handle[0].as_proto(), dtype=handle[1].as_datatype_enum)
+    return known
 
 
 def _tell_entries(function: Any, argument: str, shape: tf.TensorShape
@@ -604,17 +620,6 @@ def add_shape(nodes: Any, name: str, shape: tf.TensorShape) -> str:
     node.attr["dtype"].type = value.dtype
     node.attr["value"].tensor.CopyFrom(value)
     return name
-
-
-def _keep_shapes_read(function: Any, traced: Any) -> None:
-    """Have a FunctionDef say what shapes the variables have that it reads, where it was traced."""
-    if not isinstance(traced, atomic_function.AtomicFunction):
-        return
-    reads = [op for op in traced.graph.get_operations()
-             if registry.record(op.type).access is Access.VALUE]
-    say_shapes(function.node_def, {
-        f"{op.name}:value:0": tf.TensorSpec(op.outputs[0].shape, op.outputs[0].dtype)
-        for op in reads if op.outputs[0].shape.is_fully_defined()})
 
 
 def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef, dict[str, str]]:
