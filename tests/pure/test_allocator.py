@@ -394,7 +394,7 @@ def spread_graph() -> tuple[CostGraph, tuple[int, ...]]:
 
 def test_the_planned_peak_is_that_of_the_worst_heap_and_the_plain_one_of_the_middle():
     graph, peaks = spread_graph()
-    assert [peak // (256 * KIB) for peak in peaks] == [33, 33, 33, 41, 48, 49]
+    assert [peak // (256 * KIB) for peak in peaks] == [33, 33, 39, 41, 48, 48]
     assert baseline(graph, Target()).peak_bytes == peaks[len(peaks) // 2]
     planned = plan_step(graph, None, solver="store_all", free_moves=False, target=Target())
     assert planned.peak_bytes == peaks[-1]

@@ -41,9 +41,14 @@ class Chunk:
 
 
 class ReferenceAllocator:
-    """The five rules above."""
+    """The five rules above.
 
-    def __init__(self):
+    Args:
+      begun: bytes at the start of each region that are not to be had.
+    """
+
+    def __init__(self, begun: int = 0):
+        self.begun = begun
         self.regions: list[list[Chunk]] = []
         self.next_region = 2 * 1024 * 1024
         self.peak = 0
@@ -106,12 +111,12 @@ class ReferenceAllocator:
 
     def _add_region(self, wanted: int, start: int | None) -> None:
         size = self.next_region
-        while size < wanted:
+        while size < wanted + self.begun:
             size *= 2
         self.next_region = 2 * size if size == self.next_region else size
         if start is None:
             start = (len(self.regions) + 1) * BETWEEN_REGIONS
-        self.regions.append([Chunk(start, size)])
+        self.regions.append([Chunk(start + self.begun, size - self.begun)])
 
 
 def _merged(region: Sequence[Chunk]) -> list[Chunk]:
@@ -130,7 +135,8 @@ def peaks(graph, schedule, order, smallest: int, blocks: Sequence[int] = BLOCKS,
     """Return the peak of a step above its start for heaps that began with each of several blocks.
 
     In each, the block and the variables are allocated, then the step runs twice; the second run
-    counts. What an op writes is allocated while its inputs are live, unless it takes over the
+    counts. In the second, fourth and sixth each region begins with a chunk of `UNIT` bytes that was
+    there before. What an op writes is allocated while its inputs are live, unless it takes over the
     buffer of one of them. Freed after it, in this order: what it read last, in the order of
     `Vertex.reads`, then what it made that nothing reads, then what it donates although it is read
     later or fetched. A donated buffer becomes the variable's, and the oldest buffer of a variable
@@ -141,11 +147,12 @@ def peaks(graph, schedule, order, smallest: int, blocks: Sequence[int] = BLOCKS,
       workspace: whether what a vertex uses while it runs is requested as well, after its results.
     """
     events = _events(graph, schedule, order, workspace)
-    return [_second_peak(graph, events, smallest, block) for block in blocks]
+    return [_second_peak(graph, events, smallest, block, (0, UNIT)[at & 1])
+            for at, block in enumerate(blocks)]
 
 
-def _second_peak(graph, events, smallest, block) -> int:
-    heap = ReferenceAllocator()
+def _second_peak(graph, events, smallest, block, begun) -> int:
+    heap = ReferenceAllocator(begun)
     if block:
         heap.allocate(block)
     smallest = max(smallest, 1)

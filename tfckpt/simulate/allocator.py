@@ -37,6 +37,8 @@ _GAP = 1 << 44  # regions are never adjacent
 _ADDRESS_BITS = 64
 BEFORE = (0, 2_000_000, 5_000_000, 11_000_000, 17_000_000, 43_000_000)
 """Bytes of a block that was allocated before the step."""
+SMALL = 256
+"""Bytes of a small result, such as a loss, at the beginning of each region of every other heap."""
 SETTLED = 6
 """Steps until memory is in about as many pieces as it will be where variables move; and how many
 are looked at then."""
@@ -63,12 +65,13 @@ class BestFit:
 
     Args:
       region: bytes of the first region; each further one has twice as many.
+      begun: bytes at the beginning of each region that something small has.
     """
 
-    def __init__(self, region: int = FIRST_REGION) -> None:
+    def __init__(self, region: int = FIRST_REGION, begun: int = 0) -> None:
         self.in_use = 0
         self.peak = 0
-        self._region = region
+        self._region, self._begun = region, begun
         self._end = 0
         self._places: list[int] = []
         self._free: list[Chunk] = []  # in the order of their places
@@ -143,10 +146,10 @@ class BestFit:
 
     def _extend(self, size: int) -> None:
         grown = False
-        while size > self._region:
+        while size > self._region - self._begun:
             self._region *= 2
             grown = True
-        self._insert(Chunk(self._region, self._end, None, None))
+        self._insert(Chunk(self._region - self._begun, self._end + self._begun, None, None))
         self._end += self._region + _GAP
         if not grown:
             self._region *= 2
@@ -179,7 +182,9 @@ def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] |
 
     Where a request falls depends on everything the process allocated before, and one large
     request that meets a chunk just below twice its size moves the peak by tens of percent. What
-    came before is not known, so the step is replayed after blocks of several sizes.
+    came before is not known, so the step is replayed after blocks of several sizes. Every other
+    heap has something small at the beginning of each region, as a loss of the step before: where
+    regions and tensors are powers of two, the last chunk is just below twice the size of a tensor.
 
     Args:
       graph: joint graph.
@@ -217,7 +222,8 @@ def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[i
     requests = _requests(graph, moments, size, storage, max(smallest, 1))
     blocks = before if len(moments) <= MANY_STEPS and not all_memory else before[:1]
     region = ALL_MEMORY if all_memory else FIRST_REGION
-    return tuple(sorted(_peak(_Replay(requests, block, region), settled) for block in blocks))
+    return tuple(sorted(_peak(_Replay(requests, block, region, SMALL * (n % 2)), settled)
+                        for n, block in enumerate(blocks)))
 
 
 def _peak(replay: _Replay, settled: bool) -> int:
@@ -322,8 +328,8 @@ def _let_go(reads: Sequence[int], in_use: collections.Counter[int]) -> list[int]
 class _Replay:
     """Serves the requests of one step as often as wanted from the same heap."""
 
-    def __init__(self, requests: _Requests, block: int, region: int) -> None:
-        self.requests, self.heap = requests, BestFit(region)
+    def __init__(self, requests: _Requests, block: int, region: int, begun: int) -> None:
+        self.requests, self.heap = requests, BestFit(region, begun)
         if block:
             self.heap.allocate(block)
         self.variables: dict[int, collections.deque[Chunk]] = {}
