@@ -159,7 +159,7 @@ class EditBuilder:
         while (known := record((op := self.graph.ops[tensor[0]]).type)).aliases or (
                 not self.fused  # rows of a tensor, a broadcast within a shape undone
                 and self.root[tensor[0]][tensor[1]][0] not in (tensor[0], RESIDENT[0])):
-            tensor = op.inputs[tensor[1] if known.aliases else known.slices or 0]
+            tensor = op.inputs[tensor[1] if known.aliases or op.loop else known.slices or 0]
         return tensor
 
     def read_by_several(self, index: int) -> bool:
@@ -220,7 +220,7 @@ class EditBuilder:
             return f"{copy_name(op.name, copy)}:{tensor[1]}"
         known = record(op.type)
         skipped = known.passes_on and FACTOR not in op.name and not self._names_in_bodies(tensor[0])
-        if skipped or known.source is Source.DEFAULT:
+        if skipped or known.source is Source.DEFAULT or op.loop:  # which hands on what it was given
             return self.view(op.inputs[tensor[1]], copy)
         name, key = copy_name(op.name, copy), (tensor[0], copy)
         if key not in self._views:

@@ -33,6 +33,8 @@ WHOLE: Mapping[str, bool | int] = {"LogicalAnd": True, "LogicalOr": False, "Mul"
 """Of two operands: the one that leaves the other as it is. Grappler takes it out where it knows the
 shapes of both."""
 BACK = frozenset(("NextIteration", "RefNextIteration"))
+ENTERS, EXITS = frozenset(("Enter", "RefEnter")), frozenset(("Exit", "RefExit"))
+SWITCHES, MERGES = frozenset(("Switch", "RefSwitch")), frozenset(("Merge", "RefMerge"))
 PRODUCT = "Mul"
 POOL, POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
 ADDS = "AssignAdd"

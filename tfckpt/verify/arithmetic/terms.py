@@ -26,7 +26,10 @@ from tfckpt.verify.arithmetic.op_labels import (
     ARRIVAL,
     BACK,
     CONSTANT,
+    ENTERS,
+    EXITS,
     HANDED_ON,
+    MERGES,
     POOL,
     POOL_GRADIENT,
     PRODUCT,
@@ -38,6 +41,7 @@ from tfckpt.verify.arithmetic.op_labels import (
     SHAPED,
     SUM,
     SUM_OF_TWO,
+    SWITCHES,
     WHOLE,
     Labels,
     called,
@@ -155,6 +159,7 @@ class _Graph:
         self.nodes = {node.name: _node(node) for node in computation.nodes}
         self._all: dict[tuple[str, bool | int, bool], bool] = {}
         self._connect_devices()
+        self._unchanged = self._handed_on()
         self.has_loops = any(node.type in BACK for node in self.nodes.values())
         self.order = self._sorted()
         self.sums = self._sums()
@@ -196,9 +201,14 @@ class _Graph:
 
     def _source(self, tensor: Tensor) -> Tensor:
         name, slot = tensor
-        while (index := self._passed(self.nodes[name], slot)) is not None:
-            name, slot = self.nodes[name].inputs[index]
-        return name, slot
+        while True:
+            index = self._passed(self.nodes[name], slot)
+            if name in self._unchanged:
+                name, slot = self._unchanged[name]
+            elif index is not None:
+                name, slot = self.nodes[name].inputs[index]
+            else:
+                return name, slot
 
     def _buffer(self, tensor: Tensor) -> Tensor:
         """Return the result in whose memory a tensor lies."""
@@ -312,6 +322,30 @@ class _Graph:
                 yield key if len(names) == 1 else f"{key}, {i + 1}", name
 
     # What does not change from one round to the next.
+
+    def _handed_on(self) -> dict[str, Tensor]:
+        """Return what loops were given of that which no iteration changes, by their exits."""
+        found: dict[str, Tensor] = {}
+        for name, node in self.nodes.items():
+            if node.type not in EXITS:
+                continue
+            switch = self._before(node.inputs[0])[0]
+            merge = self._before(self.nodes[switch].inputs[0])[0] if (
+                self.nodes[switch].type in SWITCHES) else ""
+            if merge and self.nodes[merge].type in MERGES:
+                given = [t for t, _ in self.nodes[merge].inputs if self.nodes[t].type in ENTERS]
+                again = [t for t, _ in self.nodes[merge].inputs if self.nodes[t].type in BACK]
+                if len(given) == len(again) == 1 and self._before(
+                        self.nodes[again[0]].inputs[0]) == (switch, 1):
+                    found[name] = self.nodes[given[0]].inputs[0]
+        return found
+
+    def _before(self, tensor: Tensor) -> Tensor:
+        """Return the result that comes before ops which only hand it on."""
+        name, slot = tensor
+        while record(self.nodes[name].type).passes_on:
+            name, slot = self.nodes[name].inputs[slot]
+        return name, slot
 
     def _connect_devices(self) -> None:
         """Have what one device receives read what another sends."""
