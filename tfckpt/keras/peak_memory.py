@@ -146,7 +146,8 @@ class PeakMemory(keras.callbacks.Callback):
             if not _share_memory(self._devices):  # else all replicas' memory is measured as one's
                 _note(found, measured)
             if self._compare and epoch == (self.params or {}).get("initial_epoch", 0):
-                print(_comparison(found, measured, self._largest), flush=True)
+                print(_comparison(found, measured, self._largest,
+                                  getattr(self.model, "run_eagerly", False)), flush=True)
         if self._board is not None:
             peaks: dict[str, float] = {}
             _write(peaks, self._largest)
@@ -225,15 +226,17 @@ def _write(logs: dict[str, Any] | None, peaks: dict[str, int]) -> None:
             logs[f"{PEAK}_{device.lower().replace(':', '_')}"] = peak / _MIB
 
 
-def _comparison(found: Report | None, measured: int, peaks: Mapping[str, int]) -> str:
+def _comparison(found: Report | None, measured: int, peaks: Mapping[str, int], eager: bool
+                ) -> str:
     """Planned against measured, and the peaks of whole devices, as text of some lines."""
     lines = ["", "tfckpt: bytes above what is allocated when a step begins"]
     devices = ", ".join(peaks)
     whole = [f"  peak of {device:<8} {format_bytes(peak):>10}  with all that is allocated there "
              f"({PEAK} {peak / _MIB:.1f})" for device, peak in peaks.items()]
     if found is None:
-        lines.append("  planned peak     none: no step was planned; tfckpt.keras.checkpoint(model) "
-                     "has them planned")
+        lines.append("  planned peak     none: no step was planned; " + (
+            "the model runs eagerly: compile it without run_eagerly=True" if eager else
+            "tfckpt.keras.checkpoint(model) has them planned"))
     else:
         plain, expected = found.expected_bytes
         off = 100.0 * (measured / max(expected, 1) - 1.0)
@@ -241,7 +244,7 @@ def _comparison(found: Report | None, measured: int, peaks: Mapping[str, int]) -
         lines += [f"  plain peak       {format_bytes(plain):>10}",
                   f"  planned peak     {format_bytes(expected):>10}"
                   + ("" if found.applied else f"  (not applied: {found.reason})"),
-                  *([f"  budget           {format_bytes(allowed):>10}  {found.budget}"]
+                  *([f"  budget           {format_bytes(allowed):>10}  asked for: {found.budget}"]
                     if allowed is not None else []),
                   f"  measured peak    {format_bytes(measured):>10}  {off:+.1f} % of planned, "
                   f"{devices}"]

@@ -22,6 +22,8 @@ from tfckpt.verify.memory import addresses_are_limited, default_device, memory_i
 
 CALLS = 3
 """Calls of a trace that are looked at."""
+FAR = 1.5
+"""Of what a budget allows, what a step takes no more of than for larger sizes than planned for."""
 
 
 @contextlib.contextmanager
@@ -88,6 +90,8 @@ def _advice(report: Report, measured: int, allowed: int) -> str:
     if report.most_bytes > allowed:
         return (f"no plan was sure to meet it: of this one {format_bytes(report.most_bytes)} were "
                 "simulated at most. Pass a budget with room for that")
+    if measured > FAR * allowed and report.planned_for:
+        return f"it was planned for {report.planned_for}; call it with its largest sizes first"
     return "pass a budget that is smaller by as much, or use tfckpt.tune"
 
 

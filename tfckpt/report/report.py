@@ -334,9 +334,12 @@ class Report:
         for title, curve in zip(("plain", "planned"), self.curves, strict=True):
             tensors = curve.at_peak
             rest = sum(h.bytes for h in tensors[top:])
-            what = "buffers of XLA" if curve.by_xla else "tensors"
+            what, live = "buffers of XLA" if curve.by_xla else "tensors", sum(
+                h.bytes for h in tensors)
+            # what runs may have another order, in which less is live
+            order = ", in the planner's order" if live > 1.01 * curve.peak_bytes else ""
             parts.append(f"live at the {title} peak of {format_bytes(curve.peak_bytes)}: "
-                         f"{format_bytes(sum(h.bytes for h in tensors))} in {len(tensors)} {what}")
+                         f"{format_bytes(live)} in {len(tensors)} {what}{order}")
             width = min(_WIDEST, max((len(h.layer) for h in tensors[:top]), default=0))
             parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<{width}}  "
                       f"{h.op.rpartition('/')[2]:<22}  {h.why}" for h in tensors[:top]]
