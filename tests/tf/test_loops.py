@@ -255,7 +255,7 @@ def test_a_list_of_zeros_takes_what_the_list_does_that_it_is_made_like():
 def test_a_list_of_zeros_is_planned_and_measured_alike():
     """It is made as soon as its list is: before the gradient's loop, whatever comes in between.
 
-    Measured are 98 to 134 MB, by threads and by the chunks that are free; without it 67 are
+    Measured are 92 to 134 MB, by threads and by the chunks that are free; without it 67 are
     planned.
     """
     process.fresh()
@@ -274,7 +274,7 @@ def test_a_list_of_zeros_is_planned_and_measured_alike():
     measured = tfckpt.verify.measure_peak(tf.function(step), x, repeats=3)
     marked = tfckpt.checkpoint(tf.function(step), solver="store_all")
     marked.get_concrete_function(x)
-    assert 0.7 <= marked.report.baseline_peak_bytes / measured <= 1.1
+    assert 0.75 <= marked.report.baseline_peak_bytes / measured <= 1.2
 
 
 def test_rows_in_a_list_are_copies():
