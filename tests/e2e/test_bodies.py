@@ -93,7 +93,7 @@ def _adjoint(parallel):
     return tf.function(step)
 
 
-@pytest.mark.parametrize("parallel, room", [(1, 1.45), (10, 2.0)])
+@pytest.mark.parametrize("parallel, room", [(1, 1.8), (10, 2.0)])
 def test_loops_of_the_backward_begin_with_what_they_are_handed(parallel, room):
     """They ran ahead with what needs no gradient: seven times what was planned was measured."""
     x = tf.random.stateless_normal((8192, 64), (1, 2))
