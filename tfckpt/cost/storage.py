@@ -14,7 +14,7 @@ from tfckpt.ir.graph import Graph, Op, Tensor, TensorId
 from tfckpt.ir.target import Fusion
 from tfckpt.ops import Access, record
 
-__all__ = ["RESIDENT", "handed_on", "is_view", "roots", "storage_bytes", "unknown_variables"]
+__all__ = ["RESIDENT", "is_view", "roots", "storage_bytes", "unknown_variables"]
 
 
 _ON_ITS_REFERENCE = (Access.ASSIGN_REFERENCE, Access.CHANGE_REFERENCE, Access.DESTROY_REFERENCE)
@@ -213,23 +213,21 @@ def _op_roots(op: Op, index: int, folded: bool, aliases: bool,
     if this.access in _ON_ITS_REFERENCE:
         source, slot = op.inputs[0]
         return (known[source][slot],)
-    handed = handed_on(op)
-    return tuple(known[op.inputs[slot][0]][op.inputs[slot][1]] if slot in handed else
-                 (index, op.shares.get(slot, slot)) for slot in range(len(op.outputs)))
+    own = [(index, op.shares.get(slot, slot)) for slot in range(len(op.outputs))]
+    for slot in _handed_on(op):
+        source, number = op.inputs[slot]
+        own[slot] = known[source][number]
+    return tuple(own)
 
 
-def handed_on(op: Op) -> frozenset[int]:
-    """Return which results of a loop lie in the memory of its inputs: no iteration changes them.
-
-    Args:
-      op: any; of what is no loop, or one of which too little is known, nothing is returned.
-    """
+def _handed_on(op: Op) -> list[int]:
+    """Return which results of a loop lie in the memory of its inputs: no iteration changes them."""
     if op.loop is None or not op.loop.arguments:
-        return frozenset()
-    body, found = op.loop.body, set()
+        return []
+    body, found = op.loop.body, []
     for slot, (source, output) in enumerate(body.fetches):
         while record(body.ops[source].type).passes_on:
             source, output = body.ops[source].inputs[output]
         if source == op.loop.arguments[slot]:
-            found.add(slot)
-    return frozenset(found)
+            found.append(slot)
+    return found

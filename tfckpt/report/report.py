@@ -334,8 +334,8 @@ class Report:
         for title, curve in zip(("plain", "planned"), self.curves, strict=True):
             tensors = curve.at_peak
             rest = sum(h.bytes for h in tensors[top:])
-            what, live = "buffers of XLA" if curve.by_xla else "tensors", sum(
-                h.bytes for h in tensors)
+            live = sum(h.bytes for h in tensors)
+            what = "buffers of XLA" if curve.by_xla else "tensors"
             # what runs may have another order, in which less is live
             order = ", in the planner's order" if live > 1.01 * curve.peak_bytes else ""
             parts.append(f"live at the {title} peak of {format_bytes(curve.peak_bytes)}: "

@@ -23,8 +23,10 @@ ARRIVAL = "DestroyTemporaryVariable"
 SAME_ENDS = frozenset((
     "AddV2", "Mul", "SquaredDifference", "Equal", "NotEqual", "LogicalAnd", "LogicalOr"))
 """Of two operands, whose order changes no bit."""
-HANDED_ON = frozenset(("Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge",
-                       "RefMerge", "NextIteration", "RefNextIteration"))
+BACK = frozenset(("NextIteration", "RefNextIteration"))
+ENTERS, EXITS = frozenset(("Enter", "RefEnter")), frozenset(("Exit", "RefExit"))
+SWITCHES, MERGES = frozenset(("Switch", "RefSwitch")), frozenset(("Merge", "RefMerge"))
+HANDED_ON = ENTERS | EXITS | SWITCHES | MERGES | BACK
 """Through which a handle gets into a loop or branch."""
 SHAPED = frozenset(("Reshape",))
 """What changes a shape alone: Grappler takes it out where the shape is what it was, as far as it
@@ -32,9 +34,6 @@ knows shapes, and these follow from those of the arguments whatever it knows."""
 WHOLE: Mapping[str, bool | int] = {"LogicalAnd": True, "LogicalOr": False, "Mul": 1}
 """Of two operands: the one that leaves the other as it is. Grappler takes it out where it knows the
 shapes of both."""
-BACK = frozenset(("NextIteration", "RefNextIteration"))
-ENTERS, EXITS = frozenset(("Enter", "RefEnter")), frozenset(("Exit", "RefExit"))
-SWITCHES, MERGES = frozenset(("Switch", "RefSwitch")), frozenset(("Merge", "RefMerge"))
 PRODUCT = "Mul"
 POOL, POOL_GRADIENT = "MaxPool", "MaxPoolGrad"
 ADDS = "AssignAdd"

@@ -159,6 +159,7 @@ class _Graph:
         self.nodes = {node.name: _node(node) for node in computation.nodes}
         self._all: dict[tuple[str, bool | int, bool], bool] = {}
         self._connect_devices()
+        self._unchanged: dict[str, Tensor] = {}
         self._unchanged = self._handed_on()
         self.has_loops = any(node.type in BACK for node in self.nodes.values())
         self.order = self._sorted()
@@ -202,10 +203,9 @@ class _Graph:
     def _source(self, tensor: Tensor) -> Tensor:
         name, slot = tensor
         while True:
-            index = self._passed(self.nodes[name], slot)
             if name in self._unchanged:
                 name, slot = self._unchanged[name]
-            elif index is not None:
+            elif (index := self._passed(self.nodes[name], slot)) is not None:
                 name, slot = self.nodes[name].inputs[index]
             else:
                 return name, slot
@@ -329,23 +329,16 @@ class _Graph:
         for name, node in self.nodes.items():
             if node.type not in EXITS:
                 continue
-            switch = self._before(node.inputs[0])[0]
-            merge = self._before(self.nodes[switch].inputs[0])[0] if (
+            switch = self._source(node.inputs[0])[0]
+            merge = self._source(self.nodes[switch].inputs[0])[0] if (
                 self.nodes[switch].type in SWITCHES) else ""
             if merge and self.nodes[merge].type in MERGES:
                 given = [t for t, _ in self.nodes[merge].inputs if self.nodes[t].type in ENTERS]
                 again = [t for t, _ in self.nodes[merge].inputs if self.nodes[t].type in BACK]
-                if len(given) == len(again) == 1 and self._before(
+                if len(given) == len(again) == 1 and self._source(
                         self.nodes[again[0]].inputs[0]) == (switch, 1):
                     found[name] = self.nodes[given[0]].inputs[0]
         return found
-
-    def _before(self, tensor: Tensor) -> Tensor:
-        """Return the result that comes before ops which only hand it on."""
-        name, slot = tensor
-        while record(self.nodes[name].type).passes_on:
-            name, slot = self.nodes[name].inputs[slot]
-        return name, slot
 
     def _connect_devices(self) -> None:
         """Have what one device receives read what another sends."""
