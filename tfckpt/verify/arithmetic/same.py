@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfckpt.capture.nodes import op_of
@@ -22,6 +22,8 @@ _NUMBER = re.compile(r"/_+\d+(?=/|$)")
 """What TensorFlow puts into the names of ops of lowered bodies."""
 ARRIVING = ("sums add their terms in the order in which these arrive, which may be another: that "
             "of")
+UNDECIDED = ("time alone decides with which of their terms these sums of the plain step begin, so "
+             "that it may come out in several ways itself:")
 _SHOWN = 6
 UNCHANGED = "the step runs as it is"
 COMPILED = "XLA compiles the step, and its arithmetic is not looked into"
@@ -53,17 +55,23 @@ class Certificate:
             return f"the same arithmetic{f': {self.reason}' if self.reason else ''}"
         if self.same is None:
             return f"not known whether the arithmetic is the same: {self.reason}"
-        more = len(self.differences) - _SHOWN
-        names = ", ".join(self.differences[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        names = _listed(self.differences)
         if self.reason:
             return f"{self.reason} {names}"
         return f"{len(self.roots)} results and writes are computed otherwise, from {names} on"
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Return the first few of some names, and how many there are besides."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
 def compared(plain: Computation, edited: Computation) -> Certificate:
     """Compare what a plain step computes with what a rewritten one does.
 
-    What no order decides in the plain step, ours may decide as it turns out there.
+    What no order decides in the plain step, ours may decide as it turns out where ops run in the
+    order in which they become ready; of a sum this is not known, since time decides it there.
 
     Args:
       plain: the graphs of the plain step, as they are executed.
@@ -75,12 +83,15 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
     plain, edited = _with_known(plain, edited), _with_known(edited, plain)
     before, after = terms_of([plain, edited])
     found = certificate_of(before, after)
-    still_open = {_NUMBER.sub("/", _original(name)) for name in after.open}
-    early = frozenset(name for name in before.open if _NUMBER.sub("/", name) not in still_open)
-    if found.same is not False or not early:
-        return found
-    settled = certificate_of(*terms_of([dataclasses.replace(plain, early=early), edited]))
-    return found if settled.same is False else settled
+    still_open = {_NUMBER.sub("/", _original(name)) for name in (*after.open, *after.open_sums)}
+    early = frozenset(name for name in (*before.open, *before.open_sums)
+                      if _NUMBER.sub("/", name) not in still_open)
+    if found.same is False and early:
+        settled = certificate_of(*terms_of([dataclasses.replace(plain, early=early), edited]))
+        found = found if settled.same is False else settled
+    if found.same and before.open_sums:
+        return Certificate(None, reason=f"{UNDECIDED} {_listed(before.open_sums)}")
+    return found
 
 
 def _with_known(computation: Computation, other: Computation) -> Computation:

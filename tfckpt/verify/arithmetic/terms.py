@@ -82,8 +82,8 @@ class Terms:
       nodes: of each op by name; those that pass on what they read are left out.
       reads: for each op the ops whose results it reads.
       arrivals: sums whose terms are added in the order in which they arrive, by name.
-      open: reads of variables that nothing orders with a write, and sums whose first term nothing
-        decides, by name.
+      open: reads of variables that nothing orders with a write, by name.
+      open_sums: sums whose first term nothing decides, by name.
     """
 
     roots: Mapping[str, str]
@@ -92,6 +92,7 @@ class Terms:
     reads: Mapping[str, tuple[str, ...]]
     arrivals: tuple[str, ...]
     open: frozenset[str]
+    open_sums: tuple[str, ...] = ()
 
 
 def terms_of(computations: Sequence[Computation]) -> list[Terms]:
@@ -185,9 +186,9 @@ class _Graph:
             {name: self.terms[name] for name in kept},
             {name: tuple(self._source(t)[0] for t in self.nodes[name].inputs) for name in kept},
             tuple(name for name in kept if self.nodes[name].type == ARRIVAL),
-            frozenset((*(name for name, (*_, unordered) in self.states.items()
-                         if unordered and _reads(self.nodes[name].type)),
-                       *(name for name, (_, is_known) in self.sums.items() if not is_known))))
+            frozenset(name for name, (*_, unordered) in self.states.items()
+                      if unordered and _reads(self.nodes[name].type)),
+            tuple(name for name, (_, is_known) in self.sums.items() if not is_known))
 
     def tensor(self, tensor: Tensor, before: Mapping[str, str]) -> str:
         """Return the term of a result, seen through what only passes it on.
