@@ -182,3 +182,13 @@ def test_what_loops_hand_on_lies_in_the_memory_of_what_they_were_given(make, bud
     if make is _scans:  # iterations of the other one run at the same time, more or fewer
         assert after < 1.05 * report.planned_peak_bytes
         assert 0.75 * report.baseline_peak_bytes < before < 1.05 * report.baseline_peak_bytes
+
+
+def test_what_loops_push_for_nobody_is_gone_when_their_results_are_read():
+    """Lists of loops that are recomputed lived on in first calls: 1.6 times what was planned."""
+    weights = [tf.Variable(0.09 * tf.random.stateless_normal((128, 128), (n, 9))) for n in range(6)]
+    body, x = _chunks(weights)
+    step = tfckpt.checkpoint(tf.function(body), budget=0.4)
+    first = [tfckpt.verify.measure_peak(step, x, repeats=1) for _ in range(4)]
+    assert step.report.recomputed_ops and not step.report.segments
+    assert max(first) < 1.1 * step.report.planned_peak_bytes

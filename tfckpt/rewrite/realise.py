@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfckpt.rewrite.passes import (
-    branch_results,
+    body_results,
     copies,
     derivatives,
     late_products,
@@ -18,7 +18,7 @@ from tfckpt.rewrite.passes import (
 from tfckpt.rewrite.passes.manager import Context, Realised, run_passes
 
 PASSES = (derivatives.PASS, loop_segments.PASS, late_updates.PASS, copies.PASS,
-          branch_results.PASS, late_products.PASS, operand_order.PASS, loop_starts.PASS,
+          body_results.PASS, late_products.PASS, operand_order.PASS, loop_starts.PASS,
           state_writes.PASS, reference_variables.PASS, zero_lists.PASS)
 
 

@@ -1,9 +1,11 @@
-"""Has who reads the result of branches wait until what they kept for nobody is gone.
+"""Has who reads the result of branches or loops wait until what they kept for nobody is gone.
 
-A gradient that reads a copy leaves what the original branches keep to an extra reader (see
-`tfckpt.rewrite.delays`), and what a copy keeps besides what is wanted of it as well. An executor
-with a few threads runs what follows from the result first, branch after branch, and the extra
-readers when it comes to them: all that the branches keep would live until then.
+A gradient that reads a copy leaves what the original keeps to an extra reader (see
+`tfckpt.rewrite.delays`), and what a copy of branches keeps besides what is wanted of it as well. An
+executor with a few threads runs what follows from the result first, branch after branch and loop
+after loop, and the extra readers, or what a loop pushes onto its lists, when it comes to them: all
+that is kept would live until then. In a step's first calls, where most ops wait for a thread and
+the newest is taken first, that is after all of the forward.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ def hold_results(graph: Graph, edits: Edits) -> Edits:
       graph: the captured step.
       edits: what is done to the step so far.
     """
-    choosing = {op.name: op for op in graph.ops if record(op.type).chooses}
-    if not choosing or not edits.added:
+    with_bodies = {op.name: op for op in graph.ops if record(op.type).has_bodies}
+    if not with_bodies or not edits.added:
         return edits
     made = {new.name for new in edits.added}
-    copies = {new.name: choosing[new.source] for new in edits.added
-              if isinstance(new, Clone) and new.source in choosing}
+    copies = {new.name: with_bodies[new.source] for new in edits.added
+              if isinstance(new, Clone) and new.source in with_bodies}
     added: list[Create] = []
     passed: dict[str, str] = {}
-    for name, op in (choosing | copies).items():
+    for name, op in (with_bodies | copies).items():
         extra = [reader for slot, tensor in enumerate(op.outputs) if tensor.dtype == "variant"
                  and (reader := extra_reader_name(name, slot)) in made]
         for new in _results(name, op, tuple(extra)) if extra else ():
@@ -52,5 +54,5 @@ def _results(name: str, op: Op, extra: tuple[str, ...]) -> list[Create]:
             if tensor.dtype not in ("variant", "resource")]
 
 
-PASS = Pass("branch results", lambda context, edits: hold_results(context.graph, edits),
+PASS = Pass("body results", lambda context, edits: hold_results(context.graph, edits),
             requires=frozenset({Property.COPIES}))
