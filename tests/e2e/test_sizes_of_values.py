@@ -63,6 +63,7 @@ def test_a_budget_is_kept(rows, arguments):
     found, ours = _trained(rows, lambda f: tfckpt.checkpoint(f, budget=0.5), given)
     report = ours.report
     assert report.applied and found == wanted, str(report)
+    assert "values decide" in report.planned_for
     before = tfckpt.verify.measure_peak(plain, *given, repeats=3)
     after = tfckpt.verify.measure_peak(ours, *given, repeats=3)
     assert report.expected_bytes[0] == pytest.approx(before, rel=0.15)
@@ -135,3 +136,20 @@ def test_what_a_python_function_returns_has_a_sensible_bound():
     before = tfckpt.verify.measure_peak(plain, *given, repeats=3)
     assert found == wanted and ours.report.applied
     assert before < ours.report.expected_bytes[0] < 2 * before
+
+
+def test_what_a_gradient_sums_over_is_no_value():
+    """It is computed from shapes, though shape inference does not know it."""
+    inputs = keras.Input((16, WIDTH))
+    model = keras.Model(inputs, keras.layers.MultiHeadAttention(2, 16)(inputs, inputs))
+
+    @tfckpt.checkpoint
+    @tf.function(input_signature=[tf.TensorSpec((None, 16, WIDTH))])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    x = _normal((8, 16, WIDTH), 3)
+    step(x)
+    assert step.report.planned_for == "8x16x64"

@@ -279,7 +279,7 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
             break
         told.update(more)
         found = known(told=told)
-    if told:
+    if asked.read_values(told):
         words.append("sizes that this call's values decide")
     return found, ", ".join(words)
 

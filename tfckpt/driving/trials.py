@@ -310,12 +310,15 @@ class Trials:
         """Return the fastest plan of those that fit, or without a budget of those near the minimum.
 
         Near is what the planner takes for it: a little memory that may buy much time. None where no
-        plan fits.
+        plan fits. Of those that are likely to fit, but not sure to, that which misses by least.
         """
         limit = self._limit(part)
         fitting = [t for t in self.tried if self._counted(t.memory) <= limit]
         if not fitting:
             return None
+        if self._expected and part.allowed is not None:
+            return min(fitting, key=lambda t: (
+                t.memory.bound, t.proposal.decision.planned.time)).proposal
         if part.allowed is None:
             assert self.plain is not None
             planned = fitting[0].proposal.decision.planned

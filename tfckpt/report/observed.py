@@ -91,7 +91,13 @@ def _advice(report: Report, measured: int, allowed: int) -> str:
         return (f"no plan was sure to meet it: of this one {format_bytes(report.most_bytes)} were "
                 "simulated at most. Pass a budget with room for that")
     if measured > FAR * allowed and report.planned_for:
-        return f"it was planned for {report.planned_for}; call it with its largest sizes first"
+        return (f"it was planned for {report.planned_for}; begin with its largest sizes: the first "
+                "batch in fit, the first call of a step")
+    chosen = report.front.chosen
+    if chosen and chosen.live_peak_bytes * allowed < measured * min(
+            point.live_peak_bytes for point in (chosen, *report.front.points)):
+        return ("no plan is known that takes so much less. Use tfckpt.tune, which measures plans, "
+                "or a smaller batch")
     return "pass a budget that is smaller by as much, or use tfckpt.tune"
 
 

@@ -10,7 +10,7 @@ another in the step for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -58,6 +58,27 @@ class ValueSizes:
             return {}
         return {name: tf.TensorSpec(shape.numpy(), self._graph.get_tensor_by_name(name).dtype)
                 for name, shape in zip(names, found, strict=True)}
+
+    def read_values(self, names: Iterable[str]) -> bool:
+        """Return whether values decide the size of a tensor, and not shapes alone.
+
+        Shape inference does not know what a gradient sums over: that follows from shapes.
+
+        Args:
+          names: of tensors that `shapes` told.
+        """
+        left = [self._graph.get_tensor_by_name(name).op for name in names]
+        seen = {op.name for op in left}
+        while left:
+            for tensor in left.pop().inputs:
+                if record(tensor.op.type).folded_by_shape:
+                    continue
+                if tensor.name in self._given:
+                    return True
+                if tensor.op.name not in seen:
+                    seen.add(tensor.op.name)
+                    left.append(tensor.op)
+        return False
 
     def _asked(self, known: tf.Graph) -> Iterator[str]:
         """Yield the tensors of unknown shape that are made of none, and can be run."""
