@@ -34,7 +34,7 @@ XLA_WORDS = Words(who="XLA", takes="compiled by XLA it takes", refuses="XLA does
                   option="xla_trials")
 GRAPPLER_WORDS = Words(who="Grappler", takes="as Grappler leaves it, it takes",
                        refuses="Grappler does not accept it")
-SIMULATED_WORDS = Words(who="the simulator", takes="on several threads it takes",
+SIMULATED_WORDS = Words(who="the simulator", takes="simulated as it may run, it takes up to",
                         refuses="it is not simulated")
 
 
