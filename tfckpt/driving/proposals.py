@@ -39,6 +39,7 @@ WHOLE_EFFORT, LEAST_EFFORT = 16 << 20, 0.1
 """Bytes of a plain peak from which on the search takes its default effort, and the minimum share of
 it: below, a step is planned in less time than a person notices, and there is little to save."""
 FASTER = "a faster one is looked for"
+FEWER = "a plan of fewer bytes is looked for"
 """Ends the reason of a plan that fits: it is taken after all where there is no faster one."""
 ALLOWED = "are allowed"
 """Ends the reason of one that may take more; it is taken where none is sure to take less."""
@@ -180,7 +181,7 @@ class Search:
         to fit and it is the likeliest to. No line is there twice.
         """
         taken = f"{_called(self.proposal)}: "
-        may_be_taken = FASTER, ALLOWED, OTHER_WAY, ONE_BEFORE, BETWEEN
+        may_be_taken = FASTER, FEWER, ALLOWED, OTHER_WAY, ONE_BEFORE, BETWEEN
         return tuple(dict.fromkeys(
             line for line in self.rejected
             if not line.endswith(may_be_taken) or not line.startswith(taken)))

@@ -35,6 +35,7 @@ from tfckpt.driving.proposals import (
     ALLOWED,
     BETWEEN,
     FASTER,
+    FEWER,
     NOTHING_TO_GAIN,
     ONE_BEFORE,
     OTHER_WAY,
@@ -269,7 +270,7 @@ class Trials:
         keeps_order = target.orders_by_control or target.hold == ORDER
         if left and keeps_order and not self._fewest and not self._as_planned(trial):
             self._fewest = True
-            raise Rejected(f"{said}; a plan of fewer bytes is looked for", room=0)
+            raise Rejected(f"{said}; {FEWER}", room=0)
         if left and target.may_hold_otherwise and len(tried) == 1:
             raise Rejected(f"{said}; {OTHER_WAY}", instead=trial.otherwise)
         self._try_between(trial, tried, said)

@@ -236,7 +236,8 @@ def _comparison(found: Report | None, measured: int, peaks: Mapping[str, int], e
     if found is None:
         lines.append("  planned peak     none: no step was planned; " + (
             "the model runs eagerly: compile it without run_eagerly=True" if eager else
-            "tfckpt.keras.checkpoint(model) has them planned"))
+            "tfckpt.keras.checkpoint(model) has them planned; what the native pass has planned is "
+            "in grappler_ext.reports()"))
     else:
         plain, expected = found.expected_bytes
         off = 100.0 * (measured / max(expected, 1) - 1.0)

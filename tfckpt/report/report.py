@@ -178,8 +178,8 @@ class Report:
               for loop, length in self.segments],
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
               if self.deferred_ops else []),
-            *([("taken apart", f"{self.released_joins} ops that only join others: these are freed "
-                "one by one")] if self.released_joins else []),
+            *([("taken apart", f"{self.released_joins} join{'s' * (self.released_joins > 1)} of "
+                "results, which are freed one by one")] if self.released_joins else []),
             *([("forward AD", self._forward_ad())] if self.forward_ad_regions else []),
             ("plan", (f"proposed by {self.solver}, " if self.applied else "")
              + f"{self._origin} in {self.plan_seconds:.1f} s"
