@@ -124,11 +124,13 @@ def test_the_command_line_lists_and_clears(tmp_path, folder, first):
     count = len(list(tmp_path.iterdir()))
     listed = tool(tmp_path, "list").splitlines()
     assert len(listed) == count + 2 and listed[0].split()[:3] == ["used", "size", "step"]
-    assert any(re.search(r" sequential\S* +\d+ +min +CPU +[\d.]+ MB of [\d.]+ MB$", line)
+    assert any(re.search(r" sequential\S* +\d+ +min +CPU +[\d.]+ [kM]B of [\d.]+ MB$", line)
                for line in listed[1:-1]), listed
     assert re.fullmatch(rf"{count} plans?, [\d.]+ kB in {re.escape(str(tmp_path))}", listed[-1])
     plans = json.loads(tool(tmp_path, "list", "--json"))["plans"]
     assert len(plans) == count and {plan["budget"] for plan in plans} >= {"min"}
+    reported = re.search(r"planned peak +([\d.]+ [kM]B)", first["text"])
+    assert reported and f" {reported[1]} of " in "\n".join(listed), listed
     assert re.fullmatch(rf"removed {count} plans?, [\d.]+ kB\n", tool(tmp_path, "clear"))
     assert tool(tmp_path, "list") == f"0 plans, 0.0 kB in {tmp_path}\n"
     assert tool("off", "list") == tool("off", "clear") == (

@@ -85,12 +85,15 @@ class Entry:
         planned = [p.decision.planned for p in decided.proposals]
         fullest = max(range(len(planned)), key=lambda i: planned[i].peak_bytes)
         part, changes = self.wanted[fullest], any(p.changes for p in decided.proposals)
+        plain, expected = planned[fullest].baseline_bytes, planned[fullest].peak_bytes
+        told = decided.compiled
+        if told and told.before and told.after:  # as the report says them
+            plain, expected = told.before.temp_bytes, told.after.temp_bytes
         return {
             "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "step": self.name, "ops": len(self.graph.ops), "budget": str(part.budget),
             "device": part.device or part.target.device, "applied": changes,
-            "plain_bytes": planned[fullest].baseline_bytes,
-            "planned_bytes": planned[fullest].peak_bytes,
+            "plain_bytes": plain, "planned_bytes": expected,
             "tfckpt": tfckpt.__version__, "tensorflow": tf.__version__}
 
 
