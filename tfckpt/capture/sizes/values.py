@@ -10,7 +10,7 @@ another in the step for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,18 +67,9 @@ class ValueSizes:
         Args:
           names: of tensors that `shapes` told.
         """
-        left = [self._graph.get_tensor_by_name(name).op for name in names]
-        seen = {op.name for op in left}
-        while left:
-            for tensor in left.pop().inputs:
-                if record(tensor.op.type).folded_by_shape:
-                    continue
-                if tensor.name in self._given:
-                    return True
-                if tensor.op.name not in seen:
-                    seen.add(tensor.op.name)
-                    left.append(tensor.op)
-        return False
+        made = self._made_of((self._graph.get_tensor_by_name(name).op for name in names),
+                             lambda tensor: not record(tensor.op.type).folded_by_shape)
+        return any(tensor.name in self._given for op in made for tensor in op.inputs)
 
     def _asked(self, known: tf.Graph) -> Iterator[str]:
         """Yield the tensors of unknown shape that are made of none, and can be run."""
@@ -94,16 +85,27 @@ class ValueSizes:
 
     def _may_run(self, op: tf.Operation) -> bool:
         """Return whether an op and all that it is made of may be run."""
-        seen, left = {op.name}, [op]
+        return all(_is_harmless(this) and count < MOST_OPS
+                   for count, this in enumerate(self._made_of([op])))
+
+    def _made_of(self, ops: Iterable[tf.Operation],
+                 follows: Callable[[tf.Tensor], bool] = lambda tensor: True
+                 ) -> Iterator[tf.Operation]:
+        """Yield ops and what they are made of, each once, back to what is given.
+
+        Args:
+          ops: where to begin.
+          follows: whether a tensor is looked behind.
+        """
+        left = list(dict.fromkeys(ops))
+        seen = set(left)
         while left:
             this = left.pop()
-            if not _is_harmless(this) or len(seen) > MOST_OPS:
-                return False
+            yield this
             for tensor in this.inputs:
-                if tensor.name not in self._given and tensor.op.name not in seen:
-                    seen.add(tensor.op.name)
+                if tensor.name not in self._given and follows(tensor) and tensor.op not in seen:
+                    seen.add(tensor.op)
                     left.append(tensor.op)
-        return True
 
     def _run(self, names: Sequence[str]) -> list[tf.Tensor]:
         definition, read = self._part(names)
@@ -122,15 +124,10 @@ class ValueSizes:
     def _part(self, names: Sequence[str]) -> tuple[tf.compat.v1.GraphDef, list[str]]:
         """Return the nodes that make some tensors, and what they read of what is given."""
         definition = tf.compat.v1.GraphDef(versions=self._graph.graph_def_versions)
-        wanted = {self._graph.get_tensor_by_name(name).op for name in names}
-        left, read = list(wanted), dict[str, None]()
-        while left:
-            for tensor in left.pop().inputs:
-                if tensor.name in self._given:
-                    read[tensor.name] = None
-                elif tensor.op not in wanted:
-                    wanted.add(tensor.op)
-                    left.append(tensor.op)
+        wanted = dict.fromkeys(self._made_of(
+            self._graph.get_tensor_by_name(name).op for name in names))
+        read = dict.fromkeys(tensor.name for op in wanted for tensor in op.inputs
+                             if tensor.name in self._given)
         for op in self._graph.get_operations():
             if op in wanted:
                 node = definition.node.add()
