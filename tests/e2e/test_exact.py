@@ -167,7 +167,7 @@ def test_derivatives_that_round_are_not_exact():
 
 
 def gated_step(layers=2, width=64, rows=512):
-    """Return a step whose gradients are sums of four, the variables it trains and its input."""
+    """Return a step whose gradients are sums of four, and its input."""
     rng = np.random.default_rng(0)
     weights = [[tf.Variable(rng.standard_normal(shape).astype("float32") / 8) for shape in (
         (width,), (width, 2 * width), (width, 2 * width), (2 * width, width))]

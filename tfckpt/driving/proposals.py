@@ -39,8 +39,9 @@ WHOLE_EFFORT, LEAST_EFFORT = 16 << 20, 0.1
 """Bytes of a plain peak from which on the search takes its default effort, and the minimum share of
 it: below, a step is planned in less time than a person notices, and there is little to save."""
 FASTER = "a faster one is looked for"
-FEWER = "a plan of fewer bytes is looked for"
 """Ends the reason of a plan that fits: it is taken after all where there is no faster one."""
+FEWER = "a plan of fewer bytes is looked for"
+"""Ends the reason of the first plan without a budget: it is taken after all where it is better."""
 ALLOWED = "are allowed"
 """Ends the reason of one that may take more; it is taken where none is sure to take less."""
 OTHER_WAY = "XLA is bound to it in another way"

@@ -23,7 +23,7 @@ from tfckpt.verify.memory import addresses_are_limited, default_device, memory_i
 CALLS = 3
 """Calls of a trace that are looked at."""
 FAR = 1.5
-"""Of what a budget allows, what a step takes no more of than for larger sizes than planned for."""
+"""Of what a budget allows, what only a step of larger sizes than planned for is taken to pass."""
 
 
 @contextlib.contextmanager

@@ -293,10 +293,7 @@ class Report:
 
         What XLA, or Grappler, was asked about them; else what the planner simulates.
         """
-        told = self.compiled
-        if told and told.before and told.after:
-            return told.before.temp_bytes, told.after.temp_bytes
-        return self.simulated_bytes
+        return (self.compiled and self.compiled.peaks) or self.simulated_bytes
 
     @property
     def most_bytes(self) -> int:

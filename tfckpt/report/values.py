@@ -219,6 +219,13 @@ class CompiledReport:
     by_xla: bool = True
 
     @property
+    def peaks(self) -> tuple[int, int] | None:
+        """Return the plain and the planned peak, in bytes; None where neither was asked."""
+        if self.before is None or self.after is None:
+            return None
+        return self.before.temp_bytes, self.after.temp_bytes
+
+    @property
     def label(self) -> str:
         """Return what a report calls it."""
         return "compiled by XLA" if self.by_xla else "as it runs"

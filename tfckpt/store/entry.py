@@ -85,10 +85,8 @@ class Entry:
         planned = [p.decision.planned for p in decided.proposals]
         fullest = max(range(len(planned)), key=lambda i: planned[i].peak_bytes)
         part, changes = self.wanted[fullest], any(p.changes for p in decided.proposals)
-        plain, expected = planned[fullest].baseline_bytes, planned[fullest].peak_bytes
-        told = decided.compiled
-        if told and told.before and told.after:  # as the report says them
-            plain, expected = told.before.temp_bytes, told.after.temp_bytes
+        plain, expected = (decided.compiled and decided.compiled.peaks) or (  # as the report says
+            planned[fullest].baseline_bytes, planned[fullest].peak_bytes)
         return {
             "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "step": self.name, "ops": len(self.graph.ops), "budget": str(part.budget),

@@ -92,7 +92,7 @@ class Terms:
     reads: Mapping[str, tuple[str, ...]]
     arrivals: tuple[str, ...]
     open: frozenset[str]
-    open_sums: tuple[str, ...] = ()
+    open_sums: tuple[str, ...]
 
 
 def terms_of(computations: Sequence[Computation]) -> list[Terms]:
