@@ -130,6 +130,7 @@ def _turn(kind: int) -> Iterator[None]:
 
 def simulated(name: str) -> list[str]:
     """Return lines of what is expected of a network's steps on a GPU that need not be here."""
+    import keras
     import tensorflow as tf
 
     from benchmarks.measured import NETWORKS as BUILDERS
@@ -139,6 +140,7 @@ def simulated(name: str) -> list[str]:
     from tfckpt.request.devices import find_device
     from tfckpt.request.options import make_options
 
+    keras.mixed_precision.set_global_policy(FLAGS.policy)
     gpu = tf_adapter.described_gpu(FLAGS.simulated_for, 80 << 30)
     tf_adapter.own_gpu = lambda: gpu
     body, args = BUILDERS[name](**{k: LARGER * v for k, v in NETWORKS[name].items()})

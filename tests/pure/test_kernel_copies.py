@@ -66,13 +66,32 @@ def test_or_more_for_a_kernel_that_writes_channels_first(kind, images, kernel, r
     assert found == 4 * sum(map(math.prod, (images, kernel, results))) > asked
 
 
-def test_half_precision_with_channels_last_needs_no_copies():
+@pytest.mark.parametrize("layout, dtype, kind, copied", [
+    (LAST, "float16", FORWARDS, False), (LAST, "bfloat16", FORWARDS, False),
+    (FIRST, "bfloat16", FORWARDS, True), (LAST, "float32", FORWARDS, True),
+    (LAST, "bfloat16", OF_KERNEL, True), (LAST, "float16", OF_INPUT, True)])
+def test_half_precision_with_channels_last_is_copied_for_gradients_alone(
+        layout, dtype, kind, copied):
     shapes = (32, 128, 128, 64), (3, 3, 64, 32), (32, 128, 128, 32)
-    kernel = math.prod(shapes[1])
-    for dtype, layout, copied in (("float16", LAST, False), ("bfloat16", FIRST, True),
-                                  ("float32", LAST, True)):
-        graph = convolution(FORWARDS, *shapes, layout, dtype)
-        assert (convolution_workspace(graph, graph.ops[-1]) > 4 * kernel) is copied
+    graph = convolution(kind, *shapes, layout, dtype)
+    images = graph.ops[-1].outputs[0].bytes + graph.ops[0].outputs[0].bytes
+    found = convolution_workspace(graph, graph.ops[-1])
+    assert (found > images // 2) is copied
+
+
+@pytest.mark.parametrize("kind, images, kernel, results, asked", [
+    (OF_KERNEL, (64, 56, 56, 64), (3, 3, 64, 64), (64, 56, 56, 64), 104_800_000),
+    (OF_KERNEL, (64, 128, 128, 32), (3, 3, 32, 64), (64, 128, 128, 64), 405_900_000),
+    (OF_KERNEL, (64, 56, 56, 64), (1, 1, 64, 256), (64, 56, 56, 256), 148_400_000),
+    (OF_INPUT, (64, 56, 56, 64), (3, 3, 64, 64), (64, 56, 56, 64), 118_600_000),
+    (OF_INPUT, (64, 128, 128, 32), (3, 3, 32, 64), (64, 128, 128, 64), 469_800_000),
+    (OF_INPUT, (64, 56, 56, 64), (1, 1, 64, 256), (64, 56, 56, 256), 144_200_000)])
+def test_half_precision_copies_up_to_twice_where_an_op_runs_alone(
+        kind, images, kernel, results, asked):
+    """In bfloat16, by `benchmarks.kernel_workspaces` on the H100; in a U-Net's step it is once."""
+    graph = convolution(kind, images, kernel, results, LAST, "bfloat16")
+    found = convolution_workspace(graph, graph.ops[-1])
+    assert 0.49 * asked <= found <= 1.1 * asked
 
 
 def test_it_is_priced_on_the_executor_of_a_gpu_alone():

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tfckpt
 from benchmarks.measured import NETWORKS
 from tests.e2e import test_branches as branches
+from tests.e2e import test_sizes_of_values as by_values
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.carriers.checkpointed import CheckpointedStep
@@ -30,6 +31,10 @@ UNET = {"_FusedConv2D": 18, "Conv2D": 5, "BiasAdd": 5, "Conv2DBackpropFilter": 2
 CHOOSING = {"stochastic depth": 22.0, "kept results": 5.8, "one of many": 34.0, "nested": 25.8,
             "in a loop": 30.8}
 """MB that the plain steps of `test_branches` took on an H100, by TensorFlow's allocator."""
+BY_VALUES = {"ragged": 43.8, "padded": 36.2}
+"""The same of `test_sizes_of_values`."""
+HALF_UNET = 537.7
+"""The same of the U-Net of `benchmarks.measured`, 32 images in mixed_bfloat16."""
 
 
 @pytest.fixture
@@ -253,6 +258,30 @@ def test_what_branches_keep_is_counted_in_grapplers_answer(name, gpu):
     plain, ours = step.report.expected_bytes
     assert plain == pytest.approx(CHOOSING[name] * 1e6, rel=0.05)
     assert ours < branches.STEPS[name][1] * plain, str(step.report)
+
+
+@pytest.mark.parametrize("name", BY_VALUES)
+def test_sizes_that_values_decide_are_counted_in_grapplers_answer(name, gpu):
+    """They follow from no shapes in it: it has the ops of the step, by their names."""
+    rows, arguments = by_values.CASES[name]
+    _, step = by_values.trained(rows, lambda made: checkpointed(made.python_function, 0.5),
+                                arguments())
+    plain, ours = step.report.expected_bytes
+    assert "Grappler makes of the step" in str(step.report)
+    assert plain == pytest.approx(BY_VALUES[name] * 1e6, rel=0.06)
+    assert ours <= 0.5 * plain, str(step.report)
+
+
+def test_gradients_of_convolutions_copy_images_in_half_precision(gpu):
+    """Grappler leaves channels last, and the kernels of gradients want them first."""
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        body, args = NETWORKS["unet"](batch=32)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    step = checkpointed(body, "min")
+    step.get_concrete_function(*args)
+    assert step.report.expected_bytes[0] == pytest.approx(HALF_UNET * 1e6, rel=0.05)
 
 
 @pytest.mark.skipif(not tf_adapter.uses_onednn(), reason="oneDNN runs what is channels first")

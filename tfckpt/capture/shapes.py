@@ -238,7 +238,9 @@ def leaves_batch_open(graph: tf.Graph, inputs: Mapping[str, Sequence[int]], size
 
 def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
                    sizes: CallSizes | None = None, placeholders: Sequence[tf.Tensor] = (),
-                   library: Any = None) -> tuple[tf.Graph | None, str]:
+                   library: Any = None,
+                   told: Mapping[str, tf.TensorSpec] = MappingProxyType({}),
+                   ) -> tuple[tf.Graph | None, str]:
     """Return a scratch graph with the shapes to plan for, and what open ones are taken to be.
 
     The latter is told in words. The scratch graph may lack ops whose shapes the graph knows.
@@ -250,6 +252,7 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
       sizes: of the call.
       placeholders: those that stand for what the call is made with.
       library: as for `concrete_shapes`.
+      told: as for `concrete_shapes`.
 
     Returns:
       None and no words where every shape is known.
@@ -271,15 +274,15 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
             batch = STAND_IN
             words.append(f"a batch of {STAND_IN}: nothing says what it is; pass batch_size=")
     known = functools.partial(concrete_shapes, graph, batch, inputs, library, sizes, parts)
-    found = known(open_part(graph))
-    asked, told = ValueSizes(graph, sizes.given(graph, placeholders)), {}
+    found = known(told=told) if told else known(open_part(graph))
+    asked, decided = ValueSizes(graph, sizes.given(graph, placeholders)), {}
     for _ in range(ROUNDS if sizes.values else 0):
         more = asked.shapes(found)
         if not more:
             break
-        told.update(more)
-        found = known(told=told)
-    if asked.read_values(told):
+        decided.update(more)
+        found = known(told={**told, **decided})
+    if asked.read_values(decided):
         words.append("sizes that this call's values decide")
     return found, ", ".join(words)
 

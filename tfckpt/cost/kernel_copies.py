@@ -9,7 +9,10 @@ memory channels first, what is read is copied for them, and what is written for 
 copies images that lie channels last, and has cuDNN copy them back. A convolution by single pixels
 is a product, and needs no copies. The gradient of an input is always computed in memory of its own
 before it is written, and kernels are rearranged. This is the most that was seen, up to a fifth of
-a kernel gradient's copies; forward convolutions take between nothing and that.
+a kernel gradient's copies; forward convolutions take between nothing and that. In half precision
+Grappler leaves channels last: convolutions of the forward compute so, gradients on copies with
+channels first, also those of single pixels. One op by itself takes up to twice that, as cuDNN
+chooses another kernel (`python -m benchmarks.kernel_workspaces`).
 """
 
 from __future__ import annotations
@@ -59,9 +62,11 @@ def convolution_workspace(graph: Graph, op: Op) -> int:
     if kernel.shape is None or len(kernel.shape) < 3:
         return 0
     last = op.attrs.get("data_format") in (b"NHWC", b"NDHWC")
-    moved = sum(image.bytes or 0 for image in images)
-    if last and op.outputs[0].dtype in _HALF or _by_pixels(kernel, images):
-        moved = 0
+    if last and op.outputs[0].dtype in _HALF:
+        is_copied = known.data[1] is not None
+    else:
+        is_copied = not _by_pixels(kernel, images)
+    moved = is_copied * sum(image.bytes or 0 for image in images)
     return moved + (kernel.bytes or 0) + known.twice * (op.outputs[0].bytes or 0)
 
 

@@ -42,7 +42,7 @@ from absl import logging
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.control_edges import write_after_reads
-from tfckpt.capture.grappler.machine import is_relaid, on_one_device
+from tfckpt.capture.grappler.machine import IMAGES, is_relaid, on_one_device
 from tfckpt.capture.inlining.inline import is_call, is_rewritten, lines_of
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.nodes import bodies_of, calls_functions, op_of
@@ -57,8 +57,6 @@ _READ = "_read"
 """Ends the names of what stands for the inputs of loops and branches."""
 _FUNCTIONS = 2
 """Element-wise functions in a row of which Grappler merges the last with a product."""
-_IMAGES = 4
-"""Dimensions of a batch of images, and of none with fewer."""
 _MOST_CONSTANTS = 64 << 20
 """Bytes of constants that are copied: the ops of the trace are hidden and not gone."""
 
@@ -340,7 +338,7 @@ def _tell_shapes(op: tf.Operation, traced: tf.Operation | None, relaid: bool) ->
         return
     for output, known in zip(op.outputs, traced.outputs, strict=True):
         shape = output.shape
-        if relaid and (known.shape.rank is None or known.shape.rank >= _IMAGES):
+        if relaid and (known.shape.rank is None or known.shape.rank >= IMAGES):
             continue
         if not shape.is_fully_defined() and shape.is_compatible_with(known.shape):
             output.set_shape(known.shape)

@@ -20,6 +20,8 @@ from tfckpt.ops.names import FED
 
 _SPELT = {device_key(name): name for name in (tf_adapter.HOST, tf_adapter.GPU)}
 """The devices that Grappler is told of, as the runtime writes them."""
+IMAGES = 4
+"""Dimensions of a batch of images, and of none with fewer."""
 _BY_LAYOUT = "-LayoutOptimizer"
 """Ends the names of the transposes that Grappler adds for that."""
 

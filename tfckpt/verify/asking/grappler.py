@@ -14,12 +14,13 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.items import importable
+from tfckpt.capture.grappler.machine import IMAGES, is_relaid
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import cost_of
 from tfckpt.errors import TfckptError
-from tfckpt.ir.edits import Edits
+from tfckpt.ir.edits import Edits, traced
 from tfckpt.ir.graph import Graph
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import Target
@@ -78,7 +79,9 @@ class Optimised:
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
                    for node in found.node if node.op == RETVAL]
-        shapes, _ = planned_shapes(graph, None, may_assume=False, library=found.library)
+        moved = self._plain is None and is_relaid(found)
+        shapes, _ = planned_shapes(graph, None, may_assume=False, library=found.library,
+                                   told=self._told(graph, edits, moved))
         return capture(graph, fetches=fetches, name=self.graph.name, shapes=shapes)
 
     def _edited(self, edits: Edits | None) -> tf.compat.v1.GraphDef:
@@ -92,6 +95,34 @@ class Optimised:
     def _definition(self) -> tf.compat.v1.GraphDef:
         """Return the step as it is, written once for all questions."""
         return tf_adapter.shown_definition(self.live)
+
+    def _told(self, graph: tf.Graph, edits: Edits | None, moved: bool
+              ) -> dict[str, tf.TensorSpec]:
+        """Return what is known of open shapes: those of the same ops when the step was captured.
+
+        Sizes that values decide follow from no shapes: the first call's values told them.
+
+        Args:
+          graph: what Grappler made of the step.
+          edits: what was done to the step before.
+          moved: whether images lie in memory in another way than in the step.
+        """
+        captured = {op.name: op for op in self.graph.ops}
+        same = {traced(name): op for name, op in captured.items()} | captured
+        same |= {copy.name: captured[copy.source] for copy in (edits.clones if edits else ())
+                 if copy.source in captured}
+        found = {}
+        for op in graph.get_operations():
+            known = same.get(op.name)
+            if known is None or known.type != op.type or len(known.outputs) != len(op.outputs):
+                continue
+            for tensor, told in zip(op.outputs, known.outputs, strict=True):
+                shape = tf.TensorShape(told.shape)
+                if (shape.is_fully_defined() and not tensor.shape.is_fully_defined()
+                        and not (moved and shape.rank >= IMAGES)
+                        and tensor.shape.is_compatible_with(shape)):
+                    found[tensor.name] = tf.TensorSpec(shape, tensor.dtype)
+        return found
 
     def _tell_arguments(self, definition: tf.compat.v1.GraphDef) -> None:
         """Write into a graph what is known of its arguments, which Grappler leaves out."""
