@@ -8,6 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
+from tfckpt.driving.proposals import device_parts_of
+from tfckpt.ir.graph import Graph
+from tfckpt.ir.target import Target
 from tfckpt.request.budget import Budget
 from tfckpt.request.device_budgets import Budgets, parse_budgets
 from tfckpt.request.options import make_options
@@ -58,6 +61,20 @@ def test_a_device_that_is_not_there_is_named():
     with pytest.raises(tfckpt.PlanError, match=r"no such device; there are CPU:0"):
         there.check([""])
     parse_budgets(0.5).check([])
+
+
+@pytest.mark.parametrize(("compiled", "device", "whole"), [
+    (True, "GPU", True), (False, "GPU", False), (True, "CPU", False)])
+@pytest.mark.parametrize("budget", ["device", "1GB"])
+def test_xla_takes_what_is_free_on_a_gpu_in_one_piece(compiled, device, whole, budget):
+    """Variables and batches lie between what is free: a step of all of it did not fit an H100."""
+    graph = Graph("step", (), (), ())
+    part, = device_parts_of(graph, make_options(budget), lambda name: Target(
+        device=device).compiled(compiled))
+    assert part.budget.in_one_piece is (whole and budget == "device")
+    free = part.budget.free_bytes
+    allowed = part.budget.dynamic(10**12, 0)
+    assert allowed == (10**9 if budget == "1GB" else free if not whole else int(31 / 32 * free))
 
 
 def test_options_are_frozen_and_pickled():
