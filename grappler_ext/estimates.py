@@ -121,12 +121,13 @@ class Estimate:
             columns.append(("with tfckpt", self.rewritten))
         rows: list[tuple[str, Callable[[Costs], str]]] = [
             ("", lambda c: next(name for name, costs in columns if costs is c)),
-            ("peak", lambda c: format_bytes(c.peak_bytes)),
-            ("  above resident", lambda c: format_bytes(c.dynamic_bytes)),
-            ("resident", lambda c: format_bytes(c.resident_bytes)),
-            *([("lists of loops", lambda c: format_bytes(c.list_bytes))]
+            ("needs", lambda c: format_bytes(c.device_bytes)),
+            ("  resident", lambda c: format_bytes(c.resident_bytes)),
+            ("  peak above that", lambda c: format_bytes(c.dynamic_bytes)),
+            *([("  lists of loops", lambda c: format_bytes(c.list_bytes))]
               if any(costs.list_bytes for _, costs in columns) else []),
             ("fits", lambda c: "yes" if self.fits(c) else "no"),
+            ("Grappler's sum", lambda c: format_bytes(c.peak_bytes)),
             ("time of a step", lambda c: f"{1e3 * c.seconds:.3f} ms")]
         lines = [f"{self.name} on {self.device.name}, by Grappler's virtual cluster "
                  f"({format_bytes(self.device.usable_bytes)} usable)"]

@@ -89,6 +89,11 @@ def test_what_the_command_line_says(tool):
     assert set(said(texts["plan"])) == {"plain peak", "planned peak"}
     planned, inspected = (json.loads(tool(command, "@model", *cli.BATCH, "--json")[1])["steps"][0]
                           for command in ("plan", "inspect"))
+    live, = re.findall(r"planned peak [^(]+\(live ([^,]+),", texts["plan"])
+    chosen, = re.findall(r"^(\S+ \w+) .* \*$", texts["plan"], re.M)
+    explained, = re.findall(r"live at the planned peak of [^:]+: (\S+ \w+) in",
+                            pathlib.Path("ours.report.txt").read_text())
+    assert live == chosen == explained
     for name, key in (("plain peak", "baseline_peak_bytes"),
                       ("planned peak", "planned_peak_bytes"), ("resident", "resident_bytes")):
         assert whole[name] == {format_bytes(planned[key])}

@@ -292,13 +292,13 @@ def test_every_solver_can_be_named(tool, solver):
 
 def test_the_objective_and_the_budget_choose(tool):
     options = ["@graph.pb", "--solver", "approx_dp", "--budget"]
-    fast = planned(tool, *options, "0.8")
-    small = planned(tool, *options, "0.8", "--objective", "memory")
+    fast = planned(tool, *options, "0.95")
+    small = planned(tool, *options, "0.95", "--objective", "memory")
     plain = fast["baseline_peak_bytes"]
-    assert fast["planned_peak_bytes"] <= 0.8 * plain and small["planned_peak_bytes"] <= 0.8 * plain
+    assert max(fast["planned_peak_bytes"], small["planned_peak_bytes"]) <= 0.95 * plain
     assert small["planned_peak_bytes"] < fast["planned_peak_bytes"]
     assert fast["overhead"] < small["overhead"]
-    whole = int(fast["resident_bytes"] + 0.8 * plain)
+    whole = int(fast["resident_bytes"] + 0.95 * plain)
     assert planned(tool, *options, str(whole)) == fast
 
 
@@ -471,7 +471,7 @@ def test_variables_of_unknown_size_are_said_to_be_unknown(tool, captured):
     code, out, err = tool("compare", captured / "bare.pb", captured / "shapes.pb", "--norun")
     rows = {line.split("  ")[0]: line.split()[-2:] for line in out.splitlines()}
     assert code == 0 and rows["variables of unknown size"] == ["3", "0"]
-    assert re.search(r"simulated peak +unknown +\d", out)
+    assert re.search(r"simulated peak, \w+ threads? +unknown +\d", out)
     for command in (["plan", captured / "bare.pb"], ["rewrite", captured / "bare.pb", "out"]):
         code, out, err = tool(*command)
         assert code == 1 and out == "" and "has an unknown shape" in err

@@ -27,6 +27,7 @@ from tfckpt.cli.output import (
 )
 from tfckpt.cli.running import largest_difference, run_step
 from tfckpt.cost.storage import unknown_variables
+from tfckpt.driving.here import threads
 from tfckpt.errors import CaptureError, CostError, PlanError, VerificationError
 from tfckpt.ir.graph import REGIONS
 from tfckpt.report.pictures import drawn, front_figure, kind_of
@@ -239,7 +240,9 @@ def _front_table(result: Result) -> str:
     plain, planned = report.expected_bytes
     chosen = report.front.chosen
     plain_live = max(report.timeline_before.peak_bytes, 1)
-    shown = _some(report.front.points, chosen)
+    points = sorted(dict.fromkeys((*report.front.points, *([chosen] if chosen else []))),
+                    key=lambda p: (-p.live_peak_bytes, p.overhead))
+    shown = _some(points, chosen)
     rows = [[format_bytes(p.live_peak_bytes), f"{100 * p.live_peak_bytes / plain_live:.0f} %",
              f"{100 * p.overhead:+.1f} %", p.solver + (" *" if p == chosen else "  ")]
             for p in shown]
@@ -247,10 +250,13 @@ def _front_table(result: Result) -> str:
     lines = [f"{report.name}: plain peak {format_bytes(plain)} (live {format_bytes(plain_live)}), "
              f"planned peak {format_bytes(planned)} (live {format_bytes(live)}, "
              f"{100 * report.overhead:+.1f} % time)"]
+    if plain_live > plain or live > planned:
+        lines.append("live bytes are those of the planner's order; on this device ops run in "
+                     "another")
     if rows:
         lines.append(table(["live peak", "of live", "time", "solver  "], rows))
-    if len(shown) < len(report.front.points):
-        lines.append(f"{len(report.front.points) - len(shown)} plans between these are left out; "
+    if len(shown) < len(points):
+        lines.append(f"{len(points) - len(shown)} plans between these are left out; "
                      "--json prints all")
     lines.append("* chosen. The table has the bytes of live tensors, the line above what the "
                  "allocator takes for them" if report.applied else f"not applied: {report.reason}")
@@ -362,6 +368,7 @@ def _comparison(request: Request, documents: Sequence[Document],
         "name": pair[0].name,
         "ops": [len(step.graph.ops) for step in pair],
         "types": {kind: [c[kind] for c in counts] for kind in kinds},
+        "threads": threads(),
         "simulated_peak_bytes": [_sizes(step, 0)["baseline_peak_bytes"] for step in pair],
         "unknown_variables": [len(unknown_variables(step.graph)) for step in pair],
     }
@@ -389,7 +396,8 @@ def _measured(request: Request, documents: Sequence[Document],
 def _comparison_text(entry: dict) -> str:
     rows = [["ops", *map(str, entry["ops"])],
             *([f"  {kind}", *map(str, counts)] for kind, counts in entry["types"].items()),
-            ["simulated peak", *map(_bytes_or_unknown, entry["simulated_peak_bytes"])]]
+            [f"simulated peak, {_threads_said(entry)}",
+             *map(_bytes_or_unknown, entry["simulated_peak_bytes"])]]
     if any(entry["unknown_variables"]):
         rows.append(["variables of unknown size", *map(str, entry["unknown_variables"])])
     last = entry.get("not_run", "")
@@ -401,6 +409,11 @@ def _comparison_text(entry: dict) -> str:
                 "results and variables after a step agree in every bit" if not worst else
                 f"largest relative difference after a step: {worst:.2e} in {entry['differs_most']}")
     return "\n".join([table([entry["name"], "A", "B"], rows), *([last] if last else [])])
+
+
+def _threads_said(entry: dict) -> str:
+    count = entry["threads"]
+    return "one thread" if count == 1 else f"{count} threads"
 
 
 def _bytes_or_unknown(size: int | None) -> str:

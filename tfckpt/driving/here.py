@@ -26,10 +26,10 @@ def target_of(device: str = "") -> Target:
     details = [tf.config.experimental.get_device_details(one)
                for one in here[spec.device_index or 0:][:1]]
     return described(spec.device_type, "".join(d.get("device_name", "") for d in details)
-                     ).with_threads(_threads())
+                     ).with_threads(threads())
 
 
-def _threads() -> int:
+def threads() -> int:
     """Return how many threads run ops; TensorFlow takes one for each core where nobody says."""
     asked = tf.config.threading.get_inter_op_parallelism_threads()
     return asked or len(os.sched_getaffinity(0))

@@ -475,6 +475,10 @@ def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
     if applied:
         here = FrontPoint(planned.timeline.peak_bytes, planned.time / total - 1.0,
                           planned.plan.solver)
-        chosen = next((p for p in points if p.solver == here.solver
-                       and abs(p.overhead - here.overhead) < 1e-9), here)
+        chosen = here  # with what is live once its waits are placed, as everywhere in the report
+        points = [here if p.solver == here.solver and abs(p.overhead - here.overhead) < 1e-9
+                  else p for p in points]
+        if any(p is not here and p.live_peak_bytes <= here.live_peak_bytes
+               and p.overhead <= here.overhead for p in points):
+            points = [p for p in points if p is not here]
     return Front.of(points, chosen, name, planned.baseline_bytes, others)

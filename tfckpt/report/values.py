@@ -98,8 +98,9 @@ class Front(tuple):
     Attributes:
       points: the same with solvers.
       others: the best plans of every solver that these beat.
-      chosen: the plan that was taken; not always one of `points`, since the allocator's rounding
-        decides between close ones. None where the step is left as it is.
+      chosen: the plan that was taken, with what is live as it runs: a little more than when it was
+        compared with others, as some ops wait for others now. Not always one of `points`, since the
+        allocator's rounding decides between close ones. None where the step is left as it is.
       name: of the step.
       baseline_bytes: plain peak of the allocator.
     """
