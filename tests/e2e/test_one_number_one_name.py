@@ -89,6 +89,9 @@ def test_what_the_command_line_says(tool):
     assert set(said(texts["plan"])) == {"plain peak", "planned peak"}
     planned, inspected = (json.loads(tool(command, "@model", *cli.BATCH, "--json")[1])["steps"][0]
                           for command in ("plan", "inspect"))
+    rewritten = json.loads(tool("inspect", "ours", *cli.BATCH, "--json")[1])["steps"][0]
+    assert rewritten["rewritten"] and not inspected["rewritten"]
+    assert format_bytes(rewritten["baseline_peak_bytes"]) in whole["planned peak"]
     live, = re.findall(r"planned peak [^(]+\(live ([^,]+),", texts["plan"])
     chosen, = re.findall(r"^(\S+ \w+) .* \*$", texts["plan"], re.M)
     explained, = re.findall(r"live at the planned peak of [^:]+: (\S+ \w+) in",

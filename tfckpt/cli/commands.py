@@ -12,6 +12,7 @@ import tensorflow as tf
 from absl import flags
 
 from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
+from tfckpt.capture.inlining.inline import is_rewritten
 from tfckpt.capture.steps import Step, training_steps
 from tfckpt.carriers.dumped import replay
 from tfckpt.carriers.files import Result, plain_peak, plan_file_step, priced_plain, rewrite
@@ -108,7 +109,8 @@ def _results(request: Request, document: Document) -> list[Result]:
 
 def _inspect(request: Request) -> int:
     document = _read(request.paths[0])
-    entries = [_description(step, request.top) for step in _steps(request, document)]
+    entries = [_description(step, request.top)
+               for step in _steps(request, document, rewritten=True)]
     if request.json:
         print(json.dumps({"source": document.source, "kind": document.kind, "steps": entries},
                          indent=2))
@@ -118,14 +120,16 @@ def _inspect(request: Request) -> int:
     for entry in entries:
         regions = ", ".join(f"{count} {region}" for region, count in entry["regions"].items())
         kinds = ", ".join(f"{count} {kind}" for kind, count in list(entry["types"].items())[:8])
-        print(f"\n{entry['name']}: {entry['ops']} ops ({regions})")
+        print(f"\n{entry['name']}: {entry['ops']} ops ({regions})"
+              f"{', rewritten by tfckpt' * entry['rewritten']}")
         print(f"  most are    {kinds}")
         print(f"  parameters  {_parameters(entry)}")
+        peak = "peak      " if entry["rewritten"] else "plain peak"
         if entry["unknown"]:
-            print(f"  plain peak  unknown: {entry['unknown']}")
+            print(f"  {peak}  unknown: {entry['unknown']}")
             continue
         print(f"  resident    {format_bytes(entry['resident_bytes'])} with inputs and constants")
-        print(f"  plain peak  {format_bytes(entry['baseline_peak_bytes'])} above that")
+        print(f"  {peak}  {format_bytes(entry['baseline_peak_bytes'])} above that")
         if entry["live_at_peak"]:
             print("  live at the peak:")
         for tensor in entry["live_at_peak"]:
@@ -151,6 +155,7 @@ def _description(step: Step, top: int) -> dict:
     count = collections.Counter(op.region for op in graph.ops)
     return {
         "name": step.name, "function": step.function, "ops": len(graph.ops),
+        "rewritten": any(is_rewritten(op.name) for op in graph.ops),
         "types": dict(sorted(types.items(), key=lambda entry: (-entry[1], entry[0]))),
         "regions": {region: count[region] for region in REGIONS if count[region]},
     } | _sizes(step, top)
