@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
+from tfckpt.capture.shapes import concrete_shapes
 
 WIDTH = 64
 
@@ -146,6 +147,20 @@ def test_what_is_asked_leaves_nothing_behind():
         found, _ = trained(made, wrap, (tf.constant(2000),))
         states.append((found, int(count)))
     assert states[0] == states[1] and states[0][1] == 2
+
+
+def test_a_size_that_nothing_reads_beside_a_loop():
+    """Such as one of what a gradient sums over; the graph was said to have no op of its name."""
+    @tf.function
+    def step(n, x):
+        tf.raw_ops.BroadcastGradientArgs(s0=tf.stack([n, 3]), s1=tf.stack([1, n]), name="sums")
+        return tf.while_loop(lambda h: tf.reduce_sum(h) < 9.0, lambda h: (h + 1.0,), (x,))
+
+    graph = step.get_concrete_function(tf.TensorSpec((), tf.int32), tf.TensorSpec((4, 4))).graph
+    name = next(op.name for op in graph.get_operations() if op.type == "BroadcastGradientArgs")
+    found = concrete_shapes(graph, None, {}, told={
+        f"{name}:{slot}": tf.TensorSpec((slot,), tf.int32) for slot in (0, 1)})
+    assert [t.shape.as_list() for t in found.get_operation_by_name(name).outputs] == [[0], [1]]
 
 
 def test_what_a_python_function_returns_has_a_sensible_bound():

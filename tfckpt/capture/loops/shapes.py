@@ -99,13 +99,16 @@ def _read_elsewhere(piece: tf.compat.v1.GraphDef, scratch: tf.Graph) -> dict[str
 
 def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _Known) -> None:
     """Set what is known of the shapes of a node's results, there and in the scratch graph."""
+    is_loop = record(node.op).is_loop
+    if not is_loop and not _takes_entries(node.op):  # the last piece ends with any op
+        return
     op = live.get_operation_by_name(node.name)
     try:
-        if record(node.op).is_loop:
+        if is_loop:
             for slot, shape in result_shapes(op, known).items():
                 known(op).outputs[slot].set_shape(shape)
                 node.attr["output_shapes"].list.shape[slot].CopyFrom(shape.as_proto())
-        elif _takes_entries(node.op):
+        else:
             _tell_entries(definition, node, op, known)
     except (KeyError, IndexError, ValueError, TypeError, tf.errors.OpError):
         return  # a body unlike any known: its shapes stay as they are
