@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import math
 import re
 import time
@@ -151,10 +152,12 @@ def _trained(spec: Spec, wrap) -> tuple[RandomStep, zoo.Trained]:
 
 def _compared(spec: Spec, wanted: zoo.Trained, native: bool) -> Result:
     rewrite = _rewritten_natively if native else _rewritten
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as said, _faults() as faults:
         warnings.simplefilter("always")
         found, refusal = rewrite(spec)
-    tfckpt.verify.wait_for_certificates()
+        tfckpt.verify.wait_for_certificates()
+    if faults:
+        raise Failed(INTERNAL, " | ".join(faults))
     texts = zoo.differences(found, wanted, spec.compiled)
     if texts and not _as_far_as_xla(spec, found, wanted):
         text = f"{len(texts)} differ: " + "; ".join(texts[:3])
@@ -168,6 +171,24 @@ def _compared(spec: Spec, wanted: zoo.Trained, native: bool) -> Result:
         return Result(INSIDE if _LOWERED in refusal else UNKNOWN, refusal)
     ours = [str(w.message) for w in said if "tfckpt" in str(w.message)]
     return _judged(found.reports, ours)
+
+
+@contextlib.contextmanager
+def _faults() -> Iterator[list[str]]:
+    """Collect the faults that tfckpt logs: a step that could not be read has no report."""
+    found: list[str] = []
+
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.getMessage().startswith("tfckpt: "):
+                found.append(f"{record.getMessage()}: {_said(record.exc_info[1])}")
+
+    handler = Collecting(logging.ERROR)
+    logging.getLogger("absl").addHandler(handler)
+    try:
+        yield found
+    finally:
+        logging.getLogger("absl").removeHandler(handler)
 
 
 def _judged(reports: list, said: list[str]) -> Result:
