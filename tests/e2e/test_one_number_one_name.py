@@ -66,6 +66,7 @@ def test_what_is_said_of_a_model(build, batch, jit_compile, tmp_path, capsys):
         "callback": said(capsys.readouterr().out), "pictures": said("; ".join(titles)),
         "page": said(re.sub(r"<[^>]+>", " ", html.unescape(path.read_text())))}
     assert set(places["report"]) == set(NAMES)
+    assert set(places["page"]) == set(NAMES)
     for name, size in (("plain peak", report.baseline_peak_bytes),
                        ("planned peak", report.planned_peak_bytes),
                        ("measured peak", report.measured_peak_bytes),

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tfckpt.report.values import Fate
     from tfckpt.simulate.timeline import Ran
 
+_CARDS = ("planned for", "plain peak", "planned peak", "budget", "measured peak", "resident",
+          "planned overhead", "recomputed ops", "applied", "identical")
+"""What the page says of what the report says, beside what XLA or Grappler told."""
 _STYLE = """
 :root { color-scheme: light dark; --ink: #222; --faint: #ccc; --paper: #fff; --card: #f4f5f7; }
 @media (prefers-color-scheme: dark) {
@@ -24,9 +27,9 @@ _STYLE = """
 body { margin: 0 auto; padding: 1rem; max-width: 1200px; color: var(--ink);
   background: var(--paper); font: 16px/1.45 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.cards { display: grid; gap: .6rem; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
+.cards { display: grid; gap: .6rem; grid-template-columns: repeat(auto-fit, minmax(12rem, 1fr)); }
 .card { background: var(--card); border-radius: 6px; padding: .5rem .8rem; }
-.card b { display: block; font-size: 1.2rem; }
+.card b { display: block; font-size: 1.1rem; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 .scroll img, .scroll svg { display: block; width: 100%; min-width: 640px; height: auto; }
 .small { max-width: 760px; }
@@ -111,29 +114,12 @@ def render(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _compiled(report: Report) -> list[tuple[str, str]]:
-    """Return the answers of XLA or Grappler, as cards; none where neither was asked."""
-    told = report.compiled
-    if told is None:
-        return []
-    if told.before is None or told.after is None:
-        return [(told.label, f"not asked: {told.reason}")]
-    return [(told.label, str(told))]
-
-
 def _cards(report: Report) -> str:
-    plain, planned = report.expected_bytes
-    cards = [("plain peak", format_bytes(plain)),
-             ("planned peak", f"{format_bytes(planned)} ({100 * planned / max(plain, 1):.0f} %)"),
-             *_compiled(report),
-             ("measured peak", "not measured" if report.measured_peak_bytes is None
-              else format_bytes(report.measured_peak_bytes)),
-             ("planned extra time", f"{100 * report.overhead:+.1f} %"),
-             ("recomputed ops", f"{report.recomputed_ops} of {report.op_count}"),
-             ("applied", "yes" if report.applied else f"no: {report.reason}")]
+    """Return the rows of the report that a reader looks for first, as cards."""
     return '<div class="cards">' + "".join(
         f'<div class="card">{html.escape(label)}<b>{html.escape(value)}</b></div>'
-        for label, value in cards) + "</div>"
+        for label, value in report.rows if label in _CARDS or report.compiled is not None
+        and label == report.compiled.label) + "</div>"
 
 
 def _picture(title: str, light: Any, dark: Any, *, kind: str = "scroll") -> str:

@@ -153,7 +153,9 @@ class Report:
     def __repr__(self) -> str:
         return str(self)  # a dict of reports can be printed
 
-    def __str__(self) -> str:
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what the report says, as pairs of a name and what there is to say of it."""
         plain, planned = self.expected_bytes
         rows = [
             *([("planned for", self.planned_for)] if self.planned_for else []),
@@ -191,7 +193,10 @@ class Report:
         rows += [(d.device.rpartition("device:")[2], str(d)) for d in self.devices]
         rows += [("inlined", text) for text in self.inlined]
         rows += [("refused", text) for text in self.refused]
-        rows += [("given up", text) for text in self.rejected]
+        return rows + [("given up", text) for text in self.rejected]
+
+    def __str__(self) -> str:
+        rows = self.rows
         width = max(len(label) for label, _ in rows)
         lines = [f"tfckpt report for {self.name}"]
         return "\n".join(lines + [f"  {label:<{width}}  {value}" for label, value in rows])
