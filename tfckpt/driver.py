@@ -258,7 +258,7 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
                             options, started)
         except Rejected as error:
             if judged:
-                trials.dismiss(candidate)
+                trials.dismiss(candidate, str(error))
             blamed = [search for search in changing if search.part.device == error.device]
             instead = [] if error.instead is None else [  # of the plain step, which does not fit
                 search for search in found if search.part.device == error.instead.part.device]

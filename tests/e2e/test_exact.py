@@ -21,6 +21,8 @@ from tfckpt.capture.steps import training_steps
 from tfckpt.carriers.files import plan_file_step, rewrite
 from tfckpt.request.options import make_options
 from tfckpt.verify import same_arithmetic
+from tfckpt.verify.arithmetic.certified import Arithmetic
+from tfckpt.verify.arithmetic.same import Certificate
 
 LAYERS, WIDTH, ROWS = 4, 64, 512
 OPEN = [tf.TensorSpec((None, WIDTH), tf.float32)]
@@ -108,6 +110,20 @@ def test_a_step_with_a_loop_is_compared_as_it_is_lowered():
     assert made[0] == made[1]
     assert step.report.applied and step.report.identical is True
     assert same_arithmetic(step, x).same
+
+
+@pytest.mark.parametrize("budget", [0.3, 0.5, 0.8])
+def test_a_budget_is_no_reason_where_no_plan_is_exact(budget, monkeypatch):
+    """None is certified here: larger budgets were named, and refused in their turn."""
+    made, x, _ = gelu_step(LAYERS, 256, 2048)
+    compared = []
+    monkeypatch.setattr(Arithmetic, "before", lambda self, edits: compared.append(edits) or (
+        Certificate(False, ("Gelu/mul",))))
+    step = tfckpt.checkpoint(tf.function(made), exact=True, budget=budget)
+    with pytest.warns(UserWarning, match="trains unchanged: exact=True"):
+        step(x)
+    assert step.report.reason.startswith("exact=True: "), str(step.report)
+    assert step.report.baseline_peak_bytes > 16 << 20 and 1 <= len(compared) <= 12
 
 
 def test_what_xla_compiles_is_refused():

@@ -21,6 +21,7 @@ from tests.support.cli import BATCH, listing
 from tests.support.forward_ad import COMPOSED
 from tfckpt.capture.files import read_path
 from tfckpt.cli.arguments import budget_value, parse
+from tfckpt.cli.running import Measured, largest_difference
 
 ROOT = pathlib.Path(tfckpt.__file__).parents[1]
 
@@ -246,6 +247,15 @@ def test_compare_sees_a_difference(tool, files):
     assert code == 0 and "largest relative difference" in out and "variable" in out
     code, out, err = tool("compare", "@graph.pb", "changed.pb", "--norun")
     assert code == 0 and "measured" not in out
+
+
+def test_counts_and_seeds_make_no_difference_smaller():
+    """A generator's state of nine digits made float32 differ by 1e-15."""
+    seed = np.array([983488254], np.int64)
+    one, other = ({"variable 0": np.array([value], np.float32), "variable 1": seed}
+                  for value in (1.0, 1.5))
+    assert largest_difference(Measured(None, 0.0, one), Measured(None, 0.0, other)) == (
+        0.5, "variable 0")
 
 
 def test_a_graph_from_standard_input(tool, files, monkeypatch):

@@ -260,6 +260,10 @@ def _front_table(result: Result) -> str:
                      "another")
     if rows:
         lines.append(table(["live peak", "of live", "time", "solver  "], rows))
+    if chosen and any(p.live_peak_bytes <= chosen.live_peak_bytes and p.overhead <= chosen.overhead
+                      and p != chosen for p in points):
+        lines.append("one that is better in both than what was chosen takes more of the allocator, "
+                     "or could not be applied")
     if len(shown) < len(points):
         lines.append(f"{len(points) - len(shown)} plans between these are left out; "
                      "--json prints all")
@@ -309,6 +313,9 @@ def _rewrite(request: Request) -> int:
             plain, planned = report.expected_bytes
             print(f"{report.name}: {format_bytes(plain)} -> {format_bytes(planned)} planned, "
                   f"{100 * report.overhead:+.1f} % time")
+            if report.identical is not True:
+                print(f"  bits may change: {report.certificate or 'that was not looked into'}; "
+                      "--exact takes no such plan")
         else:
             print(f"{report.name}: unchanged, {report.reason}")
         for line in _not_counted(report):

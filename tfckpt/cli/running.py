@@ -89,10 +89,12 @@ def largest_difference(first: Measured, second: Measured) -> tuple[float, str] |
              if _comparable(first.values[name], second.values[name])]
     largest: dict[str, float] = {}
     for name in names:
-        kind = name.partition(" ")[0]
-        largest[kind] = max(largest.get(kind, 0.0), _most(first.values[name]))
+        if np.issubdtype(first.values[name].dtype, np.inexact):  # no counts, no seeds
+            kind = name.partition(" ")[0]
+            largest[kind] = max(largest.get(kind, 0.0), _most(first.values[name]))
     found = [(_difference(first.values[name], second.values[name],
-                          _NOISE * largest[name.partition(" ")[0]]), name) for name in names]
+                          _NOISE * largest.get(name.partition(" ")[0], 0.0)), name)
+             for name in names]
     return max(found, key=lambda entry: entry[0], default=None)
 
 

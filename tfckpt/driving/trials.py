@@ -71,7 +71,8 @@ class Trials:
         self.tried: list[Trial] = []
         self.answers: list[XlaMemory | None] = []
         self.seconds = 0.0
-        self._refused = 0  # plans that XLA did not compile
+        self._refused = 0  # plans that XLA did not compile, and such as were dismissed
+        self._dismissed = ""  # why a plan was given up that fits
         self._fewest = False  # whether a plan of the fewest bytes was asked for
         self._last: list[Trial] | None = None  # before a refusal: what the budget has no part in
         self._lowest = False  # whether that of the lowest peak was asked for then
@@ -149,14 +150,21 @@ class Trials:
         again = new or proposal.part.allowed is None
         self._weigh(trial, left=max(0, self.most - self._count) if again else 0)
 
-    def dismiss(self, candidate: Candidate) -> None:
+    def dismiss(self, candidate: Candidate, why: str) -> None:
         """Forget a candidate that was accepted here and is not applied for another reason.
+
+        Its plans count as plans that were asked about. Where none is left in the end, the step is
+        left as it is for that reason: a larger budget would not help.
 
         Args:
           candidate: its plans are not taken for the best any more.
+          why: they are not applied.
         """
+        self._dismissed = why
         for proposal in candidate.proposals:
-            self.tried = [trial for trial in self.tried if not alike(trial.proposal, proposal)]
+            left = [trial for trial in self.tried if not alike(trial.proposal, proposal)]
+            self._refused += len(self.tried) - len(left)
+            self.tried = left
 
     @property
     def _count(self) -> int:
@@ -346,6 +354,8 @@ class Trials:
         """
         part = proposal.part
         assert self.plain is not None
+        if self._dismissed and self._best(part) is None:
+            return
         looked = self.tried or proposal.reason == NOTHING_TO_GAIN  # not where planning failed
         if looked and part.allowed is not None and self.plain.temp_bytes > part.allowed:
             best = self._best(part)
@@ -371,6 +381,8 @@ class Trials:
                 "about more")
 
     def _none_left(self, part: Part) -> str:
+        if self._dismissed:
+            return self._dismissed
         what = "takes less than the plain step" if part.allowed is None else "fits"
         by = "compiled by XLA" if self.words is XLA_WORDS else f"as {self.words.who} leaves it"
         return f"{by}, none of the plans tried {what}. {self._asked()}"
