@@ -64,7 +64,7 @@ def trained(activation, wrap):
         squared_twice, softplus_and_its_slope, mask_by_hand, tf.nn.silu))],
     ids=["gelu", "tanh_gelu", "cube", "square", "softplus", "mask", "silu"])
 def test_a_merged_op_is_no_gradient_for_its_name(activation):
-    """Within one tensor of what the decorator plans, which sees every op under its own name."""
+    """Within two tensors of what the decorator plans, which sees every op under its own name."""
     wanted, _ = trained(activation, lambda f: f)
     decorated, report = trained(activation, tfckpt.checkpoint)
     grappler_ext.enable()
@@ -72,4 +72,4 @@ def test_a_merged_op_is_no_gradient_for_its_name(activation):
     native = grappler_ext.reports()["step"]
     assert wanted == decorated == found
     assert native.planned_peak_bytes < 0.6 * native.baseline_peak_bytes
-    assert native.planned_peak_bytes <= report.planned_peak_bytes + 4 * BATCH * WIDTH
+    assert native.planned_peak_bytes <= report.planned_peak_bytes + 8 * BATCH * WIDTH
