@@ -45,7 +45,7 @@ def test_a_budget_that_only_recursion_meets_changes_no_bit():
     plain = tfckpt.verify.executed(step, *made.batches[0])
 
     made = chain()
-    step = tfckpt.checkpoint(tf.function(made.step), budget=BUDGET)
+    step = tfckpt.checkpoint(tf.function(made.step), budget=BUDGET, solver="recursive")
     found = training.train(step, made)
     report = step.report
     assert report.applied and report.solver == "recursive", report.reason

@@ -166,8 +166,9 @@ def test_what_several_gradients_keep_is_recomputed(name):
     assert before > LAYERS * TENSOR
     print(f"{name}: {after / before:.2f} of plain, {step.report.planned_peak_bytes / after:.2f}")
     assert after < STEPS[name][1] * before, str(step.report)
-    # of a step with so few and small tensors one more, by chance, is an eighth
-    assert after < 1.15 * step.report.planned_peak_bytes
+    # one tensor more, by chance, is up to a quarter of a step with so few and small ones
+    planned = step.report.planned_peak_bytes
+    assert after < planned + max(0.15 * planned, TENSOR)
 
 
 @pytest.mark.parametrize("seed", [99000025, 99000052])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -14,7 +13,8 @@ from tfckpt.ir.graph import FORWARD, Branches, Graph, Loop, Op
 from tfckpt.ops import record
 
 
-class Inner(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inner:
     """What is known of a loop, or of branches, in a body.
 
     Attributes:
@@ -23,7 +23,7 @@ class Inner(NamedTuple):
       branches: the like of branches; None where one is unlike any known.
     """
 
-    bytes: Mapping[int, int] = MappingProxyType({})
+    bytes: Mapping[int, int] = dataclasses.field(default_factory=dict)
     loop: Loop | None = None
     branches: Branches | None = None
 
