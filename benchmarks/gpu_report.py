@@ -205,10 +205,11 @@ def main(_: list[str]) -> int:
         return 0
     import tensorflow as tf
 
+    from benchmarks.measure import device_name
+
     began, left_out = time.monotonic(), []
-    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "a GPU")
-             for gpu in tf.config.list_physical_devices("GPU")] or [f"CPU ({platform.machine()})"]
-    print(f"{names[0]}, TensorFlow {tf.__version__}, {FLAGS.policy}\n\n{head(COLUMNS)}", flush=True)
+    name = device_name(f"CPU ({platform.machine()})")
+    print(f"{name}, TensorFlow {tf.__version__}, {FLAGS.policy}\n\n{head(COLUMNS)}", flush=True)
     if FLAGS.at_once > 1:  # else each process takes all of a GPU's memory
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 

@@ -6,8 +6,7 @@ For users with a GPU and TensorFlow alone; on a CPU the numbers say nothing. Eac
 on images of the sizes that ResNet-50, MobileNetV2 and a U-Net have, in the layout that Grappler has
 it run there: channels first in float32, channels last in half precision. `extra` is the median of
 what TensorFlow's allocator counts above what an op starts with and its result; `counted` is what
-`tfckpt.cost` adds for it. Both are also told as multiples of the images read (x), of the result (y)
-and of the kernel (k) in `sizes`, in MB.
+`tfckpt.cost` adds for it.
 """
 
 from __future__ import annotations
@@ -121,9 +120,9 @@ def main(_: list[str]) -> int:
     """Print the table, and what it was measured on."""
     import tensorflow as tf
 
-    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "a GPU")
-             for gpu in tf.config.list_physical_devices("GPU")] or ["a CPU"]
-    print(f"{names[0]}, TensorFlow {tf.__version__}, {FLAGS.batch} images\n")
+    from benchmarks.measure import device_name
+
+    print(f"{device_name('a CPU')}, TensorFlow {tf.__version__}, {FLAGS.batch} images\n")
     print(head(("dtype", "op", "read, made: MB", "extra MB", "counted MB", "extra / counted")))
     for dtype in FLAGS.dtypes:
         for case in cases(dtype):

@@ -27,6 +27,17 @@ def default_device() -> str:
     return "GPU:0" if tf.config.list_physical_devices("GPU") else "CPU:0"
 
 
+def device_name(otherwise: str) -> str:
+    """Return what the first GPU calls itself.
+
+    Args:
+      otherwise: where there is none.
+    """
+    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "a GPU")
+             for gpu in tf.config.list_physical_devices("GPU")]
+    return names[0] if names else otherwise
+
+
 @dataclass(frozen=True)
 class Sample:
     """One step.

@@ -94,14 +94,14 @@ def test_regions_wait_for_what_the_backward_goes_on_from():
 def test_element_wise_gradients_see_the_forward_through_a_guard():
     """Else XLA recomputes kept tensors from those not kept, which then stay in memory.
 
-    What the last layer made is read at once, and needs none.
+    What the last layer made is read first, when no gradient is in memory that could open one.
     """
     made, step = build("conv_relu")
     graph = tfckpt.checkpoint(step, xla_trials=0).get_concrete_function(*made.batches[0]).graph
     relus = [op for op in graph.get_operations() if op.type == "ReluGrad"]
     read = [op.inputs[1].op for op in relus]
     assert relus
-    assert sum(op.type != "SelectV2" and "tfckpt" not in op.name for op in read) <= 1, read
+    assert all(op.type == "SelectV2" or "tfckpt" in op.name for op in read[1:]), read
     assert any(op.type == "SelectV2" for op in read)
 
 

@@ -260,8 +260,7 @@ def _front_table(result: Result) -> str:
                      "another")
     if rows:
         lines.append(table(["live peak", "of live", "time", "solver  "], rows))
-    if chosen and any(p.live_peak_bytes <= chosen.live_peak_bytes and p.overhead <= chosen.overhead
-                      and p != chosen for p in points):
+    if chosen and any(map(chosen.is_beaten_by, points)):
         lines.append("one that is better in both than what was chosen takes more of the allocator, "
                      "or could not be applied")
     if len(shown) < len(points):

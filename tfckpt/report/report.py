@@ -478,12 +478,11 @@ def _front(name: str, planned: Planned, total: float, applied: bool) -> Front:
                       for found in (planned.front, planned.others))
     chosen = None
     if applied:
-        here = FrontPoint(planned.timeline.peak_bytes, planned.time / total - 1.0,
-                          planned.plan.solver)
-        chosen = here  # with what is live once its waits are placed, as everywhere in the report
-        points = [here if p.solver == here.solver and abs(p.overhead - here.overhead) < 1e-9
-                  else p for p in points]
-        if any(p is not here and p.live_peak_bytes <= here.live_peak_bytes
-               and p.overhead <= here.overhead for p in points):
-            points = [p for p in points if p is not here]
+        # with what is live once its waits are placed, as everywhere in the report
+        chosen = FrontPoint(planned.timeline.peak_bytes, planned.time / total - 1.0,
+                            planned.plan.solver)
+        points = [chosen if p.solver == chosen.solver
+                  and abs(p.overhead - chosen.overhead) < 1e-9 else p for p in points]
+        if any(map(chosen.is_beaten_by, points)):
+            points = [p for p in points if p != chosen]
     return Front.of(points, chosen, name, planned.baseline_bytes, others)

@@ -91,6 +91,15 @@ class FrontPoint:
     overhead: float
     solver: str
 
+    def is_beaten_by(self, other: FrontPoint) -> bool:
+        """Return whether another plan takes no more of both.
+
+        Args:
+          other: a plan of the same step; a plan does not beat itself.
+        """
+        return (other != self and other.live_peak_bytes <= self.live_peak_bytes
+                and other.overhead <= self.overhead)
+
 
 class Front(tuple):
     """(live peak bytes, overhead) of the plans that no other beats in both, by falling peak.

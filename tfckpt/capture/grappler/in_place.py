@@ -42,7 +42,7 @@ from absl import logging
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.control_edges import write_after_reads
-from tfckpt.capture.grappler.machine import IMAGES, is_relaid, on_one_device
+from tfckpt.capture.grappler.machine import is_relaid, on_one_device, says_more
 from tfckpt.capture.inlining.inline import is_call, is_rewritten, lines_of
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.nodes import bodies_of, calls_functions, op_of
@@ -337,10 +337,7 @@ def _tell_shapes(op: tf.Operation, traced: tf.Operation | None, relaid: bool) ->
     if traced is None or traced.type != op.type or len(op.outputs) != len(traced.outputs):
         return
     for output, known in zip(op.outputs, traced.outputs, strict=True):
-        shape = output.shape
-        if relaid and (known.shape.rank is None or known.shape.rank >= IMAGES):
-            continue
-        if not shape.is_fully_defined() and shape.is_compatible_with(known.shape):
+        if says_more(known.shape, output.shape, relaid):
             output.set_shape(known.shape)
 
 

@@ -20,7 +20,7 @@ from tfckpt.ops.names import FED
 
 _SPELT = {device_key(name): name for name in (tf_adapter.HOST, tf_adapter.GPU)}
 """The devices that Grappler is told of, as the runtime writes them."""
-IMAGES = 4
+_IMAGES = 4
 """Dimensions of a batch of images, and of none with fewer."""
 _BY_LAYOUT = "-LayoutOptimizer"
 """Ends the names of the transposes that Grappler adds for that."""
@@ -59,6 +59,19 @@ def is_relaid(definition: tf.compat.v1.GraphDef) -> bool:
       definition: what Grappler made of a graph.
     """
     return any(node.name.endswith(_BY_LAYOUT) for node in definition.node)
+
+
+def says_more(known: tf.TensorShape, shape: tf.TensorShape, relaid: bool) -> bool:
+    """Return whether a shape known of a result holds in Grappler's answer, and says more there.
+
+    Args:
+      known: its shape before Grappler was asked.
+      shape: what follows for it from the shapes in Grappler's answer.
+      relaid: whether images may lie in memory in another way since then.
+    """
+    if relaid and (known.rank is None or known.rank >= _IMAGES):
+        return False
+    return not shape.is_fully_defined() and bool(shape.is_compatible_with(known))
 
 
 def optimized(config: Any, meta: tf.compat.v1.MetaGraphDef, gpu: bytes

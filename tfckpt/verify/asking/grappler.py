@@ -14,14 +14,14 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.items import importable
-from tfckpt.capture.grappler.machine import IMAGES, is_relaid
+from tfckpt.capture.grappler.machine import is_relaid, says_more
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import cost_of
 from tfckpt.errors import TfckptError
 from tfckpt.ir.edits import Edits, traced
-from tfckpt.ir.graph import Graph
+from tfckpt.ir.graph import Graph, Op
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import Target
 from tfckpt.ops.names import ARG, RETVAL
@@ -79,9 +79,9 @@ class Optimised:
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
                    for node in found.node if node.op == RETVAL]
-        moved = self._plain is None and is_relaid(found)
-        shapes, _ = planned_shapes(graph, None, may_assume=False, library=found.library,
-                                   told=self._told(graph, edits, moved))
+        relaid = self._plain is None and is_relaid(found)
+        told = self._told(graph, edits, relaid)
+        shapes, _ = planned_shapes(graph, None, may_assume=False, library=found.library, told=told)
         return capture(graph, fetches=fetches, name=self.graph.name, shapes=shapes)
 
     def _edited(self, edits: Edits | None) -> tf.compat.v1.GraphDef:
@@ -96,7 +96,7 @@ class Optimised:
         """Return the step as it is, written once for all questions."""
         return tf_adapter.shown_definition(self.live)
 
-    def _told(self, graph: tf.Graph, edits: Edits | None, moved: bool
+    def _told(self, graph: tf.Graph, edits: Edits | None, relaid: bool
               ) -> dict[str, tf.TensorSpec]:
         """Return what is known of open shapes: those of the same ops when the step was captured.
 
@@ -105,35 +105,38 @@ class Optimised:
         Args:
           graph: what Grappler made of the step.
           edits: what was done to the step before.
-          moved: whether images lie in memory in another way than in the step.
+          relaid: whether images lie in memory in another way than in the step.
         """
-        captured = {op.name: op for op in self.graph.ops}
-        same = {traced(name): op for name, op in captured.items()} | captured
-        same |= {copy.name: captured[copy.source] for copy in (edits.clones if edits else ())
-                 if copy.source in captured}
+        copies = {} if edits is None else {copy.name: copy.source for copy in edits.clones}
         found = {}
         for op in graph.get_operations():
-            known = same.get(op.name)
+            if all(tensor.shape.is_fully_defined() for tensor in op.outputs):
+                continue
+            known = self._captured.get(copies.get(op.name, op.name))
             if known is None or known.type != op.type or len(known.outputs) != len(op.outputs):
                 continue
-            for tensor, told in zip(op.outputs, known.outputs, strict=True):
-                shape = tf.TensorShape(told.shape)
-                if (shape.is_fully_defined() and not tensor.shape.is_fully_defined()
-                        and not (moved and shape.rank >= IMAGES)
-                        and tensor.shape.is_compatible_with(shape)):
+            for tensor, before in zip(op.outputs, known.outputs, strict=True):
+                shape = tf.TensorShape(before.shape)
+                if shape.is_fully_defined() and says_more(shape, tensor.shape, relaid):
                     found[tensor.name] = tf.TensorSpec(shape, tensor.dtype)
         return found
 
+    @functools.cached_property
+    def _captured(self) -> dict[str, Op]:
+        """Return the captured ops by name, and by what they are called in the trace."""
+        found = {op.name: op for op in self.graph.ops}
+        return {traced(name): op for name, op in found.items()} | found
+
     def _tell_arguments(self, definition: tf.compat.v1.GraphDef) -> None:
         """Write into a graph what is known of its arguments, which Grappler leaves out."""
-        known = {op.name: op.outputs[0].shape for op in self.graph.ops if op.outputs}
         inputs = {tensor.op.name: tensor for tensor in self.live.inputs}
         for node in definition.node:
             if node.op != ARG:
                 continue
             tensor = inputs[node.name]
             grappler.tell_argument(node, tensor)
-            shape = known.get(node.name)
+            known = self._captured.get(node.name)
+            shape = known.outputs[0].shape if known is not None and known.outputs else None
             if shape is not None and not tensor.shape.is_fully_defined() and (
                     tensor.dtype != tf.resource):
                 del node.attr["_output_shapes"].list.shape[:]
