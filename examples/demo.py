@@ -189,7 +189,8 @@ def main() -> None:
     )
     print(
         "Ratios: tfckpt / plain. Loss: of the last step. "
-        "Identical: all losses and all weights, bit for bit."
+        "Identical: all losses and all weights, bit for bit,\nas seen here; the row of that name "
+        "in a report says what is certain for any data."
     )
     if any(row[-1] == "no" for row in rows):
         print(WHY_NOT_IDENTICAL)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tfckpt.request.devices import PRESETS, Device
 
 __all__ = ["PRESETS", "Device", "Estimate", "builtin_recomputation", "disable", "enable", "enabled",
-           "estimate", "recompute_hint", "reports", "session_config", "skipped"]
+           "estimate", "failures", "recompute_hint", "reports", "session_config", "skipped"]
 
 PASS = "TfckptOptimizer"
 
@@ -188,6 +188,14 @@ def reports() -> dict[str, Report]:
     from a SavedModel), "multi_step_on_iterator" (Keras' `fit`), "tf_graph" (a session).
     """
     return dict(_rewriter.reports) if _rewriter else {}
+
+
+def failures() -> dict[str, str]:
+    """Return why functions could not be rewritten, by name, under the current or the last options.
+
+    Each was logged once. A function that `reports` has too was rewritten for another call.
+    """
+    return dict(_rewriter.failures) if _rewriter else {}
 
 
 def skipped() -> tuple[int, float]:

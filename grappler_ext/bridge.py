@@ -109,6 +109,7 @@ class Rewriter:
     Attributes:
       key: the same for the same options.
       reports: by function name.
+      failures: why functions were not rewritten, by name.
     """
 
     def __init__(self, options: Options, strict: bool, minimum: bool = False) -> None:
@@ -116,7 +117,7 @@ class Rewriter:
         times = hashlib.sha256(repr(sorted(options.op_seconds.items())).encode()).hexdigest()
         self.key = repr((options, strict, minimum, times))
         self.reports: dict[str, Report] = {}
-        self._failed: set[str] = set()
+        self.failures: dict[str, str] = {}
         self._lock = threading.Lock()
 
     @property
@@ -188,8 +189,8 @@ class Rewriter:
 
     def _say_once(self, name: str, why: str) -> str:
         message = f"tfckpt: {name} is not rewritten: {why}"
-        if name not in self._failed:
-            self._failed.add(name)
+        if name not in self.failures:
+            self.failures[name] = why
             logging.warning("%s", message)
         return message
 

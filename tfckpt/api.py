@@ -123,7 +123,8 @@ def _checked(fn: Any) -> Any:
                         "which layers' results are recomputed it decides by itself")
     if isinstance(fn, CheckpointedStep):
         raise PlanError(f"plan: {fn.__name__} is decorated with tfckpt.checkpoint already; "
-                        "decorate fn.plain to have other options")
+                        f"{fn.__name__}.plain is the step without it: decorate that to have other "
+                        "options")
     if isinstance(fn, tf.types.experimental.ConcreteFunction):
         raise PlanError("plan: tfckpt.checkpoint takes the tf.function, not a concrete function "
                         "that it has been traced to")

@@ -302,6 +302,8 @@ def test_a_budget_that_nothing_fits_is_logged_once_and_changes_nothing(caplog):
             step(*batch)
     said = [r.getMessage() for r in caplog.records if "not rewritten" in r.getMessage()]
     assert len(said) == 1 and said[0].startswith("tfckpt: step is not") and "0.01" in said[0]
+    assert not grappler_ext.reports()
+    assert grappler_ext.failures()["step"] in said[0]
     assert not executed(step, *made.batches[0]).copy_count
 
 

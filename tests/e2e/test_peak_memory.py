@@ -119,7 +119,7 @@ def test_a_wrapped_model_is_compared_and_its_report_filled(capsys):
 def test_compare_without_checkpoint_says_so(capsys):
     process.fresh()
     train(ManyTensors(1), tfckpt.keras.PeakMemory(compare=True))
-    assert "no step was planned" in capsys.readouterr().out
+    assert "none of this model: tfckpt.keras.checkpoint(model) plans" in capsys.readouterr().out
 
 
 def test_a_measured_peak_above_the_plain_one_warns(monkeypatch):

@@ -133,6 +133,12 @@ def test_what_is_no_dump_is_refused_in_one_line(dumped, invoke, harm, said):
     assert code == 1 and said in err and err.count("\n") == 1
 
 
+def test_the_folder_of_all_dumps_is_told_from_that_of_one(dumped, invoke):
+    _, folder = dumped
+    code, _, err = invoke("replay", str(folder.parent))
+    assert code == 1 and f"such as {str(folder)!r}" in err
+
+
 def test_a_dump_that_cannot_be_written_does_not_end_the_training(monkeypatch, tmp_path):
     file = pathlib.Path(tmp_path / "file")
     file.write_text("in the way")

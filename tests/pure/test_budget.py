@@ -77,7 +77,7 @@ def test_what_a_refusal_says_to_pass_is_what_the_plan_is_sure_to_meet(budget):
     said = str(error)
     named = eval(said.partition("Pass budget=")[2].partition(" or ")[0])
     assert parse_budget(named).dynamic(100_000_000, 7_000_000) >= 55_000_001
-    assert "50.0 MB" in said and "at most 55.0 MB simulated" in said
+    assert "50.0 MB expected" in said and "55.0 MB" in said and "at most" in said
     assert error.smallest_bytes == 50_000_000 and error.budget == named
     assert pickle.loads(pickle.dumps(error)).budget == named
 

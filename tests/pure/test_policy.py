@@ -107,6 +107,8 @@ def test_a_layer_without_operations_is_not_called_misspelt():
 def test_what_matches_nothing_lists_near_names():
     with pytest.raises(PlanError, match=r"keep='dens_3' matches no layer.*'dense_1'"):
         with_policy(graph("dense_1", "conv"), ("dens_3",), ())
+    with pytest.raises(PlanError, match="there are 'Dense_1'"):  # whatever its capitals
+        with_policy(graph("Dense_1", "conv"), ("dense_2",), ())
     with pytest.raises(PlanError, match="matches no layer"):  # of the backward pass
         with_policy(graph("dense_1"), (), ("gradient",))
     with pytest.raises(PlanError, match="matches keep='a' and recompute='Tanh'"):

@@ -48,6 +48,7 @@ ROOT = pathlib.Path(tfckpt.__file__).parents[1]
     (["rewrite", "a"], "takes GRAPH and OUT, not 1 path"),
     (["plan", "a", "--budjet", "3"], "budget"),
     (["plan", "a", "--batch_size", "0"], "batch_size"),
+    (["plan", "a", "--batch_size", "abc"], "write a whole number of 1 or more"),
     (["plan", "@graph.pb", "--budget", "much"], "much"),
     (["plan", "@graph.pb", "--budget", "1.5"], "1.5"),
     (["plan", "@graph.pb", "--solver", "magic"], "magic"),
@@ -123,6 +124,9 @@ def test_inspect(tool):
     assert step["live_at_peak"][0]["bytes"] == activation
     code, out, err = tool("inspect", "@model", *BATCH, "--top", "2")
     assert code == 0 and err == "" and "train: " in out and "live at the peak" in out
+    assert re.search(r"in \d+ smaller ones$", out)
+    code, out, err = tool("inspect", "@graph.pb", "--batch_size", "7")
+    assert code == 0 and "--batch_size=7 changes nothing" in err
 
 
 def test_layers_of_a_saved_model_have_the_names_that_its_variables_tell(tool, tmp_path):

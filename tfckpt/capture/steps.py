@@ -28,6 +28,7 @@ from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op, ancestors
 from tfckpt.ir.layers import LayerNames
 from tfckpt.ops import Access, Source, record
 
+_FED = (Source.ARGUMENT, Source.DEFAULT, Source.ELEMENT)
 _UNKNOWN_OP = re.compile(r"Op type not registered '([^']+)'")
 
 
@@ -57,6 +58,14 @@ class Step:
     compiled: bool = False
     plain: Question | None = None
     layers: tuple[str, ...] = ()
+
+    @property
+    def leaves_open(self) -> bool:
+        """Return whether the first dimension of something that is fed has no size."""
+        return self.live is None or any(
+            tensor.shape.rank and tensor.shape[0] is None
+            for op in self.live.get_operations() if record(op.type).source in _FED
+            for tensor in op.outputs)
 
     @functools.cached_property
     def names(self) -> LayerNames:

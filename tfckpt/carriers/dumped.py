@@ -48,8 +48,11 @@ class Dumped:
         try:
             return (self.folder / file).read_bytes()
         except OSError as error:
+            inside = sorted(path.parent.name for path in self.folder.glob(f"*/{file}"))
             raise CaptureError(f"capture: {str(self.folder)!r} is no dump of tfckpt: it has no "
-                               f"{file} ({error.strerror})") from error
+                               f"{file} ({error.strerror})" + (
+                f"; there are dumps of {len(inside)} steps in it, such as "
+                f"{str(self.folder / inside[0])!r}" if inside else "")) from error
 
     def capture(self, options: Options) -> Captured:
         """Return the step as it was captured.

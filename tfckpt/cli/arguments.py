@@ -50,6 +50,17 @@ FAD = {"auto": "auto", "true": True, "false": False}
 _FRACTION = re.compile(r"^[0-9]*\.[0-9]+$")
 
 
+class _Whole(flags.IntegerParser):
+    """A number, of which what is none is said in words of ours, not Python's."""
+
+    def convert(self, argument: str | int) -> int:
+        try:
+            return super().convert(argument)
+        except (TypeError, ValueError) as error:
+            least = f" of {self.lower_bound} or more" if self.lower_bound is not None else ""
+            raise ValueError(f"write a whole number{least}") from error
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """A parsed command line. `values` has the values of the command's flags, by name."""
@@ -216,8 +227,8 @@ def flags_of(command: str) -> flags.FlagValues:
     if command in CHOICES:
         return values
     if command != "replay":
-        flags.DEFINE_integer("batch_size", None, "What an unknown leading dimension stands for.",
-                             lower_bound=1, **where)
+        _define_whole("batch_size", None, "What an unknown leading dimension stands for.", 1,
+                      values)
         flags.DEFINE_list("fetch", [], "What a session runs of a GraphDef: tensors (loss:0) and "
                           "ops (train). Default: the gradients and all that follows from them.",
                           **where)
@@ -245,8 +256,7 @@ def flags_of(command: str) -> flags.FlagValues:
     if command not in ("rewrite", "replay"):
         flags.DEFINE_bool("json", False, "Prints JSON.", **where)
     if command == "inspect":
-        flags.DEFINE_integer("top", 12, "How many tensors at the peak are listed.", lower_bound=0,
-                             **where)
+        _define_whole("top", 12, "How many tensors at the peak are listed.", 0, values)
     if command == "plan":
         flags.DEFINE_string("device", None, "Plans with the times of a GPU that need not be here, "
                             "such as H100-80GB, and says whether the step fits there and which "
@@ -258,5 +268,11 @@ def flags_of(command: str) -> flags.FlagValues:
         flags.DEFINE_bool("force", False, "Replaces an output that exists.", **where)
     if command == "compare":
         flags.DEFINE_bool("run", True, "Whether both graphs are run and measured.", **where)
-        flags.DEFINE_integer("repeats", 3, "Measured runs of each.", lower_bound=1, **where)
+        _define_whole("repeats", 3, "Measured runs of each.", 1, values)
     return values
+
+
+def _define_whole(name: str, default: int | None, text: str, least: int,
+                  values: flags.FlagValues) -> None:
+    flags.DEFINE(_Whole(lower_bound=least), name, default, text, flag_values=values,
+                 serializer=flags.ArgumentSerializer())

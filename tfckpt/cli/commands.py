@@ -79,8 +79,12 @@ def _read(path: str) -> Document:
 
 def _steps(request: Request, document: Document, rewritten: bool = False) -> list[Step]:
     with progress(f"reading {document.source}"):
-        return training_steps(document, batch_size=request.batch_size, fetches=request.fetch,
-                              rewritten=rewritten)
+        steps = training_steps(document, batch_size=request.batch_size, fetches=request.fetch,
+                               rewritten=rewritten)
+    if request.batch_size is not None and not any(step.leaves_open for step in steps):
+        print(f"tfckpt: --batch_size={request.batch_size} changes nothing: {document.source} "
+              "leaves no batch open", file=sys.stderr)
+    return steps
 
 
 def _options(request: Request) -> Options:
@@ -134,6 +138,9 @@ def _inspect(request: Request) -> int:
             print("  live at the peak:")
         for tensor in entry["live_at_peak"]:
             print(f"  {format_bytes(tensor['bytes']):>10}  {tensor['op']}  ({tensor['why']})")
+        rest = entry["smaller_at_peak"]
+        if rest["tensors"]:
+            print(f"  {format_bytes(rest['bytes']):>10}  in {rest['tensors']} smaller ones")
     return 0
 
 
@@ -172,8 +179,10 @@ def _sizes(step: Step, top: int) -> dict:
             raise
         return {"variables": len(variables), "unknown_variables": len(variables),
                 "variable_bytes": None, "resident_bytes": None, "baseline_peak_bytes": None,
-                "unknown": str(error).partition(": ")[2], "live_at_peak": []}
+                "unknown": str(error).partition(": ")[2], "live_at_peak": [],
+                "smaller_at_peak": {"tensors": 0, "bytes": 0}}
     cost = part.cost
+    held = tensors_at_peak(cost, part.plain.timeline, step.names)
     return {
         "variables": len(cost.variable_bytes) + len(variables),
         "unknown_variables": len(variables), "variable_bytes": sum(cost.variable_bytes),
@@ -181,7 +190,8 @@ def _sizes(step: Step, top: int) -> dict:
         "unknown": "",
         "live_at_peak": [
             {"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
-            for h in tensors_at_peak(cost, part.plain.timeline, step.names)[:top]],
+            for h in held[:top]],
+        "smaller_at_peak": {"tensors": len(held[top:]), "bytes": sum(h.bytes for h in held[top:])},
     }
 
 

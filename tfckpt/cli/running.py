@@ -31,12 +31,14 @@ class Measured:
       seconds: minimum of several runs.
       values: results and variables after one step, by name.
       start: variables before it, by name; of graphs alone, whose initialisers may be random.
+      names: what people call those of `values` that are named by a number.
     """
 
     peak_bytes: int | None
     seconds: float
     values: dict[str, np.ndarray]
     start: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def run_step(document: Document, step: Step, batch_size: int | None, repeats: int,
@@ -95,7 +97,8 @@ def largest_difference(first: Measured, second: Measured) -> tuple[float, str] |
     found = [(_difference(first.values[name], second.values[name],
                           _NOISE * largest.get(name.partition(" ")[0], 0.0)), name)
              for name in names]
-    return max(found, key=lambda entry: entry[0], default=None)
+    most = max(found, key=lambda entry: entry[0], default=None)
+    return None if most is None else (most[0], first.names.get(most[1], most[1]))
 
 
 def _comparable(a: np.ndarray, b: np.ndarray) -> bool:
@@ -172,9 +175,11 @@ def _run_saved_model(document: Document, step: Step, batch_size: int | None,
     values = {f"result {i}": tensor.numpy() for i, tensor in enumerate(tf.nest.flatten(results))
               if hasattr(tensor, "numpy")}
     values |= {f"variable {i}": v.numpy() for i, v in enumerate(function.variables)}
+    known_as = {f"variable {i}": f"variable {v.name.partition(':')[0]}"
+                for i, v in enumerate(function.variables)}
     peak, seconds = _measure(lambda: tf.nest.map_structure(
         lambda t: t.numpy() if hasattr(t, "numpy") else t, call(*args, **kwargs)), repeats)
-    return Measured(peak, seconds, values)
+    return Measured(peak, seconds, values, names=known_as)
 
 
 def loaded_call(loaded: Any, names: tuple[str, ...], function: Any) -> Any:

@@ -109,7 +109,9 @@ def render(report: Report) -> str:
         "<p>Operations in the order in which they run. A colour is one recomputation segment: what "
         "it runs again, and the backward up to the next. Lines lead from forward results to where "
         "they are read later.</p>", _graph(report.steps_after),
-        "<h2>Forward tensors that the backward reads, by layer</h2>", _table(report.fates),
+        "<h2>Forward tensors that the backward reads, by layer</h2>",
+        "<p>A layer of which some tensors are kept and others recomputed has a row for each.</p>",
+        _table(report.fates),
         f"<script>{_SCRIPT}</script>", "</html>"]
     return "\n".join(parts)
 

@@ -26,6 +26,8 @@ _AGAIN, _AGAIN_AT = "#a44fc4", 0.985
 _MINIMUM_SHARE = 0.004
 """Intervals in one region below this fraction of the step are joined to their neighbours."""
 _NAMED = 4
+_NAMED_ALONG, _NAMED_UPRIGHT = 0.07, 0.015
+"""Shares of the step from which there is room for a region's name, along and upright."""
 LIGHT = {"ink": "#222222", "faint": "#bbbbbb", "plain": "#707070", "ours": "#0b6fb8",
          "paper": "#ffffff"}
 DARK = {"ink": "#e6e6e6", "faint": "#555555", "plain": "#a8a8a8", "ours": "#58b0f0",
@@ -144,8 +146,10 @@ def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
         if region not in _SHADES:
             continue
         axes.axvspan(first, last, color=_SHADES[region], alpha=0.13, linewidth=0)
-        if (last - first) > 0.07 * len(steps):
+        share = (last - first) / len(steps)
+        if share > _NAMED_UPRIGHT:
             axes.text((first + last) / 2, 0.015, region, ha="center", va="bottom", fontsize=8,
+                      rotation=90 if share < _NAMED_ALONG else 0,
                       color=colours["ink"], alpha=0.75, transform=axes.get_xaxis_transform())
     again = [(at, at + 1) for at, step in enumerate(steps) if step.copy]
     if again:

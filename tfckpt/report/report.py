@@ -35,7 +35,7 @@ from tfckpt.simulate.timeline import Ran, ran
 _NOTHING = 0.0005
 """Times what is allowed, up to which a measured peak above it is not said to be."""
 _SHOWN, _WIDEST = 12, 48
-"""Tensors that are listed, and letters of the column of layers."""
+"""Tensors that are listed, and letters of a column of names."""
 REFUSALS = 8
 
 
@@ -342,9 +342,10 @@ class Report:
             order = ", in the planner's order" if live > 1.01 * curve.peak_bytes else ""
             parts.append(f"live at the {title} peak of {format_bytes(curve.peak_bytes)}: "
                          f"{format_bytes(live)} in {len(tensors)} {what}{order}")
-            width = min(_WIDEST, max((len(h.layer) for h in tensors[:top]), default=0))
-            parts += [f"  {format_bytes(h.bytes):>10}  {h.layer:<{width}}  "
-                      f"{h.op.rpartition('/')[2]:<22}  {h.why}" for h in tensors[:top]]
+            layers = _column([h.layer for h in tensors[:top]])
+            ops = _column([h.op.rpartition("/")[2] for h in tensors[:top]])
+            parts += [f"  {format_bytes(h.bytes):>10}  {layer}  {op}  {h.why}"
+                      for h, layer, op in zip(tensors, layers, ops, strict=False)]
             if rest:
                 parts.append(f"  {format_bytes(rest):>10}  in {len(tensors) - top} smaller ones")
         return "\n".join(parts)
@@ -378,6 +379,12 @@ class Report:
         from tfckpt.report import html_page
 
         html_page.write(self, path)
+
+
+def _column(texts: Sequence[str]) -> list[str]:
+    """Return texts in one width; of what is longer than the widest column the end is left."""
+    width = min(_WIDEST, max(map(len, texts), default=0))
+    return [text.ljust(width) if len(text) <= width else f"…{text[1 - width:]}" for text in texts]
 
 
 def report_of(name: str, graph: Graph, proposals: Sequence[Proposal], edits: Edits | None,

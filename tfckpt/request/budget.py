@@ -105,7 +105,7 @@ class Budget:
         """
         smallest = min(smallest_bytes, baseline_bytes)  # the plain step is a plan too
         sure = sure_bytes if smallest < sure_bytes < baseline_bytes else smallest
-        most = f" expected, at most {format_bytes(sure)} simulated" if sure > smallest else ""
+        most = f" at most, {format_bytes(smallest)} expected" if sure > smallest else ""
         where = f" on {device}" if device else ""
         slower = overhead is not None and overhead >= _SLOWER
         most += f", {100 * (overhead or 0.0):+.0f} % time" if slower else ""
@@ -115,7 +115,7 @@ class Budget:
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
                 f" cannot be met{where}; the smallest feasible fraction found is "
-                f"{_fraction(smallest, baseline_bytes)} ({format_bytes(smallest)}{most}). Pass "
+                f"{fraction} ({format_bytes(sure)}{most}). Pass "
                 f"budget={fraction}{least}{note}", smallest, overhead, fraction)
         if self.of_device:
             piece = " in one piece" if self.in_one_piece else ""
@@ -124,7 +124,7 @@ class Budget:
                 f"are free{piece}, and the minimum that a step needs there above what it starts "
                 f"with is {format_bytes(smallest)}. Use a smaller batch, free memory before the "
                 f'first step, or pass budget="min"{note}', smallest, overhead, "min")
-        total = smallest + resident_bytes
+        total = sure + resident_bytes
         asked = self.device_bytes or 0
         has_unit = any(letter.isalpha() for letter in self.text)
         shown = str(self) if has_unit or asked > _PERCENTS else (
@@ -133,9 +133,8 @@ class Budget:
         return InfeasibleBudgetError(
             f"plan: budget={shown} cannot be met{where}; the "
             f"smallest feasible one found is {total} bytes (about {format_bytes(total)}: "
-            f"{format_bytes(resident_bytes)} resident + {format_bytes(smallest)} dynamic{most}). "
-            f"Pass budget={sure + resident_bytes}{least}{note}", smallest, overhead,
-            sure + resident_bytes)
+            f"{format_bytes(resident_bytes)} resident + {format_bytes(sure)} dynamic{most}). "
+            f"Pass budget={total}{least}{note}", smallest, overhead, total)
 
 
 def _fraction(part: int, whole: int) -> float:

@@ -165,11 +165,19 @@ def _near(pattern: str, shown: Mapping[int, str], layers: LayerNames) -> str:
     Of a pattern with slashes they are paths of layers, where one is like it.
     """
     paths = list(dict.fromkeys(map(layers.path, shown.values())))
-    near = difflib.get_close_matches(pattern, paths, _NEAR, 0.6) if "/" in pattern else []
+    near = _close(pattern, paths, 0.6) if "/" in pattern else []
     parts = sorted(dict.fromkeys(part for name in shown.values() for part in name.split("/")),
                    key=lambda part: part not in layers.layers)
     wanted = max(pattern.strip("/").split("/"), key=len)
-    near = (near or difflib.get_close_matches(wanted.strip("*?"), parts, _NEAR, 0.4)
-            or parts[:_NEAR])
+    near = near or _close(wanted.strip("*?"), parts, 0.4) or parts[:_NEAR]
     more = len(parts) - len(near)
     return ", ".join(map(repr, near)) + (f" and {more} more names" if more > 0 else "")
+
+
+def _close(wanted: str, names: Sequence[str], cutoff: float) -> list[str]:
+    """Return the names that are most like what is wanted, in capitals or not."""
+    spelt: dict[str, list[str]] = {}
+    for name in names:
+        spelt.setdefault(name.lower(), []).append(name)
+    near = difflib.get_close_matches(wanted.lower(), spelt, _NEAR, cutoff)
+    return [name for one in near for name in spelt[one]][:_NEAR]

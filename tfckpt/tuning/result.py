@@ -126,9 +126,15 @@ class Tuned:
         rest = "" if self.complete else "; the time limit was over before all plans were tried"
         rest += f"; measured on {self.made} and kept" if self.made else ""
         rows = [f"  {'->' if row is self.chosen else '  '} {row.line(self.plain)}"
-                for row in (self.plain, *self.plans)]
+                f"{self._why_not(row)}" for row in (self.plain, *self.plans)]
         return "\n".join([f"tfckpt tuned {self.name} in {self.seconds:.1f} s (asked for "
                           f"{self.asked}{allowed}){rest}", *rows])
+
+    def _why_not(self, row: Measured) -> str:
+        """Return why a plan that ran could not be taken; "" where it could, or did not run."""
+        if row is self.chosen or row.counted_bytes is None or row.fits(self.allowed_bytes):
+            return ""
+        return f", above the budget: {format_bytes(row.counted_bytes)} in a step"
 
     @property
     def summary(self) -> str:
