@@ -24,15 +24,16 @@ def test_auto_is_never_above_either_way_alone(name):
             tf.function(step, autograph=False))
         assert worst(function(x), wanted) <= 1e-6
         reports[fad] = function.report
-    peaks = {fad: r.planned_peak_bytes for fad, r in reports.items()}
+    peaks = {fad: r.simulated_bytes[1] for fad, r in reports.items()}
+    # of what the planner knows when it decides; what Grappler makes of a plan is asked later
     assert peaks["auto"] <= min(peaks[False], peaks[True]) * 1.005
     fast = tfckpt.checkpoint(budget="min", fad="auto")(tf.function(step, autograph=False))
     assert worst(fast(x), wanted) <= 1e-6
     # "min" may give some memory for time, alike with and without derivatives: a percent of the peak
     # for ten of the time and `ROOM`; it searches fewer plans than the other objective
     for report in reports.values():
-        more = (fast.report.planned_peak_bytes - report.planned_peak_bytes) / (
-            report.baseline_peak_bytes)
+        more = (fast.report.simulated_bytes[1] - report.simulated_bytes[1]) / (
+            report.simulated_bytes[0])
         assert more <= 0.1 * max(0.0, report.overhead - fast.report.overhead) + ROOM + 0.02
-    print(name, {str(f): f"{p / reports[f].baseline_peak_bytes:.3f}" for f, p in peaks.items()},
-          f"{fast.report.planned_peak_bytes / fast.report.baseline_peak_bytes:.3f}")
+    print(name, {str(f): f"{p / reports[f].simulated_bytes[0]:.3f}" for f, p in peaks.items()},
+          f"{fast.report.simulated_bytes[1] / fast.report.simulated_bytes[0]:.3f}")
