@@ -26,8 +26,8 @@ _AGAIN, _AGAIN_AT = "#a44fc4", 0.985
 _MINIMUM_SHARE = 0.004
 """Intervals in one region below this fraction of the step are joined to their neighbours."""
 _NAMED = 4
-_NAMED_ALONG, _NAMED_UPRIGHT = 0.07, 0.015
-"""Shares of the step from which there is room for a region's name, along and upright."""
+_NAMED_ALONG = 0.07
+"""Share of the step from which there is room for a region's name."""
 LIGHT = {"ink": "#222222", "faint": "#bbbbbb", "plain": "#707070", "ours": "#0b6fb8",
          "paper": "#ffffff"}
 DARK = {"ink": "#e6e6e6", "faint": "#555555", "plain": "#a8a8a8", "ours": "#58b0f0",
@@ -140,17 +140,19 @@ def _style(axes: Any, colours: Mapping[str, str]) -> None:
 def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
     """Shade the background of each interval in one region, named where there is room.
 
-    A line above the curve shows where the forward runs again.
+    Of a region without room anywhere the widest is named, upright. A line above the curve shows
+    where the forward runs again.
     """
-    for region, first, last in intervals([step.region for step in steps]):
-        if region not in _SHADES:
-            continue
-        axes.axvspan(first, last, color=_SHADES[region], alpha=0.13, linewidth=0)
-        share = (last - first) / len(steps)
-        if share > _NAMED_UPRIGHT:
-            axes.text((first + last) / 2, 0.015, region, ha="center", va="bottom", fontsize=8,
-                      rotation=90 if share < _NAMED_ALONG else 0,
-                      color=colours["ink"], alpha=0.75, transform=axes.get_xaxis_transform())
+    shaded = [(last - first, region, first) for region, first, last in intervals(
+        [step.region for step in steps]) if region in _SHADES]
+    widest = {region: width for width, region, _ in sorted(shaded)}
+    for width, region, first in shaded:
+        axes.axvspan(first, first + width, color=_SHADES[region], alpha=0.13, linewidth=0)
+        wide = width > _NAMED_ALONG * len(steps)
+        if wide or width == widest[region]:
+            axes.text(first + width / 2, 0.015, region, ha="center", va="bottom", fontsize=8,
+                      rotation=0 if wide else 90, color=colours["ink"], alpha=0.75,
+                      transform=axes.get_xaxis_transform())
     again = [(at, at + 1) for at, step in enumerate(steps) if step.copy]
     if again:
         axes.hlines([_AGAIN_AT] * len(again), *zip(*again, strict=True), color=_AGAIN,
