@@ -53,6 +53,7 @@ types: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/build_api.py
+	$(BIN)/python docs/draw_pictures.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.memory --all

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/memory.md: `python docs/draw_pictures.py` from the project's folder.
+"""Draws the pictures of docs/memory.md: `make docs`, or `python docs/draw_pictures.py [FOLDER]`.
 
 The model is that of examples/01_stock_keras_fit.py.
 """
@@ -13,8 +13,8 @@ FOLDER = pathlib.Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
 
-def main() -> None:
-    """Writes docs/images/step.png and docs/images/front.png."""
+def main(folder: pathlib.Path = FOLDER / "images") -> None:
+    """Write step.png and front.png."""
     import tfckpt
     from examples import data, saving
 
@@ -23,10 +23,10 @@ def main() -> None:
     model = tfckpt.keras.checkpoint(example.build(8), budget="min")
     example.train(model, *data.digits(512), batch=512)
     report = tfckpt.keras.report(model)
-    (FOLDER / "images").mkdir(exist_ok=True)
-    report.plot(str(FOLDER / "images" / "step.png"))
-    report.front.plot(str(FOLDER / "images" / "front.png"))
+    folder.mkdir(exist_ok=True)
+    report.plot(str(folder / "step.png"))
+    report.front.plot(str(folder / "front.png"))
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(pathlib.Path, sys.argv[1:]))

@@ -55,6 +55,16 @@ def test_saves(name, count, identical):
         assert SAME.fullmatch(words) or difference and float(difference[1]) < 1e-5, words
 
 
+def test_the_pictures_of_the_documentation_are_drawn(tmp_path):
+    done = subprocess.run([sys.executable, "docs/draw_pictures.py", str(tmp_path)], cwd=ROOT,
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, text=True,
+                          capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted(path.name for path in (ROOT / "docs" / "images").iterdir())
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+
+
 def test_each_example_is_tested():
     numbered = sorted(path.stem for path in (ROOT / "examples").glob("[0-9]*.py"))
     assert numbered == [param.values[0] for param in EXAMPLES]

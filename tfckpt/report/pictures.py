@@ -145,11 +145,11 @@ def _shade(axes: Any, steps: Sequence[Ran], colours: Mapping[str, str]) -> None:
     """
     shaded = [(last - first, region, first) for region, first, last in intervals(
         [step.region for step in steps]) if region in _SHADES]
-    widest = {region: width for width, region, _ in sorted(shaded)}
+    widest = {region: (width, first) for width, region, first in sorted(shaded)}
     for width, region, first in shaded:
         axes.axvspan(first, first + width, color=_SHADES[region], alpha=0.13, linewidth=0)
         wide = width > _NAMED_ALONG * len(steps)
-        if wide or width == widest[region]:
+        if wide or (width, first) == widest[region]:
             axes.text(first + width / 2, 0.015, region, ha="center", va="bottom", fontsize=8,
                       rotation=0 if wide else 90, color=colours["ink"], alpha=0.75,
                       transform=axes.get_xaxis_transform())
