@@ -97,12 +97,13 @@ def row(dtype: str, case: Case) -> str:
 
     from tfckpt.capture.tfgraph import capture
     from tfckpt.cost.kernel_copies import convolution_workspace
+    from tfckpt.ir.target import CUDNN
     from tfckpt.verify.memory import default_device, peak_of_call
 
     name, run, read = case
     function, device = tf.function(run, autograph=False), default_device()
     found = capture(function.get_concrete_function(*read).graph)
-    counted = sum(convolution_workspace(found, op) for op in found.ops)
+    counted = sum(convolution_workspace(found, op, CUDNN) for op in found.ops)
     try:
         result = function(*read)
     except (tf.errors.OpError, ValueError) as error:

@@ -14,7 +14,7 @@ import pytest
 from tfckpt.cost.build import cost_of
 from tfckpt.cost.kernel_copies import convolution_workspace
 from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Op, Tensor
-from tfckpt.ir.target import CPU, GPU, Target
+from tfckpt.ir.target import CPU, CUDNN, GPU, Target
 
 FIRST, LAST = b"NCHW", b"NHWC"
 FORWARDS, OF_INPUT, OF_KERNEL = "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"
@@ -53,7 +53,7 @@ def convolution(kind, images, kernel, results, layout=FIRST, dtype="float32"):
 ])
 def test_it_is_what_an_h100_was_asked_for(kind, images, kernel, results, asked):
     graph = convolution(kind, images, kernel, results)
-    found = convolution_workspace(graph, graph.ops[-1])
+    found = convolution_workspace(graph, graph.ops[-1], CUDNN)
     assert 0.98 * asked <= found <= 1.07 * asked + 4 * math.prod(kernel)
 
 
@@ -62,7 +62,7 @@ def test_it_is_what_an_h100_was_asked_for(kind, images, kernel, results, asked):
     ("_FusedConv2D", (32, 3, 128, 128), (3, 3, 3, 32), (32, 32, 128, 128), 0)])
 def test_or_more_for_a_kernel_that_writes_channels_first(kind, images, kernel, results, asked):
     graph = convolution(kind, images, kernel, results)
-    found = convolution_workspace(graph, graph.ops[-1])
+    found = convolution_workspace(graph, graph.ops[-1], CUDNN)
     assert found == 4 * sum(map(math.prod, (images, kernel, results))) > asked
 
 
@@ -75,7 +75,7 @@ def test_half_precision_with_channels_last_is_copied_for_gradients_alone(
     shapes = (32, 128, 128, 64), (3, 3, 64, 32), (32, 128, 128, 32)
     graph = convolution(kind, *shapes, layout, dtype)
     images = graph.ops[-1].outputs[0].bytes + graph.ops[0].outputs[0].bytes
-    found = convolution_workspace(graph, graph.ops[-1])
+    found = convolution_workspace(graph, graph.ops[-1], CUDNN)
     assert (found > images // 2) is copied
 
 
@@ -90,7 +90,7 @@ def test_half_precision_copies_up_to_twice_where_an_op_runs_alone(
         kind, images, kernel, results, asked):
     """In bfloat16, by `benchmarks.kernel_workspaces` on the H100; in a U-Net's step it is once."""
     graph = convolution(kind, images, kernel, results, LAST, "bfloat16")
-    found = convolution_workspace(graph, graph.ops[-1])
+    found = convolution_workspace(graph, graph.ops[-1], CUDNN)
     assert 0.49 * asked <= found <= 1.1 * asked
 
 

@@ -47,12 +47,12 @@ def cost_of(graph: Graph, target: Target) -> CostGraph:
     Raises:
       CostError: as `build_cost_graph`.
     """
-    return build_cost_graph(graph, target.rates, target.fusion, target.convolves_in_copies,
+    return build_cost_graph(graph, target.rates, target.fusion, target.convolves_by,
                             settled=target.optimised)
 
 
 def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | None = None,
-                     convolves_in_copies: bool = False, settled: bool = False) -> CostGraph:
+                     convolves_by: str = "", settled: bool = False) -> CostGraph:
     """Price a captured graph for a device.
 
     Args:
@@ -60,8 +60,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
       rates: how fast the device is.
       fusion: what XLA fuses, where it compiles the step (`tfckpt.cost.fused`); None where
         Grappler and TensorFlow's executor have it.
-      convolves_in_copies: whether cuDNN computes convolutions, as on the executor of a GPU
-        (`tfckpt.cost.kernel_copies`).
+      convolves_by: whose kernels compute convolutions (`Target.convolves_by`).
       settled: whether Grappler has seen the graph, so that no op merges into its reader any more.
 
     Raises:
@@ -96,8 +95,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     vertices = tuple(
         _vertex(graph, members[anchor], root, reads, storages, index, needs[v], merging, awaited,
                 rates,
-                _extra(graph, root, inner, members[anchor], fusion, convolves_in_copies), fusion,
-                uses)
+                _extra(graph, root, inner, members[anchor], fusion, convolves_by), fusion, uses)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables,
@@ -247,13 +245,12 @@ def _sums_rows(graph: Graph, root: Roots, members: Sequence[int]) -> bool:
 
 
 def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Sequence[int],
-           fusion: Fusion | None, convolves_in_copies: bool) -> int:
+           fusion: Fusion | None, convolves_by: str) -> int:
     """Return the bytes that an op, or a group, allocates besides its results while it runs."""
     if fusion is not None:
         heavy = record(graph.ops[members[0]].type).multiplies_matrices
         return fusion.workspace_bytes if heavy else 0
-    taken = max(convolution_workspace(graph, graph.ops[i]) for i in members
-                ) if convolves_in_copies else 0
+    taken = max(convolution_workspace(graph, graph.ops[i], convolves_by) for i in members)
     taken += max(rearranged_bytes(graph, graph.ops[i]) for i in members)
     if len(members) > 1:
         return taken + workspace(graph, root, inner, members)

@@ -2,7 +2,7 @@
 
 `rearranged_bytes`: what Einsum takes besides its result.
 
-`convolution_workspace`: what a convolution takes on a GPU. Measured on an H100 with cuDNN 9.14,
+`convolution_workspace`: what a convolution takes. On a GPU, measured on an H100 with cuDNN 9.14,
 TensorFlow 2.21 and networks of float32, of all temporary requests of convolutions (docs/limits.md):
 cuDNN's kernels want channels last. Where images lie in
 memory channels first, what is read is copied for them, and what is written for some; TensorFlow
@@ -13,16 +13,27 @@ a kernel gradient's copies; forward convolutions take between nothing and that. 
 Grappler leaves channels last: convolutions of the forward compute so, gradients on copies with
 channels first, also those of single pixels. One op by itself takes up to twice that, as cuDNN
 chooses another kernel (`python -m benchmarks.kernel_workspaces`).
+
+On a CPU Eigen computes gradients of convolutions in float16 and float64 as products: it lays out
+the windows of as many images as have room in 30 MiB with the operands, of the input's gradient
+those of one image where its product is large. It counts images that a batch may not have. Measured
+with TensorFlow 2.21: to the byte what its kernels ask the allocator for (`tests/tf/test_cost.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tfckpt.ir.graph import Graph, Op, Tensor
+from tfckpt.ir.target import EIGEN
 from tfckpt.ops import record
 
 _HALF = ("float16", "bfloat16")
+_BY_EIGEN = {"float16": 2, "float64": 8}
+"""Bytes of an element, of what oneDNN does not compute."""
+_WINDOWS, _LARGE = 30 << 20, 512 << 10
+"""Bytes of the operands of Eigen's products, and from which one image's are a product by itself."""
 
 
 def rearranged_bytes(graph: Graph, op: Op) -> int:
@@ -41,15 +52,16 @@ def rearranged_bytes(graph: Graph, op: Op) -> int:
         product * (op.outputs[0].bytes or 0))
 
 
-def convolution_workspace(graph: Graph, op: Op) -> int:
+def convolution_workspace(graph: Graph, op: Op, library: str) -> int:
     """Return the bytes that a convolution may take besides its result while it runs.
 
     Args:
       graph: the captured step.
-      op: of any type; 0 bytes where it is no convolution that cuDNN computes.
+      op: of any type; 0 bytes where it is no convolution.
+      library: whose kernels compute it (`Target.convolves_by`); 0 bytes where that is not known.
     """
     known = record(op.type).convolves
-    if known is None:
+    if known is None or not library:
         return 0
 
     def tensor(place: int | None) -> Tensor:
@@ -61,6 +73,9 @@ def convolution_workspace(graph: Graph, op: Op) -> int:
     kernel, images = tensor(known.kernel), [tensor(place) for place in known.data]
     if kernel.shape is None or len(kernel.shape) < 3:
         return 0
+    if library == EIGEN:
+        return 0 if known.data[1] is None else _windows(
+            kernel, images, op.outputs[0].dtype, of_input=known.twice)
     last = op.attrs.get("data_format") in (b"NHWC", b"NDHWC")
     if last and op.outputs[0].dtype in _HALF:
         is_copied = known.data[1] is not None
@@ -68,6 +83,18 @@ def convolution_workspace(graph: Graph, op: Op) -> int:
         is_copied = not _by_pixels(kernel, images)
     moved = is_copied * sum(image.bytes or 0 for image in images)
     return moved + (kernel.bytes or 0) + known.twice * (op.outputs[0].bytes or 0)
+
+
+def _windows(kernel: Tensor, images: Sequence[Tensor], dtype: str, of_input: bool) -> int:
+    """Return the bytes of the windows that Eigen lays out for a gradient of a convolution."""
+    size, shape = _BY_EIGEN.get(dtype, 0), images[1].shape
+    if not size or shape is None or None in shape or len(shape) != 4:
+        return 0
+    *window, inner, outer = (d or 1 for d in kernel.shape or ())
+    pixels, filters = (shape[1] or 1) * (shape[2] or 1), math.prod(window) * inner
+    together = pixels * filters + pixels * outer + filters * outer
+    alone = of_input and (shape[0] == 1 or together * size >= _LARGE)
+    return size * pixels * filters * (1 if alone else -(-(_WINDOWS // size) // together))
 
 
 def _by_pixels(kernel: Tensor, images: list[Tensor]) -> bool:

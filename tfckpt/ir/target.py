@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 CPU, GPU = "CPU", "GPU"
 EXECUTOR, XLA = "executor", "xla"
+CUDNN, EIGEN = "cudnn", "eigen"
 
 READS, ORDER, FUSED = "reads", "order", "fused"
 """How XLA is made to follow a plan. `READS`: every read in the backward of what the forward kept
@@ -141,12 +142,15 @@ class Target:
         return Fusion(True, CUBLAS_WORKSPACE, self.in_memory)
 
     @property
-    def convolves_in_copies(self) -> bool:
-        """Return whether convolutions are computed by cuDNN, where TensorFlow's executor calls it.
+    def convolves_by(self) -> str:
+        """Return whose kernels, `CUDNN` or `EIGEN`, compute convolutions on TensorFlow's executor.
 
-        What XLA calls cuDNN with is part of what XLA says it takes.
+        What they take besides under XLA is part of what XLA says it takes: "" there. On a CPU
+        oneDNN computes most, and takes nothing; Eigen has what oneDNN does not know.
         """
-        return self.device == GPU and self.runner == EXECUTOR
+        if self.runner != EXECUTOR:
+            return ""
+        return CUDNN if self.device == GPU else EIGEN
 
     @property
     def starts_in_turn(self) -> bool:
