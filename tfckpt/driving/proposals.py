@@ -23,7 +23,7 @@ from tfckpt.driving.parts import MINIMUM, DevicePart, Part, Proposal, priced, un
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError, TfckptError
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.graph import Graph
-from tfckpt.ir.target import GPU, XLA, Target
+from tfckpt.ir.target import Target
 from tfckpt.ops import record
 from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import Decision, decisions_of
@@ -77,7 +77,7 @@ def device_parts_of(graph: Graph, options: Options, target_of: Callable[[str], T
     for number, (device, part) in enumerate(split.items()):
         target = _measured(target_of(device), part, options)
         budget = options.budgets.of(device)
-        if budget.of_device and target.runner == XLA and target.device == GPU:
+        if budget.of_device and target.asks_in_one_piece:
             budget = dataclasses.replace(budget, in_one_piece=True)
         found.append(DevicePart(device if several else "", number if several else None, budget,
                                 target, part))

@@ -153,6 +153,14 @@ class Target:
         return CUDNN if self.device == GPU else EIGEN
 
     @property
+    def asks_in_one_piece(self) -> bool:
+        """Return whether a step's bytes are one request to the allocator of a memory that is full.
+
+        On a CPU there is more memory than the allocator has taken.
+        """
+        return self.device == GPU and self.runner == XLA
+
+    @property
     def starts_in_turn(self) -> bool:
         """Return whether one thread starts ops as they become ready, as a GPU's executor does."""
         return self.device == GPU
