@@ -17,7 +17,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfckpt.errors import VerificationError
-from tfckpt.ir.target import CPU, CPU_SMALLEST, XLA, Target
+from tfckpt.ir.target import CPU_SMALLEST, Target
 from tfckpt.request.budget import OVER
 from tfckpt.simulate.allocator import splittable
 from tfckpt.verify.memory import addresses_are_limited, memory_info
@@ -36,7 +36,7 @@ def leave_free_block(target: Target, request: int) -> None:
     """
     block = splittable(request)
     matters = request >= CPU_SMALLEST and block > OVER * request
-    if target.device != CPU or target.runner != XLA or not matters or addresses_are_limited():
+    if not target.asks_for_a_region or not matters or addresses_are_limited():
         return
     with tf.init_scope(), tf.device(_DEVICE):
         if tf.executing_eagerly():

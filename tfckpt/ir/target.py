@@ -154,11 +154,13 @@ class Target:
 
     @property
     def asks_in_one_piece(self) -> bool:
-        """Return whether a step's bytes are one request to the allocator of a memory that is full.
-
-        On a CPU there is more memory than the allocator has taken.
-        """
+        """Return whether a step's bytes are one request, of memory that the allocator has."""
         return self.device == GPU and self.runner == XLA
+
+    @property
+    def asks_for_a_region(self) -> bool:
+        """Return whether they are one request, for which the allocator takes more memory."""
+        return self.device == CPU and self.runner == XLA
 
     @property
     def starts_in_turn(self) -> bool:
