@@ -22,6 +22,24 @@ def op_of(text: str) -> str:
     return text.lstrip("^").partition(":")[0]
 
 
+def results_of(node: tf.compat.v1.NodeDef, definition: Any) -> list[str]:
+    """Return what a function's body calls the results of an op, `argument:number`, in their order.
+
+    Args:
+      node: of a graph or of a function's body.
+      definition: the OpDef of its type.
+    """
+    found = []
+    for argument in definition.output_arg:
+        count = 1
+        if argument.number_attr:
+            count = node.attr[argument.number_attr].i
+        elif argument.type_list_attr:
+            count = len(node.attr[argument.type_list_attr].list.type)
+        found += [f"{argument.name}:{number}" for number in range(count)]
+    return found
+
+
 def is_loop(node: tf.compat.v1.NodeDef) -> bool:
     """Return whether an op is a loop or a branch that is not lowered.
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler import without_results
 from tfckpt.capture.grappler.colocation import colocate_inlined, hide_colocation, show_colocation
 from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
@@ -38,6 +39,7 @@ class Question:
       inputs: tensors of the live graph, for what is known of their shapes.
       config: a ConfigProto, serialised: what the thread that asks calls functions with.
       gpu: a NamedDevice, serialised, where ops without a device run on a GPU.
+      returns: whether the function has results.
     """
 
     definition: tf.compat.v1.GraphDef
@@ -45,6 +47,7 @@ class Question:
     inputs: tuple[tf.Tensor, ...]
     config: bytes
     gpu: bytes = b""
+    returns: bool = True
 
     def answer(self, inlined: Callable[[tf.compat.v1.GraphDef], object] = lambda definition: None,
                lower: bool = False) -> tf.compat.v1.GraphDef:
@@ -125,7 +128,8 @@ class Question:
         asking = type(config).FromString(config.SerializeToString())
         rewriting = asking.graph_options.rewrite_options
         rewriting.function_optimization = rewriting.OFF  # that is done
-        return optimized(asking, meta, self.gpu)
+        ask = functools.partial(optimized, asking, gpu=self.gpu)
+        return ask(meta) if self.returns else without_results.optimized(meta, ask)
 
     @functools.cached_property
     def _number(self) -> Mapping[str, int]:
@@ -191,7 +195,7 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
     definition = tf_adapter.shown_definition(graph) if definition is None else definition
     running = [(renamed or {}).get(name, name) for name in as_body(graph, definition)]
     return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())),
-                    config, tf_adapter.own_gpu())
+                    config, tf_adapter.own_gpu(), bool(getattr(graph, "outputs", True)))
 
 
 def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:

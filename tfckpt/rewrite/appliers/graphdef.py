@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.inline import Inlining
-from tfckpt.capture.nodes import calls_functions
+from tfckpt.capture.nodes import calls_functions, results_of
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import PROTECTED, Clone, Create, Edits
 from tfckpt.ops.names import IDENTITY_N, NO_OP
@@ -257,12 +257,4 @@ class _Nodes:
         if definition is None:
             raise RewriteError(f"rewrite: op type {node.op!r} of {node.name!r} is not registered; "
                                "load the library that defines it with tf.load_op_library")
-        found = []
-        for argument in definition.output_arg:
-            count = 1
-            if argument.number_attr:
-                count = node.attr[argument.number_attr].i
-            elif argument.type_list_attr:
-                count = len(node.attr[argument.type_list_attr].list.type)
-            found += [f"{argument.name}:{i}" for i in range(count)]
-        return found
+        return results_of(node, definition)
