@@ -12,7 +12,7 @@ from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.kernel_copies import convolution_workspace, rearranged_bytes
+from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.errors import CostError
 from tfckpt.ir.costgraph import check_cost_graph
@@ -411,7 +411,7 @@ def test_what_gradients_of_convolutions_lay_out_is_counted(
     for gradient, given, like in gradients:
         function = tf.function(gradient)
         graph = capture(function.get_concrete_function(*given).graph)
-        counted = [n for op in graph.ops if (n := convolution_workspace(graph, op, EIGEN))]
+        counted = [n for op in graph.ops if (n := kernel_workspace(graph, op, EIGEN))]
         function(*given)
         asked = [r.bytes for r in requests_of(function, given)[0] if r.bytes >= 1 << 18]
         result = like.shape.num_elements() * like.dtype.size
@@ -421,3 +421,21 @@ def test_what_gradients_of_convolutions_lay_out_is_counted(
             assert not counted
         else:
             assert asked == [n for n in counted if n >= 1 << 18]
+
+
+@pytest.mark.parametrize("left, right, transpose", [
+    ((1024, 512), (512, 512), False), ((256, 1024), (768, 1024), True),
+    ((8, 4, 128, 64), (8, 4, 128, 64), True)])
+@pytest.mark.parametrize("dtype, times", [("float16", 2), ("float32", 0), ("float64", 0)])
+def test_what_products_convert_is_counted(dtype, times, left, right, transpose):
+    """In half precision they are computed in float32, of copies."""
+    given = tf.zeros(left, dtype), tf.zeros(right, dtype)
+    product = tf.function(lambda a, b: tf.matmul(a, b, transpose_b=transpose))
+    graph = capture(product.get_concrete_function(*given).graph)
+    counted = sum(kernel_workspace(graph, op, EIGEN) for op in graph.ops)
+    result = product(*given)
+    made = result.shape.num_elements() * result.dtype.size
+    copies = [times * t.shape.num_elements() * t.dtype.size for t in (*given, result) if times]
+    assert counted == sum(copies)
+    asked = sorted(r.bytes for r in requests_of(product, given)[0] if r.bytes >= 1 << 18)
+    assert asked == sorted([made, *copies])

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tfckpt.cost.bodies import working_bytes
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.fused import fused_ops
-from tfckpt.cost.kernel_copies import convolution_workspace, rearranged_bytes
+from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.rearranged_ops import absorbed_ops, workspace
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
@@ -47,12 +47,12 @@ def cost_of(graph: Graph, target: Target) -> CostGraph:
     Raises:
       CostError: as `build_cost_graph`.
     """
-    return build_cost_graph(graph, target.rates, target.fusion, target.convolves_by,
+    return build_cost_graph(graph, target.rates, target.fusion, target.library,
                             settled=target.optimised)
 
 
 def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | None = None,
-                     convolves_by: str = "", settled: bool = False) -> CostGraph:
+                     library: str = "", settled: bool = False) -> CostGraph:
     """Price a captured graph for a device.
 
     Args:
@@ -60,7 +60,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
       rates: how fast the device is.
       fusion: what XLA fuses, where it compiles the step (`tfckpt.cost.fused`); None where
         Grappler and TensorFlow's executor have it.
-      convolves_by: whose kernels compute convolutions (`Target.convolves_by`).
+      library: whose kernels compute convolutions and products (`Target.library`).
       settled: whether Grappler has seen the graph, so that no op merges into its reader any more.
 
     Raises:
@@ -95,7 +95,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     vertices = tuple(
         _vertex(graph, members[anchor], root, reads, storages, index, needs[v], merging, awaited,
                 rates,
-                _extra(graph, root, inner, members[anchor], fusion, convolves_by), fusion, uses)
+                _extra(graph, root, inner, members[anchor], fusion, library), fusion, uses)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables,
@@ -245,12 +245,12 @@ def _sums_rows(graph: Graph, root: Roots, members: Sequence[int]) -> bool:
 
 
 def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Sequence[int],
-           fusion: Fusion | None, convolves_by: str) -> int:
+           fusion: Fusion | None, library: str) -> int:
     """Return the bytes that an op, or a group, allocates besides its results while it runs."""
     if fusion is not None:
         heavy = record(graph.ops[members[0]].type).multiplies_matrices
         return fusion.workspace_bytes if heavy else 0
-    taken = max(convolution_workspace(graph, graph.ops[i], convolves_by) for i in members)
+    taken = max(kernel_workspace(graph, graph.ops[i], library) for i in members)
     taken += max(rearranged_bytes(graph, graph.ops[i]) for i in members)
     if len(members) > 1:
         return taken + workspace(graph, root, inner, members)

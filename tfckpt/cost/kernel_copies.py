@@ -2,22 +2,23 @@
 
 `rearranged_bytes`: what Einsum takes besides its result.
 
-`convolution_workspace`: what a convolution takes. On a GPU, measured on an H100 with cuDNN 9.14,
-TensorFlow 2.21 and networks of float32, of all temporary requests of convolutions (docs/limits.md):
-cuDNN's kernels want channels last. Where images lie in
-memory channels first, what is read is copied for them, and what is written for some; TensorFlow
-copies images that lie channels last, and has cuDNN copy them back. A convolution by single pixels
-is a product, and needs no copies. The gradient of an input is always computed in memory of its own
-before it is written, and kernels are rearranged. This is the most that was seen, up to a fifth of
-a kernel gradient's copies; forward convolutions take between nothing and that. In half precision
-Grappler leaves channels last: convolutions of the forward compute so, gradients on copies with
-channels first, also those of single pixels. One op by itself takes up to twice that, as cuDNN
-chooses another kernel (`python -m benchmarks.kernel_workspaces`).
+`kernel_workspace`: what a convolution or a product takes. On a GPU, measured on an H100 with cuDNN
+9.14, TensorFlow 2.21 and networks of float32, of all temporary requests of convolutions
+(docs/limits.md): cuDNN's kernels want channels last. Where images lie in memory channels first,
+what is read is copied for them, and what is written for some; TensorFlow copies images that lie
+channels last, and has cuDNN copy them back. A convolution by single pixels is a product, and needs
+no copies. The gradient of an input is always computed in memory of its own before it is written,
+and kernels are rearranged. This is the most that was seen, up to a fifth of a kernel gradient's
+copies; forward convolutions take between nothing and that. In half precision Grappler leaves
+channels last: convolutions of the forward compute so, gradients on copies with channels first, also
+those of single pixels. One op by itself takes up to twice that, as cuDNN chooses another kernel
+(`python -m benchmarks.kernel_workspaces`).
 
 On a CPU Eigen computes gradients of convolutions in float16 and float64 as products: it lays out
 the windows of as many images as have room in 30 MiB with the operands, of the input's gradient
-those of one image where its product is large. It counts images that a batch may not have. Measured
-with TensorFlow 2.21: to the byte what its kernels ask the allocator for (`tests/tf/test_cost.py`).
+those of one image where its product is large. It counts images that a batch may not have. Products
+in float16 it computes in float32, of copies. Measured with TensorFlow 2.21: to the byte what its
+kernels ask the allocator for (`tests/tf/test_cost.py`).
 """
 
 from __future__ import annotations
@@ -52,13 +53,30 @@ def rearranged_bytes(graph: Graph, op: Op) -> int:
         product * (op.outputs[0].bytes or 0))
 
 
+def kernel_workspace(graph: Graph, op: Op, library: str) -> int:
+    """Return the bytes that a convolution or a product takes besides its result while it runs.
+
+    Args:
+      graph: the captured step.
+      op: of any type; 0 bytes where it is neither.
+      library: whose kernels compute it (`Target.library`); 0 bytes where that is not known.
+    """
+    known = record(op.type)
+    if not known.multiplies_matrices:
+        return convolution_workspace(graph, op, library)
+    if library != EIGEN or known.copies is not None or op.outputs[0].dtype != "float16":
+        return 0
+    operands = [graph.ops[source].outputs[slot] for source, slot in op.inputs[:2]]
+    return 2 * sum(tensor.bytes or 0 for tensor in (*operands, op.outputs[0]))
+
+
 def convolution_workspace(graph: Graph, op: Op, library: str) -> int:
     """Return the bytes that a convolution may take besides its result while it runs.
 
     Args:
       graph: the captured step.
       op: of any type; 0 bytes where it is no convolution.
-      library: whose kernels compute it (`Target.convolves_by`); 0 bytes where that is not known.
+      library: whose kernels compute it; as `kernel_workspace`.
     """
     known = record(op.type).convolves
     if known is None or not library:

@@ -142,11 +142,12 @@ class Target:
         return Fusion(True, CUBLAS_WORKSPACE, self.in_memory)
 
     @property
-    def convolves_by(self) -> str:
-        """Return whose kernels, `CUDNN` or `EIGEN`, compute convolutions on TensorFlow's executor.
+    def library(self) -> str:
+        """Return whose kernels, `CUDNN` or `EIGEN`, compute convolutions and products.
 
-        What they take besides under XLA is part of what XLA says it takes: "" there. On a CPU
-        oneDNN computes most, and takes nothing; Eigen has what oneDNN does not know.
+        They may take memory besides, on TensorFlow's executor; under XLA that is part of what XLA
+        says it takes: "" there. On a CPU oneDNN computes most, and takes nothing; Eigen has what
+        oneDNN does not know.
         """
         if self.runner != EXECUTOR:
             return ""
