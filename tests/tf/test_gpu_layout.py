@@ -327,3 +327,26 @@ def test_which_ops_have_kernels_for_gpus():
     assert not tf_adapter.has_gpu_kernel(node("Conv2D", T=tf.string))
     assert not tf_adapter.has_gpu_kernel(node("StringJoin"))
     assert not tf_adapter.has_gpu_kernel(node("NoSuchOp"))
+
+
+def test_a_step_that_returns_nothing_is_laid_out_alike(gpu):
+    model, (x, y) = small_network(), images()
+
+    def formats(returns):
+        @tf.function
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(
+                    y, model(x, training=True), from_logits=True))
+            for w, g in zip(model.trainable_weights,
+                            tape.gradient(loss, model.trainable_weights), strict=True):
+                w.value.assign_sub(0.1 * g)
+            if returns:
+                return loss
+
+        found = asked(step.get_concrete_function(x, y).graph)
+        return collections.Counter((node.op, node.attr["data_format"].s) for node in found.node
+                                   if "data_format" in node.attr)
+
+    assert formats(False) == formats(True)
+    assert formats(False)["Conv2DBackpropFilter", b"NCHW"] == 6

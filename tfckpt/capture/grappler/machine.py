@@ -9,6 +9,7 @@ they make integers of, makes no difference to Grappler.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.devices import device_key
+from tfckpt.capture.grappler import without_results
 from tfckpt.ops.names import FED
 
 _SPELT = {device_key(name): name for name in (tf_adapter.HOST, tf_adapter.GPU)}
@@ -74,7 +76,7 @@ def says_more(known: tf.TensorShape, shape: tf.TensorShape, relaid: bool) -> boo
     return not shape.is_fully_defined() and bool(shape.is_compatible_with(known))
 
 
-def optimized(config: Any, meta: tf.compat.v1.MetaGraphDef, gpu: bytes
+def optimized(config: Any, meta: tf.compat.v1.MetaGraphDef, gpu: bytes, returns: bool = True
               ) -> tf.compat.v1.GraphDef:
     """Return what Grappler makes of a graph; its ops are placed for that, and not afterwards.
 
@@ -82,12 +84,17 @@ def optimized(config: Any, meta: tf.compat.v1.MetaGraphDef, gpu: bytes
       config: a ConfigProto.
       meta: the graph; not changed.
       gpu: of the machine, a NamedDevice, serialised; empty where ops run on the CPU.
+      returns: whether the graph is of a function that has results.
 
     Raises:
       ValueError, tf.errors.OpError: Grappler does not accept the graph.
     """
+    def ask(meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
+        return tf_adapter.optimize_graph(config, meta, gpu)
+
+    answer = ask if returns else functools.partial(without_results.optimized, ask=ask)
     if not gpu:
-        return tf_adapter.optimize_graph(config, meta)
+        return answer(meta)
     placed = tf.compat.v1.MetaGraphDef.FromString(meta.SerializeToString())
     devices = {}
     for node in placed.graph_def.node:
@@ -96,7 +103,7 @@ def optimized(config: Any, meta: tf.compat.v1.MetaGraphDef, gpu: bytes
             fed = node.op == FED and node.attr["dtype"].type != tf.int32.as_datatype_enum
             node.device = (
                 tf_adapter.GPU if fed or tf_adapter.has_gpu_kernel(node) else tf_adapter.HOST)
-    found = tf_adapter.optimize_graph(config, placed, gpu)
+    found = answer(placed)
     for node in found.node:
         node.device = devices.get(node.name, "")
     return found

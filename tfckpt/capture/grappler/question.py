@@ -18,7 +18,6 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.grappler import without_results
 from tfckpt.capture.grappler.colocation import colocate_inlined, hide_colocation, show_colocation
 from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
@@ -128,8 +127,7 @@ class Question:
         asking = type(config).FromString(config.SerializeToString())
         rewriting = asking.graph_options.rewrite_options
         rewriting.function_optimization = rewriting.OFF  # that is done
-        ask = functools.partial(optimized, asking, gpu=self.gpu)
-        return ask(meta) if self.returns else without_results.optimized(meta, ask)
+        return optimized(asking, meta, self.gpu, self.returns)
 
     @functools.cached_property
     def _number(self) -> Mapping[str, int]:
