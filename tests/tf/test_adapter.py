@@ -849,3 +849,20 @@ def test_times_of_ops_in_a_profile(tmp_path):
     times = tf_adapter.op_times(path.read_bytes())
     assert len(times["activation"]) == 4 and all(0 < s < 10 for s in times["activation"])
     assert not any("EagerLocalExecute" in name for name in times)
+
+
+def test_a_scalar_may_say_the_shape_of_a_lists_entries():
+    graph = tf.Graph()
+    with graph.as_default():
+        entries = tf.compat.v1.placeholder(tf.variant, ())
+        shape = tf.raw_ops.TensorListElementShape(input_handle=entries, shape_type=tf.int32)
+        rows = tf.compat.v1.placeholder(tf.float32, (None, 3))
+        tf.raw_ops.TensorListReserve(element_shape=shape, num_elements=3, element_dtype=tf.float32)
+        tf.identity(rows, name="read")
+    definition = graph.as_graph_def()
+    tf_adapter.say_shapes(definition.node, {
+        shape.name: tf.TensorSpec((), tf.int32), rows.name: tf.TensorSpec((5, 3), tf.float32)})
+    made = tf.Graph()
+    with made.as_default():
+        tf.graph_util.import_graph_def(definition, name="")
+    assert made.get_tensor_by_name("read:0").shape == (5, 3)

@@ -586,11 +586,15 @@ def _tell_entries(function: Any, argument: str, shape: tf.TensorShape
 def say_shapes(nodes: Any, shapes: Mapping[str, tf.TensorSpec]) -> None:
     """Have nodes read some tensors through ops that say their shapes.
 
+    Scalars are left alone: others learn nothing of theirs, and a list does not take one for the
+    shape of its entries whose value TensorFlow does not know.
+
     Args:
       nodes: the field of a GraphDef or FunctionDef with its nodes; changed in place.
       shapes: with the dtypes, by the name of the tensor: as a FunctionDef has it
         ("op:result:number"), or a GraphDef ("op:number").
     """
+    shapes = {tensor: spec for tensor, spec in shapes.items() if spec.shape.rank != 0}
     said: dict[str, str] = {}
     for tensor in shapes:
         op, *_, number = parts = tensor.split(":")

@@ -46,6 +46,8 @@ _LOWERED = "inside of a loop that TensorFlow has lowered"
 XLA_SHARE = 0.02
 _REASONS = {NOTHING_TO_GAIN: NO_GAIN, PLAIN_FITS: FITS, **dict.fromkeys(NOT_SMALLER, NO_GAIN),
             "the gradient is computed inside of": INSIDE}
+SILENT = 4
+"""One step of so many returns nothing, as many loops of people's own do."""
 
 
 @dataclasses.dataclass
@@ -139,7 +141,8 @@ def _trained(spec: Spec, wrap) -> tuple[RandomStep, zoo.Trained]:
     """Train a step that is made anew; `wrap(step, function)` wraps its `tf.function`."""
     process.fresh()
     step = build(spec)
-    function = wrap(step, tf.function(step.function, input_signature=step.signature,
+    body = step.function if spec.seed % SILENT else _silent(step.function)
+    function = wrap(step, tf.function(body, input_signature=step.signature,
                                       jit_compile=spec.compiled or None))
     results, states = [], []
     for batch in step.batches:
@@ -148,6 +151,13 @@ def _trained(spec: Spec, wrap) -> tuple[RandomStep, zoo.Trained]:
     reports = list(getattr(function, "reports", {}).values())
     training = zoo.Training(function, step.batches, lambda: step.variables)
     return step, zoo.Trained(results, states, reports, training)
+
+
+def _silent(function):
+    """Return the same step, which tells nothing but what it leaves in the variables."""
+    def silent(x, y):
+        function(x, y)
+    return silent
 
 
 def _compared(spec: Spec, wanted: zoo.Trained, native: bool) -> Result:
