@@ -39,7 +39,8 @@ def test_the_script_reads_a_pipe_and_is_quiet_in_one(files, tmp_path):
         input=(files / "graph.pb").read_bytes(), capture_output=True, timeout=800, check=False)
     said = [line for line in done.stderr.decode().splitlines() if not LONG.fullmatch(line)]
     assert done.returncode == 0 and said == ["wrote out.pb and out.pb.report.txt"], said
-    assert re.fullmatch(r"standard input: .* -> .* planned, .* time\n", done.stdout.decode())
+    assert re.fullmatch(r"standard input: .* -> .* planned, .* time\n(  bits .*\n)?",
+                        done.stdout.decode())
     assert listing(tmp_path) == ["out.pb", "out.pb.report.txt"]
 
 

@@ -63,7 +63,7 @@ class Step:
     def leaves_open(self) -> bool:
         """Return whether the first dimension of something that is fed has no size."""
         return self.live is None or any(
-            tensor.shape.rank and tensor.shape[0] is None
+            tensor.shape.rank is None or tensor.shape.rank and tensor.shape[0] is None
             for op in self.live.get_operations() if record(op.type).source in _FED
             for tensor in op.outputs)
 

@@ -79,12 +79,15 @@ def _read(path: str) -> Document:
 
 def _steps(request: Request, document: Document, rewritten: bool = False) -> list[Step]:
     with progress(f"reading {document.source}"):
-        steps = training_steps(document, batch_size=request.batch_size, fetches=request.fetch,
-                               rewritten=rewritten)
+        return training_steps(document, batch_size=request.batch_size, fetches=request.fetch,
+                              rewritten=rewritten)
+
+
+def _say_unused(request: Request, document: Document, steps: Sequence[Step]) -> None:
+    """Say where a batch was given of which nothing is made; after what may fail."""
     if request.batch_size is not None and not any(step.leaves_open for step in steps):
         print(f"tfckpt: --batch_size={request.batch_size} changes nothing: {document.source} "
               "leaves no batch open", file=sys.stderr)
-    return steps
 
 
 def _options(request: Request) -> Options:
@@ -99,12 +102,13 @@ def _options(request: Request) -> Options:
 
 def _results(request: Request, document: Document) -> list[Result]:
     options = _options(request)
-    found = []
-    for step in _steps(request, document):
+    found, steps = [], _steps(request, document)
+    for step in steps:
         with progress(f"planning {step.name}"):
             found.append(plan_file_step(step, options))
     with progress("comparing the arithmetic"):
         wait_for_certificates()
+    _say_unused(request, document, steps)
     return found
 
 
@@ -113,8 +117,9 @@ def _results(request: Request, document: Document) -> list[Result]:
 
 def _inspect(request: Request) -> int:
     document = _read(request.paths[0])
-    entries = [_description(step, request.top)
-               for step in _steps(request, document, rewritten=True)]
+    steps = _steps(request, document, rewritten=True)
+    entries = [_description(step, request.top) for step in steps]
+    _say_unused(request, document, steps)
     if request.json:
         print(json.dumps({"source": document.source, "kind": document.kind, "steps": entries},
                          indent=2))
@@ -226,11 +231,13 @@ def _plan(request: Request) -> int:
 def _results_for_device(request: Request, document: Document) -> tuple[list[Result], list[Fit]]:
     device, options = known_device(request.device), _options(request)
     results, fits = [], []
-    for step in _steps(request, document):
+    steps = _steps(request, document)
+    for step in steps:
         with progress(f"planning {step.name} for {device.name}"):
             result, fit = plan_for(document, step, options, device, request.fetch)
         results.append(result)
         fits.append(fit)
+    _say_unused(request, document, steps)
     return results, fits
 
 
@@ -355,6 +362,8 @@ def _compare(request: Request) -> int:
     steps = [_steps(request, document, rewritten=True) for document in documents]
     pairs = _pairs(*steps)
     entries = [_comparison(request, documents, pair) for pair in pairs]
+    for document, found in zip(documents, steps, strict=True):
+        _say_unused(request, document, found)
     if request.json:
         print(json.dumps({"a": documents[0].source, "b": documents[1].source, "steps": entries},
                          indent=2))
