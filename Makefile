@@ -63,6 +63,7 @@ nightly: $(STAMP)
 	$(BIN)/python -m pytest -m nightly $(WORKERS)=worksteal tests/pure
 	$(BIN)/python -m pytest -m nightly $(WORKERS)=loadfile tests/tf tests/e2e
 	$(BIN)/python -m pytest -m nightly $(WORKERS)=worksteal tests/zoo
+	$(BIN)/python -m tests.keras_layer_tests
 
 # What tfckpt makes of every step of the zoo and of 200 random models, against what is recorded.
 snapshot: $(STAMP)

@@ -155,9 +155,9 @@ def _trained(spec: Spec, wrap) -> tuple[RandomStep, zoo.Trained]:
 
 def _silent(function):
     """Return the same step, which tells nothing but what it leaves in the variables."""
-    def silent(x, y):
+    def step(x, y):
         function(x, y)
-    return silent
+    return step
 
 
 def _compared(spec: Spec, wanted: zoo.Trained, native: bool) -> Result:
