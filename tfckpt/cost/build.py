@@ -47,12 +47,12 @@ def cost_of(graph: Graph, target: Target) -> CostGraph:
     Raises:
       CostError: as `build_cost_graph`.
     """
-    return build_cost_graph(graph, target.rates, target.fusion, target.library,
+    return build_cost_graph(graph, target.rates, target.fusion, target.kernels_by,
                             settled=target.optimised)
 
 
 def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | None = None,
-                     library: str = "", settled: bool = False) -> CostGraph:
+                     kernels_by: str = "", settled: bool = False) -> CostGraph:
     """Price a captured graph for a device.
 
     Args:
@@ -60,7 +60,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
       rates: how fast the device is.
       fusion: what XLA fuses, where it compiles the step (`tfckpt.cost.fused`); None where
         Grappler and TensorFlow's executor have it.
-      library: whose kernels compute convolutions and products (`Target.library`).
+      kernels_by: whose kernels compute convolutions and products (`Target.kernels_by`).
       settled: whether Grappler has seen the graph, so that no op merges into its reader any more.
 
     Raises:
@@ -95,7 +95,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     vertices = tuple(
         _vertex(graph, members[anchor], root, reads, storages, index, needs[v], merging, awaited,
                 rates,
-                _extra(graph, root, inner, members[anchor], fusion, library), fusion, uses)
+                _extra(graph, root, inner, members[anchor], fusion, kernels_by), fusion,
+                uses)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables,
@@ -245,12 +246,12 @@ def _sums_rows(graph: Graph, root: Roots, members: Sequence[int]) -> bool:
 
 
 def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Sequence[int],
-           fusion: Fusion | None, library: str) -> int:
+           fusion: Fusion | None, kernels_by: str) -> int:
     """Return the bytes that an op, or a group, allocates besides its results while it runs."""
     if fusion is not None:
         heavy = record(graph.ops[members[0]].type).multiplies_matrices
         return fusion.workspace_bytes if heavy else 0
-    taken = max(kernel_workspace(graph, graph.ops[i], library) for i in members)
+    taken = max(kernel_workspace(graph, graph.ops[i], kernels_by) for i in members)
     taken += max(rearranged_bytes(graph, graph.ops[i]) for i in members)
     if len(members) > 1:
         return taken + workspace(graph, root, inner, members)

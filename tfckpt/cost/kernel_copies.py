@@ -53,33 +53,33 @@ def rearranged_bytes(graph: Graph, op: Op) -> int:
         product * (op.outputs[0].bytes or 0))
 
 
-def kernel_workspace(graph: Graph, op: Op, library: str) -> int:
+def kernel_workspace(graph: Graph, op: Op, kernels_by: str) -> int:
     """Return the bytes that a convolution or a product takes besides its result while it runs.
 
     Args:
       graph: the captured step.
       op: of any type; 0 bytes where it is neither.
-      library: whose kernels compute it (`Target.library`); 0 bytes where that is not known.
+      kernels_by: whose kernels compute it (`Target.kernels_by`); 0 bytes where that is not known.
     """
     known = record(op.type)
     if not known.multiplies_matrices:
-        return convolution_workspace(graph, op, library)
-    if library != EIGEN or known.copies is not None or op.outputs[0].dtype != "float16":
+        return convolution_workspace(graph, op, kernels_by)
+    if kernels_by != EIGEN or known.copies is not None or op.outputs[0].dtype != "float16":
         return 0
     operands = [graph.ops[source].outputs[slot] for source, slot in op.inputs[:2]]
     return 2 * sum(tensor.bytes or 0 for tensor in (*operands, op.outputs[0]))
 
 
-def convolution_workspace(graph: Graph, op: Op, library: str) -> int:
+def convolution_workspace(graph: Graph, op: Op, kernels_by: str) -> int:
     """Return the bytes that a convolution may take besides its result while it runs.
 
     Args:
       graph: the captured step.
       op: of any type; 0 bytes where it is no convolution.
-      library: whose kernels compute it; as `kernel_workspace`.
+      kernels_by: whose kernels compute it; as `kernel_workspace`.
     """
     known = record(op.type).convolves
-    if known is None or not library:
+    if known is None or not kernels_by:
         return 0
 
     def tensor(place: int | None) -> Tensor:
@@ -91,7 +91,7 @@ def convolution_workspace(graph: Graph, op: Op, library: str) -> int:
     kernel, images = tensor(known.kernel), [tensor(place) for place in known.data]
     if kernel.shape is None or len(kernel.shape) < 3:
         return 0
-    if library == EIGEN:
+    if kernels_by == EIGEN:
         return 0 if known.data[1] is None else _windows(
             kernel, images, op.outputs[0].dtype, of_input=known.twice)
     last = op.attrs.get("data_format") in (b"NHWC", b"NDHWC")

@@ -142,7 +142,7 @@ class Target:
         return Fusion(True, CUBLAS_WORKSPACE, self.in_memory)
 
     @property
-    def library(self) -> str:
+    def kernels_by(self) -> str:
         """Return whose kernels, `CUDNN` or `EIGEN`, compute convolutions and products.
 
         They may take memory besides, on TensorFlow's executor; under XLA that is part of what XLA

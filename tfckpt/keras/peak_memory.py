@@ -27,9 +27,6 @@ _ABOVE = 1.05
 """A measured peak this far above the plain one is worth a warning; less is allocator slack."""
 
 
-_UNPLANNED_EAGER = "the model runs eagerly: compile it without run_eagerly=True"
-
-
 class PeakMemory(keras.callbacks.Callback):
     """Measures the peak memory of each training batch and puts it into `logs`.
 
@@ -194,8 +191,8 @@ def _note(found: Report | None, measured: int) -> None:
         warnings.warn(
             f"tfckpt: {found.name} was measured at {format_bytes(measured)}, above the "
             f"plain step's planned {format_bytes(plain)}; tfckpt.verify.measure_peak "
-            "leaves out what the input pipeline takes of the same allocator; is it as much, then "
-            "kernels use memory that is not planned", stacklevel=3)
+            "leaves out what the input pipeline takes of the same allocator; where that measures "
+            "as much, kernels use memory that is not planned", stacklevel=3)
 
 
 def _show(board: Board, records: Records, epoch: int) -> None:
@@ -238,7 +235,8 @@ def _comparison(found: Report | None, measured: int, peaks: Mapping[str, int], e
     whole = [f"  peak of {device:<8} {format_bytes(peak):>10}  with all that is allocated there "
              f"({PEAK} {peak / _MIB:.1f})" for device, peak in peaks.items()]
     if found is None:
-        lines += ["  planned peak     none: " + _UNPLANNED_EAGER] if eager else [
+        lines += ["  planned peak     none: the model runs eagerly: compile it without "
+                  "run_eagerly=True"] if eager else [
             "  planned peak     none of this model: tfckpt.keras.checkpoint(model) plans its steps",
             "                   (the native pass does, too, and grappler_ext.reports() says what)"]
     else:

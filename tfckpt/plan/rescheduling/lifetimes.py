@@ -247,7 +247,7 @@ class Lifetimes:
             change = -self.size[s]
         else:
             before, after = end, spans[number][1]
-            end = max(before, after) if after > key else before
+            end = after if after > key else before
             self.spans[s] = [*spans[:number - 1], (start, end), *spans[number + 1:]]
             change = self.size[s]
         index = bisect_left(self.keys, key)
