@@ -146,10 +146,14 @@ def test_what_runs_ahead_waits_for_the_step_before_it():
     assert found_in(graph_of(EARLY), "abcdmz", 1890) == (["m<d"], 1900, 1000)
 
 
-@pytest.mark.xfail(strict=True, reason="only what is planned after the first step that has not run "
-                                       "is delayed: m stands directly after the step at the peak")
 def test_what_runs_ahead_of_the_step_at_the_peak_waits_for_it():
     assert found_in(graph_of(EARLY), "abcmdz") == (["m<c"], 1900, 1401)
+
+
+def test_nothing_waits_for_what_ran_ahead_as_well():
+    """k and l read nothing either: a wait for them would not delay m."""
+    graph = graph_of("a=1 b=500:a c=500:b d=1:c k=1 l=1 m=900 z=1:dklm")
+    assert found_in(graph, "abcdklmz") == (["m<d"], 1902, 1002)
 
 
 @pytest.mark.parametrize("mark", ["fusible", "conditional", "join"])

@@ -1,11 +1,12 @@
 """Waits: control edges that make an executor follow the plan where it matters.
 
 Ordering every op by control edges would cost parallelism (and Grappler turns such chains into
-cycles), so waits are placed only where a simulated executor needs more than the plan: the steps
-that made something at its peak before their turn are delayed until the step planned before
-them has run, and a step that allocates at that peak waits for readers that are late, compared with
-the plan. Every wait follows the schedule, hence none can close a cycle. An op that TensorFlow
-merges into its readers counts as scheduled just before the first of them (see `_turns`).
+cycles), so waits are placed only where a simulated executor needs more than the plan. The steps
+that made something at its peak before their turn are delayed until the step planned before them
+has run, the last one that did not run ahead as well; and a step that allocates at that peak waits
+for readers that are late, compared with the plan. Every wait follows the schedule, hence none can
+close a cycle. An op that TensorFlow merges into its readers counts as scheduled just before the
+first of them (see `_turns`).
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class _Placer:
         for position in order[:timeline.peak_step + 1]:
             ran[position] = True
         at = order[timeline.peak_step]
-        turn = next((p for p, done in enumerate(ran) if not done), len(ran))
+        # what is planned after it ran ahead: of the step at the peak, or of one that has not run
+        turn = min(at, next((p for p, done in enumerate(ran) if not done), len(ran)))
         count = len(self.waits)
         smallest = min(timeline.peak_bytes * CULPRIT_FRACTION, timeline.live_at_peak[0].bytes / 4)
         for live in timeline.live_at_peak:
@@ -115,20 +117,21 @@ class _Placer:
             i = self.instance[live.storage, live.copy]
             made = self.resolved.maker[i]
             if made > turn:  # ran ahead of a step planned before it
-                self._delay(made, turn)
+                self._delay(made, turn, ran)
             elif 0 <= self.last_read[i] < at and not ran[self.last_read[i]]:
                 self._put(at, self.last_read[i])  # a reader is late
         return len(self.waits) > count
 
-    def _delay(self, position: int, turn: int) -> None:
-        """Delay a step until the step planned just before it has run."""
+    def _delay(self, position: int, turn: int, ran: Sequence[bool]) -> None:
+        """Delay a step until the step planned just before it has run that did not run ahead."""
         position = self._head(position, turn)
         schedule, vertices = self.resolved.schedule, self.graph.vertices
         for before in range(position - 1, -1, -1):
             vertex = vertices[schedule[before][0]]
             if before > turn and before in self._makers(position):
                 position = before  # what it reads ran ahead as well
-            elif vertex.region in self.regions and not (vertex.fusible or vertex.conditional):
+            elif vertex.region in self.regions and not (
+                    vertex.fusible or vertex.conditional or before > turn and ran[before]):
                 self._put(position, before)
                 return
 
