@@ -12,7 +12,9 @@ from tests.support import loops, process
 from tests.support.loops import SEGMENT
 from tfckpt.capture.grappler.question import question
 from tfckpt.capture.loops import compiled
+from tfckpt.plan.segments import MARK
 from tfckpt.rewrite import realise
+from tfckpt.verify.arithmetic import loop_bodies
 from tfckpt.verify.arithmetic.certified import Arithmetic
 
 BATCH, LENGTH, WIDTH = 8, 11, 16
@@ -343,6 +345,63 @@ def test_it_needs_less():
     after = tfckpt.verify.measure_peak(ours, tf.constant(x), repeats=3)
     assert after < 0.5 * before, (after, before)
     assert 0.9 * after < ours.report.planned_peak_bytes < 1.6 * after
+
+
+def _stack(count, units, length, batch):
+    """Return recurrent layers in a row, each of which hands a sequence on but the last."""
+    return _layers(*(lambda n=n: keras.layers.SimpleRNN(units, return_sequences=n < count - 1)
+                     for n in range(count)), shape=(length, WIDTH), batch=batch)
+
+
+def _copies_of_loops(step, x):
+    operations = step.get_concrete_function(x).graph.get_operations()
+    return [op for op in operations if op.type in ("While", "StatelessWhile")
+            and (MARK + "-tfckpt") in op.name]
+
+
+def test_they_are_recomputed_as_wholes_too(forced):
+    """Of layers in a row what one hands to the next is kept no more either."""
+    make = _stack(5, WIDTH, LENGTH, BATCH)
+    wanted, _ = _train(make, lambda f: f)
+    found, step = _train(make, lambda f: tfckpt.checkpoint(f, objective="memory", exact=True))
+    assert _copies_of_loops(step, tf.constant(_inputs())) and len(step.report.segments) == 5
+    assert found == wanted and step.report.identical is True, step.report.certificate
+    certificate = tfckpt.verify.same_arithmetic(step, tf.constant(_inputs()))
+    assert certificate.same, certificate
+
+
+def test_a_difference_in_a_copy_of_one_is_seen(forced, monkeypatch):
+    """A product of another kind stands for what Grappler makes otherwise in the copy."""
+    asked = []
+
+    def spoilt(plain, edited, edits):
+        copies = [clone.name for clone in edits.clones if clone.source.endswith(MARK)]
+        products = [node for node in edited.node if node.name.startswith(f"{copies[0]}/")
+                    and "MatMul" in node.op]
+        asked.append(differences(plain, edited, edits))
+        for node in products:
+            node.op = "BatchMatMulV2"
+        asked.append(differences(plain, edited, edits))
+        return asked[0]
+
+    differences = loop_bodies.differences
+    monkeypatch.setattr(loop_bodies, "differences", spoilt)
+    make = _stack(5, WIDTH, LENGTH, BATCH)
+    _train(make, lambda f: tfckpt.checkpoint(f, objective="memory"), steps=1)
+    assert asked[0] == () != asked[1]
+
+
+def test_a_stack_needs_less_than_its_sequences():
+    """Measured, and about what is planned; zeros of a list do not keep that list."""
+    make, x = _stack(8, 64, 16, 1024), _inputs(1024, 16, WIDTH)
+    wanted, plain = _train(make, lambda f: f, inputs=x)
+    found, ours = _train(make, lambda f: tfckpt.checkpoint(f, objective="memory"), inputs=x)
+    assert found == wanted and _copies_of_loops(ours, tf.constant(x))
+    before, after = (tfckpt.verify.measure_peak(step, tf.constant(x), repeats=3)
+                     for step in (plain, ours))
+    sequences = 7 * 16 * 1024 * 64 * 4
+    assert after < 0.8 * sequences and after < 0.3 * before, (after, before)
+    assert 0.7 * after < ours.report.planned_peak_bytes < 1.4 * after
 
 
 def test_the_plan_store_knows_loops_in_segments(forced, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from tests.support.passes import MATRIX, assert_edits, chain_of_layers, graph_of
 from tfckpt.capture.devices import device_parts
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import PlanError, RewriteError
-from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Replace, Rewire
 from tfckpt.ir.graph import BACKWARD, FORWARD, UPDATE, Graph, Loop
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.forward_ad import decisions_of
@@ -207,6 +207,15 @@ def test_a_later_write_waits_for_the_copy_of_a_loop():
     edits = delay_writes(loop_step(), COPY)
     assert edits.controls == (AddControl("write", "loop-again"),)
     assert_edits(loop_step(), edits, COPY, delta={}, modified={"write"})
+
+
+def test_a_later_write_waits_for_the_copy_of_a_loop_that_took_its_place():
+    """A loop over segments is none of the captured step."""
+    segments = Create("loop-segments", "While", ("x:0",), (), ("variant",), {})
+    edits = Edits(added=(segments, Clone("again", "loop-segments", ("x:0",))),
+                  rewires=(Rewire("grad", 0, "again:0"),), dropped=("loop",),
+                  replaced=(Replace("loop", "loop-segments"),))
+    assert delay_writes(loop_step(), edits).controls == (AddControl("write", "again"),)
 
 
 @pytest.mark.parametrize("graph, edits", [

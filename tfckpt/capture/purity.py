@@ -17,11 +17,12 @@ def is_pure(op_type: str, stateful: bool, dtypes: tuple[str, ...]) -> bool:
     Args:
       op_type: TensorFlow op type.
       stateful: what the op's registration says.
-      dtypes: dtypes of its outputs; resources and variants are never copied.
+      dtypes: dtypes of its outputs; of those that hold handles only lists of rows are copied.
     """
     if stateful or not record(op_type).repeatable:
         return False
-    return not any(dtype in ("resource", "variant") for dtype in dtypes)
+    return not any(dtype == "resource" or dtype == "variant" and not record(op_type).lists.rows
+                   for dtype in dtypes)
 
 
 def is_write(op_type: str, reads_resource: bool, stateful: bool) -> bool:

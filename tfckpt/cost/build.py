@@ -69,7 +69,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     root = roots(graph, fusion)
     sizes = storage_bytes(graph, root)
     big = _big(graph, sizes)
-    reads = [_reads(op, root, big) for op in graph.ops]
+    reads = [_reads(graph, op, root, big) for op in graph.ops]
     anchors = [i for i, op in enumerate(graph.ops)
                if reads[i] and not _hands_on(graph, root, i)
                or any((i, slot) in big for slot in range(len(op.outputs)))]
@@ -129,11 +129,16 @@ def _big(graph: Graph, sizes: dict[TensorId, int]) -> dict[TensorId, int]:
     return {tensor: size for tensor, size in sizes.items() if size >= smallest}
 
 
-def _reads(op: Op, root: Roots, big: Collection[TensorId]) -> list[TensorId]:
-    if record(op.type).shape_only:
+def _reads(graph: Graph, op: Op, root: Roots, big: Collection[TensorId]) -> list[TensorId]:
+    if record(op.type).shape_only and not _takes_a_list(graph, op):
         return []
     tensors = (root[source][slot] for source, slot in op.inputs)
     return list(dict.fromkeys(t for t in tensors if t in big))
+
+
+def _takes_a_list(graph: Graph, op: Op) -> bool:
+    """Return whether an op is given a list: Grappler leaves one to it of which it reads shapes."""
+    return any(graph.ops[source].outputs[slot].dtype == "variant" for source, slot in op.inputs)
 
 
 def _needs(graph: Graph, anchors: list[int], partner: dict[int, int], absorbed: Mapping[int, int]

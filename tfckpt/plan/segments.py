@@ -349,9 +349,9 @@ class _Change:
                 if slot not in lists and root not in lists}
         loop = Loop(self.loop.trips, self.loop.body, left, {
             slot: takes for slot, takes in self.loop.takes.items() if slot not in lists},
-            bound=self.loop.bound)
+            bound=self.loop.bound, arguments=self.loop.arguments)
         new = dataclasses.replace(
-            op, name=self.name, inputs=(), controls=(), outputs=outputs, pure=False, loop=loop,
+            op, name=self.name, inputs=(), controls=(), outputs=outputs, loop=loop,
             attrs={SEGMENTED: self._role(False)}, workspace=op.workspace + self._held())
         return _New(new, (*self._given(False), *(f"{self.name}_states{n}:0" for n in states),
                           f"{self.name}_count:0"), self._controls(op))

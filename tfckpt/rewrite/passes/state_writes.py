@@ -35,6 +35,7 @@ def delay_writes(graph: Graph, edits: Edits) -> Edits:
       RewriteError: such a write runs on another device.
     """
     ops = {op.name: op for op in graph.ops}
+    ops |= {entry.new: ops[entry.old] for entry in edits.replaced if entry.old in ops}
     waits: list[AddControl] = []
     added: list[Create] = []
     following: nx.DiGraph | None = None
@@ -52,7 +53,7 @@ def delay_writes(graph: Graph, edits: Edits) -> Edits:
         for name in source.later_writes:
             if name in after or name not in ops:  # a part of a graph has no initialisers
                 continue
-            if device_key(ops[name].device) != device_key(ops[clone.source].device):
+            if device_key(ops[name].device) != device_key(source.device):
                 raise RewriteError(f"rewrite: {name!r}, which may write a variable that "
                                 f"{clone.source!r} reads, runs on another device")
             waits.append(AddControl(name, done))

@@ -47,13 +47,15 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
     for forward, gradient in zip(loops[::2], loops[1::2], strict=True):
         once, backward = (_body(plain, rf"{re.escape(traced(loop))}/body/_\d+/")
                           for loop in (forward, gradient))
-        for wanted, loop, which in ((once, forward, _AGAIN), (once, gradient, _AGAIN),
-                                    (backward, gradient, _GRADIENT)):
-            made = _body(edited, rf"{re.escape(loop + MARK)}/body/_\d+/{which}/body/_\d+/")
+        copies = [clone.name for clone in edits.clones if clone.source == forward + MARK]
+        for wanted, loop, which in (
+                *((once, loop, _AGAIN) for loop in (forward + MARK, *copies, gradient + MARK)),
+                (backward, gradient + MARK, _GRADIENT)):
+            made = _body(edited, rf"{re.escape(loop)}/body/_\d+/{which}/body/_\d+/")
             made = _named_as_in(wanted, made)
             found.update(dict.fromkeys(name for name, op in made.items() if wanted.get(name) != op))
             if not made:
-                found[loop] = None
+                found[loop.removesuffix(MARK)] = None
     return tuple(found)
 
 

@@ -7,12 +7,13 @@ as of any step, with the loop that was there in the place of the new one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.ir.edits import KEPT_SLOTS
+from tfckpt.ops.names import IDENTITY
 from tfckpt.plan.segments import MARK
 
 
@@ -22,12 +23,14 @@ def has_segments(definition: tf.compat.v1.GraphDef) -> bool:
     Args:
       definition: a GraphDef; its functions are not looked at.
     """
-    return any(node.name.endswith(MARK) for node in definition.node)
+    return any(KEPT_SLOTS in node.attr for node in definition.node)
 
 
 def with_single_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph
                       ) -> tf.compat.v1.GraphDef:
     """Return a graph in which each loop over segments is the loop that it took the place of.
+
+    So is each copy of one.
 
     Args:
       definition: of an edited graph.
@@ -35,30 +38,59 @@ def with_single_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph
     """
     made = tf.compat.v1.GraphDef.FromString(definition.SerializeToString())
     kept = {node.name: list(node.attr[KEPT_SLOTS].list.i) for node in made.node
-            if node.name.endswith(MARK)}
+            if KEPT_SLOTS in node.attr}
+    # where the states come from that a gradient's loop begins its segments with
+    begun = {node.name: _op_of(node.input[len(kept[node.name])]) for node in made.node
+             if node.name in kept}
     for node in made.node:
+        if node.op == IDENTITY and _is_new(node.input[0], kept):  # it reads a counter instead
+            node.attr["T"].type = tf.int32.as_datatype_enum
         for i, text in enumerate(node.input):
             node.input[i] = _as_before(text, kept)
     for node in made.node:
         if node.name in kept:
-            _restore(node, tf_adapter.definition_of(live, node.name.removesuffix(MARK)), kept)
+            _restore(node, tf_adapter.definition_of(live, _before(node.name)), kept[node.name],
+                     begun[node.name] if begun[node.name] in kept else "")
     return made
+
+
+def _before(name: str) -> str:
+    """Return the name of the loop whose place a loop over segments took, or a copy of that."""
+    return name.rpartition(MARK)[0]
+
+
+def _op_of(text: str) -> str:
+    return text.partition(":")[0]
+
+
+def _is_new(text: str, kept: Mapping[str, list[int]]) -> bool:
+    """Return whether a result of a loop over segments is none of the loop that was there."""
+    name, _, slot = text.partition(":")
+    return name in kept and int(slot or 0) >= len(kept[name])
 
 
 def _as_before(text: str, kept: Mapping[str, list[int]]) -> str:
     """Return which result of the loop that was there something reads."""
     name, _, slot = text.partition(":")
-    slots, number = kept.get(name), int(slot or 0)
-    if slots is None or text.startswith("^"):
+    if name not in kept:
         return text
-    return f"{name}:{slots[number]}" if number < len(slots) else name
+    return name if _is_new(text, kept) else f"{name}:{kept[name][int(slot or 0)]}"
 
 
-def _restore(node: tf.compat.v1.NodeDef, loop: tf.compat.v1.NodeDef,
-             kept: Mapping[str, list[int]]) -> None:
-    """Make a loop over segments the loop that it took the place of; it keeps its name."""
-    inputs = [_renamed(text, kept) for text in loop.input if not text.startswith("^")]
-    for place, slot in enumerate(kept[node.name]):
+def _restore(node: tf.compat.v1.NodeDef, loop: tf.compat.v1.NodeDef, kept: Sequence[int],
+             forward: str) -> None:
+    """Make a loop over segments the loop that it took the place of; it keeps its name.
+
+    Args:
+      node: is changed.
+      loop: that it took the place of.
+      kept: of each of its first slots, which one that was of `loop`.
+      forward: the loop whose segments it runs again, of a gradient's; "" of a forward's.
+    """
+    inputs = [f"{forward}{text[len(_before(forward)):]}"
+              if forward and _op_of(text) == _before(forward) else text
+              for text in loop.input if not text.startswith("^")]
+    for place, slot in enumerate(kept):
         if slot >= 0:
             inputs[slot] = node.input[place]
     waits = [text for text in node.input if text.startswith("^")]
@@ -68,8 +100,3 @@ def _restore(node: tf.compat.v1.NodeDef, loop: tf.compat.v1.NodeDef,
     node.attr.clear()
     for key in loop.attr:
         node.attr[key].CopyFrom(loop.attr[key])
-
-
-def _renamed(text: str, kept: Mapping[str, list[int]]) -> str:
-    name, colon, slot = text.partition(":")
-    return f"{name}{MARK}{colon}{slot}" if name + MARK in kept else text
