@@ -1,6 +1,6 @@
 """Loops recomputed segment by segment: peak and time of the plain and of the rewritten step.
 
-    python -m benchmarks.loops [--jobs=lstm,lstm3,open3,fit3,ctc,heat] [--compiled] [--tiny]
+    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat] [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
@@ -22,7 +22,8 @@ from absl import app, flags
 from benchmarks.rows import head, in_own_process, line
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("jobs", ["lstm", "lstm3", "open3", "fit3", "ctc", "heat"], "Which to measure.")
+flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat"],
+                  "Which to measure.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
 flags.DEFINE_string("one", "", "The job that this process measures, for the program itself.")
@@ -62,6 +63,13 @@ def lstm3(shrink: int):
     import keras
 
     return _recurrent(keras, keras.layers.LSTM, 3, 128, 64 // shrink, 512)
+
+
+def lstm8(shrink: int):
+    """Return eight LSTM layers of 128 units, 64 steps, batch 512."""
+    import keras
+
+    return _recurrent(keras, keras.layers.LSTM, 8, 128, 64 // shrink, 512)
 
 
 def open3(shrink: int):

@@ -41,6 +41,7 @@ class Both:
     def __init__(self):
         self.ours, self.reference = allocator(), ReferenceAllocator()
         self.chunks: list[tuple[int, int]] = []
+        self.runs: list[tuple[list, list[int]]] = []
 
     def allocate(self, size: int) -> int:
         """Allocate and return the bytes of the chunk."""
@@ -48,6 +49,21 @@ class Both:
         self.chunks.append((self.ours.allocate(size), self.reference.allocate(size)))
         self._agree()
         return self.ours.in_use - before
+
+    def allocate_many(self, size: int, count: int) -> None:
+        """Allocate equal chunks; the reference one after the other."""
+        self.runs.append((self.ours.allocate_many(size, count),
+                          [self.reference.allocate(size) for _ in range(count)]))
+        self._agree()
+
+    def release_many(self, index: int) -> None:
+        """Free what such a call returned, in any order."""
+        ours, reference = self.runs.pop(index)
+        for chunk in ours:
+            self.ours.release(chunk)
+        for address in reference:
+            self.reference.release(address)
+        self._agree()
 
     def release(self, index: int) -> None:
         """Free the chunk of the request with this index among those not yet freed."""
@@ -258,6 +274,43 @@ def test_long_random_requests(seed):
     while both.chunks:
         both.release(rng.randrange(len(both.chunks)))
     assert both.ours.in_use == 0
+
+
+@given(seeds)
+@settings(max_examples=150)
+def test_equal_requests_at_once(seed):
+    """As the entries of a loop's lists are requested and freed."""
+    rng = random.Random(seed)
+    base = rng.choice([1000, 30_000, 700_000])
+    both = Both()
+    for _ in range(60):
+        size = int(base * rng.choice([0.25, 0.5, 0.9, 1, 1.1, 1.9, 2, 2.1, 4]))
+        kind = rng.randrange(4)
+        if kind == 0:
+            both.allocate_many(size, rng.randint(1, 9))
+        elif kind == 1:
+            both.allocate(size)
+        elif kind == 2 and both.runs:
+            both.release_many(rng.randrange(len(both.runs)))
+        elif both.chunks:
+            both.release(rng.randrange(len(both.chunks)))
+    while both.runs:
+        both.release_many(rng.randrange(len(both.runs)))
+    while both.chunks:
+        both.release(rng.randrange(len(both.chunks)))
+    assert both.ours.in_use == 0
+
+
+@pytest.mark.parametrize("size", [100 * MIB, 150 * MIB, 300 * MIB])
+def test_equal_large_requests_at_once(size):
+    """Of more than 128 MiB what is left may be too small for another."""
+    for hole in range(1, 12):
+        both = filled(MIB)
+        both.allocate(hole * 110 * MIB)
+        both.allocate(MIB)
+        both.release(1)
+        both.allocate_many(size, 4)
+        both.release_many(0)
 
 
 # Whole steps.

@@ -20,6 +20,7 @@ from tests.e2e import test_sizes_of_values as by_values
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.carriers.checkpointed import CheckpointedStep
+from tfckpt.ir.edits import COPY
 from tfckpt.request.devices import find_device
 from tfckpt.request.options import make_options
 
@@ -119,12 +120,18 @@ def test_grappler_leaves_alone_what_was_planned(gpu, budget):
 
 
 def test_recomputed_convolutions_have_no_transposes_of_their_own(gpu):
-    """What is recomputed runs channels first too, and is kept in that form alone."""
+    """What is recomputed runs channels first too, and is kept in that form alone.
+
+    A plan may make again what is transposed in the plain step.
+    """
     model = small_network()
     args = images()
     plain = kinds(asked(tf.function(training(model)).get_concrete_function(*args).graph))
     step = checkpointed(training(model), "min")
-    ours = kinds(asked(step.get_concrete_function(*args).graph, lower=True))
+    graph = step.get_concrete_function(*args).graph
+    ours = kinds(asked(graph, lower=True))
+    ours["Transpose"] -= sum(op.type == "Transpose" and op.get_attr(COPY)
+                             for op in graph.get_operations() if COPY in op.node_def.attr)
     assert ours["_FusedConv2D"] + ours["Conv2D"] > plain["_FusedConv2D"] + plain["Conv2D"]
     assert ours["Transpose"] == plain["Transpose"]
 

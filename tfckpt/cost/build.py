@@ -37,22 +37,24 @@ Roots = Sequence[tuple[TensorId, ...]]
 """For each output of each op the tensor whose memory it lies in (`tfckpt.cost.storage.roots`)."""
 
 
-def cost_of(graph: Graph, target: Target) -> CostGraph:
+def cost_of(graph: Graph, target: Target, like: CostGraph | None = None) -> CostGraph:
     """Price a captured graph for what runs it.
 
     Args:
       graph: the captured step.
       target: what runs it.
+      like: the price of a graph whose loops this one has too, those of the same names.
 
     Raises:
       CostError: as `build_cost_graph`.
     """
     return build_cost_graph(graph, target.rates, target.fusion, target.kernels_by,
-                            settled=target.optimised)
+                            settled=target.optimised, like=like)
 
 
 def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | None = None,
-                     kernels_by: str = "", settled: bool = False) -> CostGraph:
+                     kernels_by: str = "", settled: bool = False,
+                     like: CostGraph | None = None) -> CostGraph:
     """Price a captured graph for a device.
 
     Args:
@@ -62,6 +64,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
         Grappler and TensorFlow's executor have it.
       kernels_by: whose kernels compute convolutions and products (`Target.kernels_by`).
       settled: whether Grappler has seen the graph, so that no op merges into its reader any more.
+      like: the price of a graph whose loops this one has too, those of the same names: what their
+        bodies hold takes long to find.
 
     Raises:
       CostError: the bytes of a tensor are unknown; names the tensor and the remedy.
@@ -92,9 +96,12 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
         a for a in anchors if merges_into_its_reader(graph, a, readers))
     uses = value_uses(graph, readers)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
+    loops = {op.name for op in graph.ops if op.loop is not None}
+    held = {v.name: v.workspace for v in like.vertices if v.name in loops} if like else {}
     vertices = tuple(
         _vertex(graph, members[anchor], root, reads, storages, index, needs[v], merging, awaited,
                 rates,
+                held[graph.ops[anchor].name] if graph.ops[anchor].name in held else
                 _extra(graph, root, inner, members[anchor], fusion, kernels_by), fusion,
                 uses)
         for v, anchor in enumerate(anchors))

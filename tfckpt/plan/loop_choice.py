@@ -63,7 +63,7 @@ def segmented(graph: Graph, cost: CostGraph, lengths: Lengths, target: Target
     if not lengths:
         return graph, cost, Edits()
     graph, edits = in_segments(graph, lengths, not target.orders_by_control)
-    return graph, cost_of(graph, target), edits
+    return graph, cost_of(graph, target, like=cost), edits
 
 
 def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, budget: int | None,

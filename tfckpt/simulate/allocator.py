@@ -83,24 +83,37 @@ class BestFit:
           size: bytes asked for, rounded up to `ALIGNMENT`.
         """
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        i = bisect_left(self._places, size << _ADDRESS_BITS)
-        if i == len(self._places):
-            self._extend(size)
-            i = bisect_left(self._places, size << _ADDRESS_BITS)
-        del self._places[i]
-        chunk = self._free.pop(i)
-        found = chunk.size
-        if _is_split(found, size):
-            rest = Chunk(found - size, chunk.address + size, chunk, chunk.after)
-            if rest.after is not None:
-                rest.after.before = rest
-            chunk.size, chunk.after = size, rest
-            self._insert(rest)
-        chunk.used = True
-        self.in_use += chunk.size
-        if self.in_use > self.peak:
-            self.peak = self.in_use
+        chunk = self._taken(size)
+        if _is_split(chunk.size, size):
+            self._cut(chunk, size)
+        self._use(chunk)
         return chunk
+
+    def allocate_many(self, size: int, count: int) -> list[Chunk]:
+        """Serve equal requests one after the other, and return their chunks.
+
+        Chunks that lie side by side come as one: they are to be freed together. What is left of a
+        free chunk is the smallest that is large enough for the next request.
+
+        Args:
+          size: bytes that each asks for, rounded up to `ALIGNMENT`.
+          count: how many there are.
+        """
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        found = []
+        while count:
+            chunk = self._taken(size)
+            split = (chunk.size - splittable(size)) // size + 1 if _is_split(
+                chunk.size, size) else 0
+            served = min(count, split)
+            count -= served
+            if count and chunk.size - served * size >= size:
+                count -= 1  # and gets all that is left
+            else:
+                self._cut(chunk, served * size)
+            self._use(chunk)
+            found.append(chunk)
+        return found
 
     def touch(self, size: int) -> None:
         """Allocate and release at once: nothing changes but the peak and, perhaps, new regions.
@@ -133,6 +146,29 @@ class BestFit:
             _absorb(before, chunk)
             chunk = before
         self._insert(chunk)
+
+    def _taken(self, size: int) -> Chunk:
+        """Take the smallest free chunk that is large enough from the free ones."""
+        i = bisect_left(self._places, size << _ADDRESS_BITS)
+        if i == len(self._places):
+            self._extend(size)
+            i = bisect_left(self._places, size << _ADDRESS_BITS)
+        del self._places[i]
+        return self._free.pop(i)
+
+    def _cut(self, chunk: Chunk, size: int) -> None:
+        """Make a chunk so large, and what is left of it a free one."""
+        rest = Chunk(chunk.size - size, chunk.address + size, chunk, chunk.after)
+        if rest.after is not None:
+            rest.after.before = rest
+        chunk.size, chunk.after = size, rest
+        self._insert(rest)
+
+    def _use(self, chunk: Chunk) -> None:
+        chunk.used = True
+        self.in_use += chunk.size
+        if self.in_use > self.peak:
+            self.peak = self.in_use
 
     def _insert(self, chunk: Chunk) -> None:
         chunk.place = place = chunk.size << _ADDRESS_BITS | chunk.address
@@ -236,8 +272,8 @@ def _peak(replay: _Replay, settled: bool) -> int:
     return peak
 
 
-_Request = tuple[int, int, int]
-_ALLOCATE, _RELEASE, _WORK, _UPDATE, _DONATE = range(5)
+_Request = tuple[int, int, int, int]
+_ALLOCATE, _RELEASE, _SOME, _RELEASE_SOME, _WORK, _UPDATE, _DONATE = range(7)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,10 +282,11 @@ class _Requests:
 
     Attributes:
       variables: bytes of those that are counted.
-      slots: how many chunks have a name of their own.
-      steps: (kind, slot, bytes), one for each request: to allocate a chunk for a slot; to release
-        it; to allocate and release; to move a variable of that size, whose old chunk the slot
-        gets; to release such a variable's old chunk, which the slot's replaces.
+      slots: how many of them have a name of their own.
+      steps: (kind, slot, bytes, count), one for each request, or for so many that are equal: to
+        allocate a chunk for a slot; to release it; to allocate several, and to release these; to
+        allocate and release; to move a variable of that size, whose old chunk the slot gets; to
+        release such a variable's old chunk, which the slot's replaces.
       moves: whether a variable gets another address.
     """
 
@@ -266,7 +303,7 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
         v for vertex, *_ in moments for v in vertex.reads_variables)
     sizes = frozenset(v for v in variables if v >= smallest)
     names = itertools.count(len(size) + len(variables))
-    slots: dict[int, tuple[int, ...]] = {}  # of each instance that has chunks
+    slots: dict[int, tuple[int, int]] = {}  # of each instance that has chunks, and how many
     old: set[int] = set()  # variables whose old value is still to be read
     found: list[_Request] = []
 
@@ -275,43 +312,45 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
             if i not in taken:
                 if size[i] >= smallest:
                     of = graph.storages[storage[i]] if i < len(storage) else vertex
-                    slots[i], asked = _pieces(i, size[i], of.pieces, smallest, names)
-                    found += asked
+                    count = _count(size[i], of.pieces, smallest)
+                    slots[i] = i, count
+                    found.append((_ALLOCATE if count == 1 else _SOME, i, size[i] // count, count))
             elif taken[i] in slots:
                 slots[i] = slots.pop(taken[i])
         updated = vertex.updates
         if updated in in_use and variables[updated] >= smallest:
             old.add(updated)
-            found.append((_UPDATE, len(size) + updated, variables[updated]))
+            found.append((_UPDATE, len(size) + updated, variables[updated], 1))
         if vertex.workspace >= smallest:
             found += _work(vertex, smallest, names)
         for i in freed:
             if i in slots:
                 donated = i < len(storage) and storage[i] in vertex.donates
-                kind = _DONATE if donated and size[i] in sizes else _RELEASE
-                found.extend((kind, slot, size[i]) for slot in slots.pop(i))
+                slot, count = slots.pop(i)
+                kind = _RELEASE_SOME if count > 1 else (
+                    _DONATE if donated and size[i] in sizes else _RELEASE)
+                found.append((kind, slot, size[i], count))
         if vertex.reads_variables:
-            found.extend((_RELEASE, len(size) + variable, 0)
+            found.extend((_RELEASE, len(size) + variable, 0, 1)
                          for variable in _let_go(vertex.reads_variables, in_use) if variable in old)
-    found.extend((_RELEASE, slot, 0) for made in slots.values() for slot in made)
+    found.extend((_RELEASE if count == 1 else _RELEASE_SOME, slot, 0, count)
+                 for slot, count in slots.values())
     return _Requests(tuple(v for v in variables if v >= smallest), next(names),
                      tuple(found), any(kind in (_UPDATE, _DONATE) for kind, *_ in found))
 
 
-def _pieces(first: int, total: int, pieces: int, smallest: int, names: Iterator[int]
-            ) -> tuple[tuple[int, ...], list[_Request]]:
-    """Return the slots of so many bytes in pieces, the first of them given, and their requests."""
-    count = max(1, min(pieces, MOST_PIECES, total // smallest))
-    made = (first, *(next(names) for _ in range(count - 1)))
-    return made, [(_ALLOCATE, slot, total // count) for slot in made]
+def _count(total: int, pieces: int, smallest: int) -> int:
+    """Return how many equal requests stand for so many bytes in pieces."""
+    return max(1, min(pieces, MOST_PIECES, total // smallest))
 
 
 def _work(vertex: Vertex, smallest: int, names: Iterator[int]) -> list[_Request]:
     """Return the requests for a workspace that is freed when its step ends."""
-    if vertex.pieces == 1:
-        return [(_WORK, 0, vertex.workspace)]
-    made, asked = _pieces(next(names), vertex.workspace, vertex.pieces, smallest, names)
-    return asked + [(_RELEASE, slot, 0) for slot in made]
+    count = _count(vertex.workspace, vertex.pieces, smallest)
+    if count == 1:
+        return [(_WORK, 0, vertex.workspace, 1)]
+    slot = next(names)
+    return [(_SOME, slot, vertex.workspace // count, count), (_RELEASE_SOME, slot, 0, count)]
 
 
 def _let_go(reads: Sequence[int], in_use: collections.Counter[int]) -> list[int]:
@@ -342,11 +381,16 @@ class _Replay:
         allocate, release = heap.allocate, heap.release
         start = heap.peak = heap.in_use
         chunks: list[Any] = [None] * self.requests.slots
-        for kind, slot, size in self.requests.steps:
+        for kind, slot, size, count in self.requests.steps:
             if kind == _ALLOCATE:
                 chunks[slot] = allocate(size)
             elif kind == _RELEASE:
                 release(chunks[slot])
+            elif kind == _SOME:
+                chunks[slot] = heap.allocate_many(size, count)
+            elif kind == _RELEASE_SOME:
+                for chunk in chunks[slot]:
+                    release(chunk)
             elif kind == _WORK:
                 heap.touch(size)
             elif kind == _UPDATE:
