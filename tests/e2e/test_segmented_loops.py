@@ -233,6 +233,25 @@ def test_a_loop(options, forced):
     _alike(_loop(_cell, **options))
 
 
+@pytest.mark.parametrize("body", [
+    lambda h, x, i, weight: h + 0.1 * tf.tanh(h @ weight + x[:, i]),
+    lambda h, x, i, weight: h + 0.1 * _called(h, weight),
+    lambda h, x, i, weight: (h - 0.3 * tf.sin(h @ weight) * x[:, i]) / 1.1,
+], ids=["Euler", "calls", "divided"])
+def test_a_loop_that_multiplies_by_constants(body, forced):
+    """Grappler puts the operands of a product in the order of names, which differ in segments."""
+    def make():
+        forward, weights = _loop(body)()
+
+        def twice(x):  # so that an AddN makes the gradient that the loop begins with
+            h = forward(x)
+            return h + tf.sin(h)
+
+        return twice, weights
+
+    _alike(make)
+
+
 def test_a_loop_that_ends_when_the_data_say_so(forced):
     def make():
         weight = _weight()

@@ -4,16 +4,17 @@ The functions are the same, but TensorFlow's optimizers see them in another plac
 only where they know both shapes, and add in the order of names. So what they make of each body is
 compared: in the plain step once, in the rewritten one for the forward, for the segments that are
 run again, and for the gradient. Each op has to be there under its name, of the same kind, with the
-same attributes, and with operands of the same names in the same order; of several ops that are
-equal another may stand for all. What a body is handed counts as one operand: which it is follows
-from the function. Ops may be missing, as nothing reads all that a segment makes which is run again;
-what is fused into others changes these. Left out is what does not round: integers, shapes and
-lists.
+same attributes, and with operands of the same names, in the same order where that matters; of
+several ops that are equal another may stand for all. What a body is handed counts as one operand:
+which it is follows from the function. Ops may be missing, as nothing reads all that a segment makes
+which is run again; what is fused into others changes these. Left out is what does not round:
+integers, shapes and lists.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +23,7 @@ from tfckpt.ir.edits import Edits, traced
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, LOWERED, NO_OP
 from tfckpt.plan.segments import MARK
-from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC
+from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC, SAME_ENDS, called
 
 _AGAIN, _GRADIENT = "tfckpt_loop", "tfckpt_loop_1"
 _HANDED = "what the body is handed"
@@ -71,10 +72,15 @@ def _body(definition: Any, scope: str) -> Body:
                 or record(node.op).holds_values or record(node.op).shape_only
                 or not _rounds(node)):
             continue
-        found[_within(node.name, match[0])] = (node.op, _attributes(node), tuple(
-            constants.get(name) or _within(name, match[0])
-            for name in node.input if name[:1] != "^"))
+        found[_within(node.name, match[0])] = (node.op, _attributes(node), _operands(
+            node.op, (constants.get(name) or _within(name, match[0])
+                      for name in node.input if name[:1] != "^")))
     return found
+
+
+def _operands(kind: str, operands: Iterable[str | bytes]) -> tuple[str | bytes, ...]:
+    """Return what an op reads, in one order for all where the order changes no bit."""
+    return tuple(sorted(operands, key=repr) if called(kind) in SAME_ENDS else operands)
 
 
 def _named_as_in(wanted: Body, made: Body) -> Body:
@@ -90,8 +96,8 @@ def _named_as_in(wanted: Body, made: Body) -> Body:
                  if len(names) == len(missing.get(op, ())) == 1}
         if not names:
             return made
-        made = {names.get(name, name): (kind, attributes, tuple(
-            names.get(operand, operand) for operand in operands))
+        made = {names.get(name, name): (kind, attributes, _operands(
+            kind, (names.get(operand, operand) for operand in operands)))
             for name, (kind, attributes, operands) in made.items()}
 
 
