@@ -15,6 +15,7 @@ from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import origin
+from tfckpt.cost.bodies import working_bytes
 from tfckpt.cost.storage import roots, storage_bytes
 from tfckpt.cost.time import seconds
 from tfckpt.ir.graph import Graph, Op, Tensor
@@ -109,11 +110,37 @@ def test_a_bound_that_python_joins_to_what_the_data_say():
     assert kept == 0 and unknown == "its number of iterations is not known"
 
 
-def test_a_counter_that_steps_by_two_from_one():
-    def forward(x):
-        return tf.while_loop(lambda i, t: i < 8, lambda i, t: (i + 2, tf.tanh(t)), (1, x))[1]
+@pytest.mark.parametrize("start, holds, step", [
+    (1, lambda i: i < 8, lambda i: i + 2),
+    (9, lambda i: i >= 0, lambda i: i - 1),
+    (9, lambda i: i > 0, lambda i: i - 2),
+    (10, lambda i: i > 0, lambda i: -2 + i),
+    (9, lambda i: tf.constant(0) <= i, lambda i: i - 3),
+    (0, lambda i: tf.constant(8) > i, lambda i: 3 + i),
+    (3, lambda i: i > 5, lambda i: i - 1),
+    (9, tf.function(lambda i: i >= 2), tf.function(lambda i: i - 1)),
+    (0, tf.function(lambda i: i < 7), tf.function(lambda i: i + 1)),
+], ids=["by two", "down", "down by two", "adding", "turned round", "above", "not once",
+        "called down", "called"])
+def test_counters(start, holds, step):
+    trips, i = 0, tf.constant(start)
+    while holds(i):
+        i, trips = step(i), trips + 1
 
-    assert _kept(_graph(forward))[0] == (4 * ENTRY, "")  # 1, 3, 5, 7
+    def forward(x):
+        return tf.while_loop(lambda i, t: holds(i), lambda i, t: (step(i), tf.tanh(t)),
+                             (start, x))[1]
+
+    assert _kept(_graph(forward))[0] == (trips * ENTRY, "")
+
+
+def test_a_counter_that_no_limit_ends():
+    """It falls and the condition asks for less, or the other way round: until it overflows."""
+    for holds, step in ((lambda i: i < 8, -1), (lambda i: i > -8, 1)):
+        graph = _graph(lambda x, holds=holds, step=step: tf.while_loop(
+            lambda i, t: tf.logical_and(holds(i), tf.reduce_sum(t) > 0.1),
+            lambda i, t: (i + step, tf.tanh(t)), (0, x))[1])
+        assert _kept(graph)[0] == (0, "its number of iterations is not known")
 
 
 def test_a_loop_that_ends_when_the_data_say_so():
@@ -212,6 +239,41 @@ def test_a_loop_takes_as_long_as_its_iterations():
 
     for once, often in zip(seconds_of(1), seconds_of(5), strict=True):
         assert once > 0 and often == pytest.approx(5 * once)
+
+
+def test_what_a_body_calls_counts_as_if_it_stood_there():
+    """Time and the bytes that an iteration holds, forward and backward, calls in calls too."""
+    def inner(t):
+        return tf.nn.softplus(tf.tanh(t) @ tf.eye(WIDTH)) * t
+
+    def outer(t, call):
+        return tf.sin(call(t)) + tf.exp(t)
+
+    def priced(wrap):
+        graph = capture(_graph(lambda x: tf.while_loop(
+            lambda i, t: i < 6, lambda i, t: (i + 1, wrap(lambda u: outer(u, wrap(inner)))(t)),
+            (0, x), parallel_iterations=1)[1]))
+        return [(seconds(graph, op, RATES), working_bytes(graph, op)) for op in graph.ops
+                if record(op.type).is_loop]
+
+    plain, called = priced(lambda f: f), priced(tf.function)
+    for (time, held), (time_called, held_called) in zip(plain, called, strict=True):
+        assert time_called == pytest.approx(time, rel=0.2)
+        assert 0.5 * held <= held_called <= held + 8 * ENTRY and held_called
+
+
+def test_the_steps_of_a_ctc_loss_are_counted():
+    """Its loops call what TensorFlow made by `Defun`, one of them counting down."""
+    @tf.function
+    def loss(labels, logits):
+        return tf.nn.ctc_loss(labels, logits, tf.fill([ROWS], 3), tf.fill([ROWS], 20),
+                              logits_time_major=False, blank_index=0)
+
+    graph = loss.get_concrete_function(
+        tf.TensorSpec((ROWS, 3), tf.int32), tf.TensorSpec((ROWS, 20, 5))).graph
+    found = [op for op in capture(graph).ops if record(op.type).is_loop]
+    assert [op.loop.trips for op in found] == [20, 20]
+    assert all(seconds(capture(graph), op, RATES) > 0 for op in found)
 
 
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU])

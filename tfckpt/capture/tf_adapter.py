@@ -481,11 +481,14 @@ def called_function(call: tf.Operation) -> str:
 def called_functions(op: tf.Operation) -> list[str]:
     """Return the names of all functions that an op calls.
 
-    These are branches, condition and body, or a call's own.
+    These are branches, condition and body, or a call's own. What TensorFlow has made by `Defun`,
+    such as the steps of a CTC loss, is called by an op of its name.
 
     Args:
       op: of any type; none are returned where it calls none.
     """
+    if op_def_registry.get(op.type) is None and _function(op.graph, op.type) is not None:
+        return [op.type]
     found: list[str] = []
     for attr in op.op_def.attr:
         if attr.type == "func":

@@ -20,7 +20,7 @@ _SUM = functools.partial(_BINARY, kinds=frozenset({SUM, BIAS}),
 register(
     _SUM("Add", np.add, (same, same), commutative=True, neutral=0.0),
     _SUM("AddV2", np.add, (same, same), commutative=True, neutral=0.0),
-    _SUM("Sub", np.subtract, (same, lambda o: -o.t), neutral=0.0,
+    _SUM("Sub", np.subtract, (same, lambda o: -o.t), neutral=0.0, subtracts=True,
          one_with=frozenset({"Exp"})),  # exp(x) - 1 is made expm1(x)
     _SUM("AddN", lambda *terms: sum(terms[1:], np.asarray(terms[0])), (same,), variadic=True,
          commutative=True, kinds=frozenset({SUM}), holds_values=True),  # it sums gradients, no bias
@@ -111,7 +111,8 @@ _LOGICAL = functools.partial(_COMPARES, reuses_input=True, typed=False)
 _STEP = functools.partial(OpRecord, tangents=(zero,))
 _ANY_SHAPE = (("incompatible_shape_error", True),)
 register(
-    _COMPARES("Greater", np.greater), _COMPARES("GreaterEqual", np.greater_equal),
+    _COMPARES("Greater", np.greater, compares=">"),
+    _COMPARES("GreaterEqual", np.greater_equal, compares=">="),
     _COMPARES("Less", np.less, compares="<"),
     _COMPARES("LessEqual", np.less_equal, compares="<="),
     _COMPARES("Equal", np.equal, made_with=_ANY_SHAPE),

@@ -158,6 +158,7 @@ class OpRecord:
     linear: tuple[int, ...] = ()  # inputs in one of which it is linear, the others fixed
     scales: bool = False  # linear, and with constants for its other inputs a constant multiple
     commutative: bool = False
+    subtracts: bool = False  # its second operand is taken off the first
     neutral: float | None = None  # this second operand (first too if commutative) changes nothing
     selects: bool = False  # chooses between its second and third input by the first
     fills: float | None = None  # the value of every element of its result

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.loops.comparisons import is_call
 from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.nodes import is_lowered
 from tfckpt.capture.variables import only_reads, origin
@@ -59,6 +60,25 @@ def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
     return Inner({root: most} if filled else {}, None, Branches(tuple(bodies), shares))
 
 
+def call_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]) -> Inner:
+    """Return what the function does that an op calls, as the only one of its branches.
+
+    Args:
+      op: of a body; see `tfckpt.capture.loops.comparisons.is_call`.
+      known: returns the op with the shapes that its inputs really have.
+
+    Returns:
+      Nothing of what is known, where the function is unlike any known.
+    """
+    try:
+        (name,) = tf_adapter.called_functions(op)
+        called = _Branch(op, name, [tensor.shape for tensor in known(op).inputs], ())
+        body = priced_body(name, called.graph, called.shape, called.inner)
+    except (KeyError, ValueError, TypeError, tf.errors.OpError):
+        return Inner()
+    return Inner(branches=Branches((body,)))
+
+
 class _Branch:
     """One of the branches of an op."""
 
@@ -98,6 +118,8 @@ class _Branch:
         return value.op.outputs[known.shares[value.value_index]]
 
     def _inner(self, op: tf.Operation) -> Inner:
+        if is_call(op):
+            return call_of(op, self._known)
         if not record(op.type).chooses:
             return Inner()
         handed_out = {origin(tensor).op.name for tensor in self.graph.outputs}

@@ -18,7 +18,7 @@ from tfckpt.ops import Calls, record
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A branch that runs, and the op that calls it."""
+    """A branch that runs, or a function, and the op that calls it."""
 
     op: tf.Operation
     branch: tf_adapter.FuncGraph
@@ -48,6 +48,9 @@ def comparisons(condition: tf_adapter.FuncGraph
         elif known.compares:
             first, second = (_outside(t, calls)[0] for t in op.inputs)
             yield op, first, second
+        elif is_call(op):
+            call = _called(op)
+            pending.append((call.branch.outputs[tensor.value_index], (*calls, call)))
         elif known.calls is Calls.BRANCHES:
             branches = [tf_adapter.graph_called(op, name)
                         for name in tf_adapter.called_functions(op)]
@@ -56,6 +59,61 @@ def comparisons(condition: tf_adapter.FuncGraph
                 if _is_false(fails, tensor.value_index):
                     pending += [(op.inputs[0], calls),
                                 (holds.branch.outputs[tensor.value_index], (*calls, holds))]
+
+
+def is_call(op: tf.Operation) -> bool:
+    """Return whether an op calls one function, once.
+
+    Args:
+      op: of a live graph.
+    """
+    calls = record(op.type).calls
+    return calls is Calls.FUNCTION or calls is None and (
+        tf_adapter.called_functions(op) == [op.type])
+
+
+def changes(tensor: tf.Tensor) -> Iterator[tuple[tf.Tensor, tf.Tensor, int]]:
+    """Yield what a body may count by: the counter, how much is added to it, and times what.
+
+    Either of two that are added may be the counter. The sum may be in a function that a body calls.
+
+    Args:
+      tensor: what a body returns.
+
+    Yields:
+      Tensors, and -1 where the second is taken off.
+    """
+    made, calls = _inside(tensor)
+    known = record(made.op.type)
+    if (known.adds or known.subtracts) and len(made.op.inputs) == 2:
+        first, second = (_outside(operand, calls)[0] for operand in made.op.inputs)
+        yield first, second, -1 if known.subtracts else 1
+        if known.adds:
+            yield second, first, 1
+
+
+def handed_on(tensor: tf.Tensor) -> tf.Tensor:
+    """Return what a body returns, seen through functions that it calls and that pass it on.
+
+    Args:
+      tensor: what a body returns.
+    """
+    return _outside(*_inside(tensor))[0]
+
+
+def _inside(tensor: tf.Tensor) -> tuple[tf.Tensor, tuple[_Call, ...]]:
+    """Return what makes a tensor, looked for in the functions whose results it is."""
+    calls: tuple[_Call, ...] = ()
+    tensor = number_origin(tensor)
+    while is_call(tensor.op):
+        calls = (*calls, _called(tensor.op))
+        tensor = number_origin(calls[-1].branch.outputs[tensor.value_index])
+    return tensor, calls
+
+
+def _called(op: tf.Operation) -> _Call:
+    (name,) = tf_adapter.called_functions(op)
+    return _Call(op, tf_adapter.graph_called(op, name))
 
 
 def _outside(tensor: tf.Tensor, calls: tuple[_Call, ...]

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.loops.branch_values import branches_of
-from tfckpt.capture.loops.comparisons import comparisons
+from tfckpt.capture.loops.branch_values import branches_of, call_of
+from tfckpt.capture.loops.comparisons import changes, comparisons, handed_on, is_call
 from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.variables import argument, number_origin
@@ -329,6 +329,8 @@ class _Loop:
     def _inner(self, op: tf.Operation) -> Inner:
         if record(op.type).chooses:
             return self._chosen(op)
+        if is_call(op):
+            return call_of(op, self._in_body)
         if not record(op.type).is_loop:
             return Inner()
         kept = _Loop(op, self._in_body, self.target).kept()
@@ -347,19 +349,25 @@ class _Loop:
         told = self._told_trips()
         if told is not None:
             return told
-        bounds = [self._bound(counter, limit, inclusive=record(op.type).compares == "<=")
-                  for op, counter, limit in comparisons(self.cond)]
+        bounds = []
+        for op, first, second in comparisons(self.cond):
+            how = record(op.type).compares
+            for counter, limit, rises in ((first, second, how[0] == "<"),
+                                          (second, first, how[0] == ">")):
+                bounds.append(self._bound(counter, limit, rises, inclusive=how[1:] == "="))
         return min((b for b in bounds if b is not None), default=None)
 
-    def _bound(self, counter: tf.Tensor, limit: tf.Tensor, *, inclusive: bool) -> int | None:
+    def _bound(self, counter: tf.Tensor, limit: tf.Tensor, rises: bool, *, inclusive: bool
+               ) -> int | None:
+        """Return how often a counter that rises, or falls, changes until it is at the limit."""
         slot = argument(self.cond, number_origin(counter))
         step = None if slot is None else self._step(slot)
-        if slot is None or not step or step <= 0:
+        if slot is None or not step or (step > 0) != rises:
             return None
         start, end = self._outside(slot), self._limit(limit)
         if start is None or end is None:
             return None
-        return max(0, -((start - end - inclusive) // step))
+        return max(0, -((abs(step) // step * (start - end) - inclusive) // abs(step)))
 
     def _limit(self, tensor: tf.Tensor) -> int | None:
         """Return the value of a tensor of the condition that no iteration changes."""
@@ -373,7 +381,7 @@ class _Loop:
 
     def _is_passed(self, slot: int) -> bool:
         """Return whether each iteration hands an argument on as it is."""
-        return argument(self.body, number_origin(self.body.outputs[slot])) == slot
+        return argument(self.body, handed_on(self.body.outputs[slot])) == slot
 
     @functools.cached_property
     def _cond_as_given(self) -> tf_adapter.FuncGraph:
@@ -385,16 +393,14 @@ class _Loop:
 
     def _step(self, slot: int) -> int | None:
         """By how much each iteration raises a counter."""
-        op = number_origin(self.body.outputs[slot]).op
-        if not record(op.type).adds or len(op.inputs) != 2:
-            return None
-        for counter, step in (tuple(op.inputs), tuple(op.inputs)[::-1]):
+        for counter, step, factor in changes(self.body.outputs[slot]):
             if argument(self.body, number_origin(counter)) == slot:
                 value = _value(step)
                 # autograph's `for i in tf.range(...)` hands the step from iteration to iteration
                 given = argument(self.body, number_origin(step)) if value is None else None
-                return self._outside(given) if (
-                    given is not None and self._is_passed(given)) else value
+                if given is not None and self._is_passed(given):
+                    value = self._outside(given)
+                return None if value is None else factor * value
         return None
 
     def _outside(self, slot: int) -> int | None:
