@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -421,6 +425,25 @@ def test_what_gradients_of_convolutions_lay_out_is_counted(
             assert not counted
         else:
             assert asked == [n for n in counted if n >= 1 << 18]
+
+
+def test_where_onednn_is_off_the_windows_of_all_gradients_are_counted():
+    """A U-Net's plain step by what is planned, in a process of its own."""
+    code = """
+import tensorflow as tf, tfckpt
+from benchmarks.measured import NETWORKS
+body, args = NETWORKS["unet"](batch=2)
+plain, ours = tf.function(body), tfckpt.checkpoint(tf.function(body))
+measured = [tfckpt.verify.measure_peak(step, *args, repeats=3) for step in (plain, ours)]
+print(*measured, *ours.report.simulated_bytes)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPU_ALLOCATOR_USE_BFC": "1"})
+    assert done.returncode == 0, done.stderr
+    plain, ours, simulated_plain, simulated = map(float, done.stdout.split()[-4:])
+    assert 0.85 * plain < simulated_plain < 1.25 * plain
+    assert 0.8 * ours < simulated < 1.3 * ours
 
 
 @pytest.mark.parametrize("left, right, transpose", [

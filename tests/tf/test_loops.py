@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import keras
@@ -16,10 +17,12 @@ from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import origin
 from tfckpt.cost.bodies import working_bytes
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.cost.kernel_copies import kernel_workspace
 from tfckpt.cost.storage import roots, storage_bytes
 from tfckpt.cost.time import seconds
 from tfckpt.ir.graph import Graph, Op, Tensor
-from tfckpt.ir.target import Rates, Target
+from tfckpt.ir.target import EIGEN, Rates, Target
 from tfckpt.ops import record
 
 ROWS, WIDTH = 8, 4
@@ -260,6 +263,62 @@ def test_what_a_body_calls_counts_as_if_it_stood_there():
     for (time, held), (time_called, held_called) in zip(plain, called, strict=True):
         assert time_called == pytest.approx(time, rel=0.2)
         assert 0.5 * held <= held_called <= held + 8 * ENTRY and held_called
+
+
+def test_a_loop_that_only_writes_variables_is_counted():
+    """One iteration: the next reads what it has written. Nothing that it returns takes memory."""
+    process.fresh()
+    weight = tf.Variable(tf.eye(WIDTH))
+
+    @tf.function
+    def step(x):
+        for _ in tf.range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.tanh(tf.sin(x @ weight)))
+            weight.assign_sub(tape.gradient(loss, weight))
+        return tf.reduce_sum(weight)
+
+    graph = capture(step.get_concrete_function(tf.TensorSpec((512, WIDTH))).graph)
+    (loop,) = [op for op in graph.ops if record(op.type).is_loop]
+    assert loop.loop.at_once == 1
+    (vertex,) = [v for v in build_cost_graph(graph).vertices if v.name == loop.name]
+    tensor = 512 * WIDTH * 4
+    assert 2 * tensor <= vertex.workspace <= 5 * tensor
+
+
+def test_iterations_hold_no_more_together_than_each_by_itself():
+    def body(i, x, total):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.tanh(tf.sin(tf.exp(x))))
+        return i + 1, x, total + tape.gradient(loss, x)
+
+    process.fresh()
+    graph = capture(tf.function(lambda x: tf.while_loop(
+        lambda i, x, total: i < 3, body, (0, x, tf.zeros_like(x)))[2]).get_concrete_function(
+            tf.TensorSpec((512, WIDTH))).graph)
+    (loop,) = [op for op in graph.ops if record(op.type).is_loop]
+    alone = dataclasses.replace(loop, loop=dataclasses.replace(loop.loop, at_once=1))
+    assert loop.loop.at_once == 3
+    assert working_bytes(graph, alone) <= working_bytes(graph, loop) <= 3 * working_bytes(
+        graph, alone)
+
+
+def test_what_kernels_take_in_a_body_is_counted():
+    """Eigen's windows for a gradient of a convolution: 30 MiB and more in float64."""
+    kernel = tf.ones((3, 3, 8, 8), tf.float64)
+
+    def forward(x):
+        images = tf.cast(tf.reshape(x, (1, ROWS, WIDTH, 1)) * tf.ones((8,)), tf.float64)
+        return tf.while_loop(lambda i, t: i < 3, lambda i, t: (
+            i + 1, tf.nn.conv2d(tf.tanh(t), kernel, 1, "SAME")), (0, images))[1]
+
+    graph = capture(_graph(lambda x: tf.cast(forward(x), tf.float32)))
+    gradient = [op for op in graph.ops if record(op.type).is_loop][-1]
+    product = next(op for op in gradient.loop.body.ops if op.type == "Conv2DBackpropInput")
+    taken = kernel_workspace(gradient.loop.body, product, EIGEN)
+    assert taken > 0
+    assert working_bytes(graph, gradient, EIGEN) >= taken + working_bytes(graph, gradient) // 2
 
 
 def test_the_steps_of_a_ctc_loss_are_counted():

@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
-from tfckpt.cost.kernel_copies import rearranged_bytes
+from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.ir.graph import Graph, Loop, Op, TensorId
 from tfckpt.ops import record
@@ -17,7 +17,7 @@ _MOST_OPS = 20_000
 """Ops of iterations that are looked at together."""
 
 
-def working_bytes(graph: Graph, op: Op) -> int:
+def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
     """Return the bytes that an op's body, or the largest of its branches, holds at most.
 
     An iteration's results are counted as the loop's, and so is what its lists keep. Iterations that
@@ -27,12 +27,14 @@ def working_bytes(graph: Graph, op: Op) -> int:
     Args:
       graph: that the op belongs to.
       op: the op; one without a body holds nothing.
+      kernels_by: whose kernels compute convolutions and products (`Target.kernels_by`).
     """
     if op.branches is not None and _takes_out(graph, op):
         return 0
-    most = max(map(_peak, op.bodies), default=0)
+    most = max((_peak(body, kernels_by) for body in op.bodies), default=0)
     if op.loop is not None and op.loop.at_once > 1 and op.loop.arguments:
-        most = max(most, *(_peak(_several(op.loop, newest)) for newest in (False, True)))
+        together = max(_peak(_several(op.loop, newest), kernels_by) for newest in (False, True))
+        most = max(most, min(together, op.loop.at_once * most))
     return most
 
 
@@ -83,7 +85,7 @@ def _in_turn(nodes: Sequence[_Node], needed: Mapping[_Node, Collection[_Node]], 
     return order
 
 
-def _peak(body: Graph) -> int:
+def _peak(body: Graph, kernels_by: str) -> int:
     """Return the most bytes of temporary tensors that live at once, in the order of the body.
 
     What is taken out of a list or an optional is there before, and gone once it has been read.
@@ -100,8 +102,9 @@ def _peak(body: Graph) -> int:
                  if last[t] == i and t in size]
         allocated = 0 if _takes_out(body, op) else sum(made.values())
         taken = _taken_over(op, made, [size[t] for t in dying])
-        peak = max(peak, live + allocated - taken + working_bytes(body, op)
-                   + rearranged_bytes(body, op) + op.workspace)
+        peak = max(peak, live + allocated - taken + working_bytes(body, op, kernels_by)
+                   + rearranged_bytes(body, op) + kernel_workspace(body, op, kernels_by)
+                   + op.workspace)
         size.update({t: n for t, n in made.items() if t in last})
         live += (sum(made[t] for t in made if t in last) if allocated else 0) - sum(
             map(size.pop, dying))

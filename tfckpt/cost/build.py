@@ -76,7 +76,8 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     reads = [_reads(graph, op, root, big) for op in graph.ops]
     anchors = [i for i, op in enumerate(graph.ops)
                if reads[i] and not _hands_on(graph, root, i)
-               or any((i, slot) in big for slot in range(len(op.outputs)))]
+               or any((i, slot) in big for slot in range(len(op.outputs)))
+               or op.bodies and working_bytes(graph, op) >= SMALL_BYTES]
     readers = graph.consumers()
     awaited = frozenset(source for op in graph.ops for source in op.controls)
     fetched = frozenset(root[i][slot] for i, slot in graph.fetches)
@@ -268,7 +269,7 @@ def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Se
     if len(members) > 1:
         return taken + workspace(graph, root, inner, members)
     return taken + graph.ops[members[0]].workspace + working_bytes(
-        graph, graph.ops[members[0]])
+        graph, graph.ops[members[0]], kernels_by)
 
 
 def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[Sequence[TensorId]],

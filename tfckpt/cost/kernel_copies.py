@@ -14,11 +14,11 @@ channels last: convolutions of the forward compute so, gradients on copies with 
 those of single pixels. One op by itself takes up to twice that, as cuDNN chooses another kernel
 (`python -m benchmarks.kernel_workspaces`).
 
-On a CPU Eigen computes gradients of convolutions in float16 and float64 as products: it lays out
-the windows of as many images as have room in 30 MiB with the operands, of the input's gradient
-those of one image where its product is large. It counts images that a batch may not have. Products
-in float16 it computes in float32, of copies. Measured with TensorFlow 2.21: to the byte what its
-kernels ask the allocator for (`tests/tf/test_cost.py`).
+On a CPU Eigen computes gradients of convolutions in float16 and float64 as products, and in other
+types where oneDNN is switched off: it lays out the windows of as many images as have room in 30 MiB
+with the operands, of the input's gradient those of one image where its product is large. It counts
+images that a batch may not have. Products in float16 it computes in float32, of copies. Measured
+with TensorFlow 2.21: to the byte what its kernels ask the allocator for (`tests/tf/test_cost.py`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ import math
 from collections.abc import Sequence
 
 from tfckpt.ir.graph import Graph, Op, Tensor
-from tfckpt.ir.target import EIGEN
+from tfckpt.ir.target import CUDNN, EIGEN, EIGEN_ALONE
 from tfckpt.ops import record
 
 _HALF = ("float16", "bfloat16")
-_BY_EIGEN = {"float16": 2, "float64": 8}
-"""Bytes of an element, of what oneDNN does not compute."""
+_BY_EIGEN = {EIGEN: {"float16": 2, "float64": 8},
+             EIGEN_ALONE: {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}}
+"""Bytes of an element, of what Eigen computes."""
 _WINDOWS, _LARGE = 30 << 20, 512 << 10
 """Bytes of the operands of Eigen's products, and from which one image's are a product by itself."""
 
@@ -64,7 +65,8 @@ def kernel_workspace(graph: Graph, op: Op, kernels_by: str) -> int:
     known = record(op.type)
     if not known.multiplies_matrices:
         return convolution_workspace(graph, op, kernels_by)
-    if kernels_by != EIGEN or known.copies is not None or op.outputs[0].dtype != "float16":
+    if kernels_by not in _BY_EIGEN or known.copies is not None or (
+            op.outputs[0].dtype != "float16"):
         return 0
     operands = [graph.ops[source].outputs[slot] for source, slot in op.inputs[:2]]
     return 2 * sum(tensor.bytes or 0 for tensor in (*operands, op.outputs[0]))
@@ -91,9 +93,10 @@ def convolution_workspace(graph: Graph, op: Op, kernels_by: str) -> int:
     kernel, images = tensor(known.kernel), [tensor(place) for place in known.data]
     if kernel.shape is None or len(kernel.shape) < 3:
         return 0
-    if kernels_by == EIGEN:
+    if kernels_by != CUDNN:
+        size = _BY_EIGEN[kernels_by].get(op.outputs[0].dtype, 0)
         return 0 if known.data[1] is None else _windows(
-            kernel, images, op.outputs[0].dtype, of_input=known.twice)
+            kernel, images, size, of_input=known.twice)
     last = op.attrs.get("data_format") in (b"NHWC", b"NDHWC")
     if last and op.outputs[0].dtype in _HALF:
         is_copied = known.data[1] is not None
@@ -103,9 +106,16 @@ def convolution_workspace(graph: Graph, op: Op, kernels_by: str) -> int:
     return moved + (kernel.bytes or 0) + known.twice * (op.outputs[0].bytes or 0)
 
 
-def _windows(kernel: Tensor, images: Sequence[Tensor], dtype: str, of_input: bool) -> int:
-    """Return the bytes of the windows that Eigen lays out for a gradient of a convolution."""
-    size, shape = _BY_EIGEN.get(dtype, 0), images[1].shape
+def _windows(kernel: Tensor, images: Sequence[Tensor], size: int, of_input: bool) -> int:
+    """Return the bytes of the windows that Eigen lays out for a gradient of a convolution.
+
+    Args:
+      kernel: its shape is height, width, channels of the input and of the output.
+      images: the input and the output.
+      size: bytes of an element; 0 where oneDNN computes it.
+      of_input: whether it is the gradient of the input.
+    """
+    shape = images[1].shape
     if not size or shape is None or None in shape or len(shape) != 4:
         return 0
     *window, inner, outer = (d or 1 for d in kernel.shape or ())

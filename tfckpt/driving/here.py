@@ -25,8 +25,8 @@ def target_of(device: str = "") -> Target:
     here = tf.config.list_physical_devices(spec.device_type)
     details = [tf.config.experimental.get_device_details(one)
                for one in here[spec.device_index or 0:][:1]]
-    return described(spec.device_type, "".join(d.get("device_name", "") for d in details)
-                     ).with_threads(threads())
+    found = described(spec.device_type, "".join(d.get("device_name", "") for d in details))
+    return dataclasses.replace(found, onednn=tf_adapter.uses_onednn()).with_threads(threads())
 
 
 def threads() -> int:

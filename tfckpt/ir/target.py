@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 CPU, GPU = "CPU", "GPU"
 EXECUTOR, XLA = "executor", "xla"
-CUDNN, EIGEN = "cudnn", "eigen"
+CUDNN, EIGEN, EIGEN_ALONE = "cudnn", "eigen", "eigen alone"
 
 READS, ORDER, FUSED = "reads", "order", "fused"
 """How XLA is made to follow a plan. `READS`: every read in the backward of what the forward kept
@@ -82,6 +82,7 @@ class Target:
       in_memory: ops whose results XLA writes to memory in the plain step, where it was asked, by
         name, and their elements.
       threads: of the executor, that run ops at once.
+      onednn: whether oneDNN computes on a CPU what it can.
     """
 
     rates: Rates = SMALL_CPU
@@ -95,6 +96,7 @@ class Target:
     asked: bool = False
     in_memory: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
     threads: int = 1
+    onednn: bool = True
 
     def compiled(self, by_xla: bool = True) -> Target:
         """Return the same device with XLA as the runner, or without.
@@ -143,15 +145,17 @@ class Target:
 
     @property
     def kernels_by(self) -> str:
-        """Return whose kernels, `CUDNN` or `EIGEN`, compute convolutions and products.
+        """Return whose kernels compute convolutions and products: `CUDNN` or one of Eigen's.
 
         They may take memory besides, on TensorFlow's executor; under XLA that is part of what XLA
         says it takes: "" there. On a CPU oneDNN computes most, and takes nothing; Eigen has what
-        oneDNN does not know.
+        oneDNN does not know (`EIGEN`), or all where it is switched off (`EIGEN_ALONE`).
         """
         if self.runner != EXECUTOR:
             return ""
-        return CUDNN if self.device == GPU else EIGEN
+        if self.device == GPU:
+            return CUDNN
+        return EIGEN if self.onednn else EIGEN_ALONE
 
     @property
     def asks_in_one_piece(self) -> bool:

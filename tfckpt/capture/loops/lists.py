@@ -21,7 +21,7 @@ from tfckpt.capture.loops.branch_values import branches_of, call_of
 from tfckpt.capture.loops.comparisons import changes, comparisons, handed_on, is_call
 from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.variables import argument, number_origin
+from tfckpt.capture.variables import argument, may_write, number_origin
 from tfckpt.errors import CaptureError
 from tfckpt.ir.edits import TRIPS
 from tfckpt.ir.graph import Graph, Loop
@@ -205,12 +205,20 @@ class _Loop:
             passed, workspace = self._of_segments(trips)
             found.update(passed)
         bound = _Loop(self.op, lambda op: op, self.target).trips()
-        attr = tf_adapter.node_attrs(self.op).get("parallel_iterations")
         place = {op.name: i for i, op in enumerate(self.body.get_operations())}
         return Kept(found, unknown, Loop(
             trips, self._priced(), shares, takes, bound=bound,
-            at_once=max(1, min(trips, attr.i if attr is not None else 1)),
+            at_once=max(1, min(trips, self._at_once())),
             arguments=tuple(place[given.op.name] for given in self.body.inputs)), workspace)
+
+    def _at_once(self) -> int:
+        """Return how many iterations TensorFlow lets run together.
+
+        One that writes variables is over before the next one reads them.
+        """
+        attr = tf_adapter.node_attrs(self.op).get("parallel_iterations")
+        writes = any(may_write(op) for op in self.body.get_operations())
+        return 1 if writes or attr is None else int(attr.i)
 
     def _told_trips(self) -> int | None:
         """Return how often the loop runs, where tfckpt has made it."""
