@@ -180,7 +180,8 @@ def test_what_loops_hand_on_lies_in_the_memory_of_what_they_were_given(make, bud
           f"{before / report.baseline_peak_bytes:.2f}")
     assert found == wanted and report.applied and report.identical, str(report)
     if make is _scans:  # iterations of the other one run at the same time, more or fewer
-        assert after < 1.05 * report.planned_peak_bytes
+        # of few large tensors a heap makes up to a fifth more, which budgets count
+        assert after < (1.25 if budget == "min" else 1.05) * report.planned_peak_bytes
         assert 0.75 * report.baseline_peak_bytes < before < 1.05 * report.baseline_peak_bytes
 
 

@@ -17,11 +17,14 @@ def is_pure(op_type: str, stateful: bool, dtypes: tuple[str, ...]) -> bool:
     Args:
       op_type: TensorFlow op type.
       stateful: what the op's registration says.
-      dtypes: dtypes of its outputs; of those that hold handles only lists of rows are copied.
+      dtypes: dtypes of its outputs; of those that hold handles only lists of rows are copied, and
+        of zeros.
     """
-    if stateful or not record(op_type).repeatable:
+    known = record(op_type)
+    if stateful or not known.repeatable:
         return False
-    return not any(dtype == "resource" or dtype == "variant" and not record(op_type).lists.rows
+    makes_list = known.lists.rows or known.fills is not None
+    return not any(dtype == "resource" or dtype == "variant" and not makes_list
                    for dtype in dtypes)
 
 
