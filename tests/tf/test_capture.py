@@ -326,9 +326,13 @@ def test_may_run_twice(make, op_type):
     assert _purity(make)[op_type] is True
 
 
-def test_resources_and_variants_are_never_copied():
+def test_resources_and_variants_are_not_copied_but_for_lists_of_rows_and_of_zeros():
     assert not is_pure("Identity", False, ("resource",))
-    assert not is_pure("ZerosLike", False, ("variant",))
+    assert not is_pure("ZerosLike", False, ("resource",))
+    for made in ("Identity", "TensorListReserve", "TensorListPushBack", "OptionalFromValue"):
+        assert not is_pure(made, False, ("variant",))
+    assert is_pure("ZerosLike", False, ("variant",))
+    assert is_pure("TensorListFromTensor", False, ("variant",))
     assert is_pure("Identity", False, ("float32",))
 
 
