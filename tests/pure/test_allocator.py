@@ -72,6 +72,14 @@ class Both:
         self.reference.release(reference)
         self._agree()
 
+    def release_all(self, rng: random.Random) -> None:
+        """Free all that is left, in a random order; nothing is in use then."""
+        while self.runs:
+            self.release_many(rng.randrange(len(self.runs)))
+        while self.chunks:
+            self.release(rng.randrange(len(self.chunks)))
+        assert self.ours.in_use == 0
+
     def _agree(self):
         assert (self.ours.in_use, self.ours.peak) == (self.reference.in_use, self.reference.peak)
         addresses = [a for a, _ in self.chunks]
@@ -271,9 +279,7 @@ def test_long_random_requests(seed):
             both.release(rng.randrange(len(both.chunks)))
         else:
             both.allocate(int(base * rng.choice([0.25, 0.5, 0.9, 1, 1.1, 1.9, 2, 2.1, 4])))
-    while both.chunks:
-        both.release(rng.randrange(len(both.chunks)))
-    assert both.ours.in_use == 0
+    both.release_all(rng)
 
 
 @given(seeds)
@@ -294,11 +300,7 @@ def test_equal_requests_at_once(seed):
             both.release_many(rng.randrange(len(both.runs)))
         elif both.chunks:
             both.release(rng.randrange(len(both.chunks)))
-    while both.runs:
-        both.release_many(rng.randrange(len(both.runs)))
-    while both.chunks:
-        both.release(rng.randrange(len(both.chunks)))
-    assert both.ours.in_use == 0
+    both.release_all(rng)
 
 
 @pytest.mark.parametrize("size", [100 * MIB, 150 * MIB, 300 * MIB])
