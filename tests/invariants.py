@@ -54,7 +54,7 @@ def graph_of(seed: int) -> CostGraph:
     rng = random.Random(seed)
     kind = seed % 5
     if kind == 0:
-        graph = random_joint_graph(seed, rng.randint(7, 18))
+        graph = random_joint_graph(seed, rng.randint(7, 18), nested=seed % 2 > 0)
     elif kind == 1:
         graph = with_backward((None, *random_paper_graph(seed, rng.randint(3, 10), 0.3)))
     elif kind == 2:

@@ -165,6 +165,16 @@ def test_proposals_are_executable_and_within_their_limit():
     assert proposals > 50
 
 
+@pytest.mark.parametrize("seed", [83, 107, 109, 171])
+def test_what_runs_after_the_turn_is_not_recomputed_before(seed):
+    """The stages are of another order than the one that is run, which may turn earlier."""
+    graph = random_joint_graph(seed, 60, nested=True)
+    evaluator = Evaluator(graph)
+    for proposal in recursive(evaluator, "time"):
+        check_schedule(graph, evaluator.price(
+            proposed(Candidate(frozenset()), proposal, "recursive")).schedule)
+
+
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_plans_pass_the_checker(objective):
     for graph in graphs():

@@ -30,14 +30,19 @@ def random_paper_graph(seed: int, count: int, density: float = 0.3):
             edges)
 
 
-def random_joint_graph(seed: int, count: int = 12) -> CostGraph:
-    """Vertices of all regions that use every feature the simulator knows."""
+def random_joint_graph(seed: int, count: int = 12, nested: bool = False) -> CostGraph:
+    """Vertices of all regions that use every feature the simulator knows.
+
+    Where nested, some of the backward is forward for a second gradient, and may run again.
+    """
     rng = random.Random(seed)
     vertices: list[Vertex] = []
     storages: list[Storage] = []
     for index in range(count):
         third = 3 * index // count
         region = (FORWARD, BACKWARD, UPDATE)[third]
+        if nested and region == BACKWARD and rng.random() < 0.5:
+            region = FORWARD
         reads = tuple(sorted(rng.sample(range(len(storages)), min(len(storages),
                                                                     rng.randint(0, 3)))))
         writes = tuple(range(len(storages), len(storages) + rng.randint(0, 2)))

@@ -89,17 +89,22 @@ class _Builder:
             if made >= 0:
                 for cut in range(made + 1, through + 1):
                     self.crossing[cut].append(s)
+        self.later: set[int] = set()  # storages that no original has made yet
         self.copies = [0] * len(graph.vertices)
         self.steps: list[Step] = []
 
     def build(self, order: Sequence[int]) -> Schedule:
         """Return the whole schedule."""
         vertices = self.graph.vertices
-        turn = turning_point(self.graph, order)  # before it all originals are there
+        turn = turning_point(self.graph, order)
+        self.later.update(s for v in order[turn:] for s in vertices[v].writes)
         for position, v in enumerate(order):
             if position >= turn and vertices[v].region in (BACKWARD, UPDATE):
                 self._restore(vertices[v].reads)
             self.steps.append((v, 0))
+            for s in self.later.intersection(vertices[v].writes):
+                self.there[s] = True
+            self.later.difference_update(vertices[v].writes)
         return tuple(self.steps)
 
     def _restore(self, reads: Sequence[int]) -> None:
@@ -125,7 +130,7 @@ class _Builder:
             wanted.update(s for s in passed if recursion.made[s] < stage)
         wanted.update(self.crossing[stage])
         self.stage = stage
-        missing = sorted(s for s in wanted if not self.there[s])
+        missing = sorted(s for s in wanted if not self.there[s] and s not in self.later)
         self._run(missing)
         for s in missing:
             self.there[s] = True
