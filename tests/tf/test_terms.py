@@ -191,6 +191,17 @@ def test_another_order_of_products_is_found_where_it_begins():
     assert before.roots != after.roots and first_differences(before, after) == ("a",)
 
 
+@pytest.mark.parametrize("bias_waits, filter_waits, merged", [
+    ((), (), True), (("^z",), ("^z",), True), ((), ("^z",), False), (("^z",), (), False)])
+def test_a_gradient_of_a_bias_that_onednn_merges_is_another(bias_waits, filter_waits, merged):
+    def step(bias_waits, filter_waits):
+        return [*given("x", "y", "z"), constant("sizes", [3, 3, 8, 8]),
+                op("filter", "Conv2DBackpropFilter", "x", "sizes", "y", *filter_waits),
+                op("bias", "BiasAddGrad", "y", *bias_waits), result("bias")]
+
+    assert same(step((), ()), step(bias_waits, filter_waits)) is merged
+
+
 def test_constants_count_by_value_and_type():
     def with_constant(value):
         return [constant("k", value), *given("x"), op("r", "Mul", "x", "k"), result("r")]

@@ -344,7 +344,8 @@ class ExecutorDelays:
         else in its last op that nothing rearranges.
         """
         last = self._last(lambda v, op: not op.outputs) or self._result() or self._last(
-            lambda v, op: not (record(op.type).rearranged or self.builder.cost.vertices[v].fusible))
+            lambda v, op: not (record(op.type).rearranged or self.builder.cost.vertices[v].fusible
+                               or len(self.builder.cost.vertices[v].ops) > 1))
         if last is not None:
             self.builder.controls.extend(AddControl(last, reader) for reader in readers)
 

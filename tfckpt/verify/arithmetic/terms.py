@@ -165,6 +165,7 @@ class _Graph:
         self.has_loops = any(node.type in BACK for node in self.nodes.values())
         self.order = self._sorted()
         self.sums = self._sums()
+        self.merged = frozenset(self._merged_gradients())
         labels = Labels(computation.arguments, computation.function)
         self.labels = {name: labels.of(self.definitions[name]) for name in self.order}
         self.states = self._states()
@@ -273,6 +274,8 @@ class _Graph:
                           if self.nodes[c].type == ADDS)
         if node.type in SAME_ENDS:
             return sorted(read)
+        if node.name in self.merged:
+            return [*read, "merged"]
         if node.type == POOL_GRADIENT:
             return [*read[:3], self._notes_places(node)]
         return read
@@ -283,6 +286,18 @@ class _Graph:
         return {name: starts.order(name, name in self.computation.early)
                 if len(node.inputs) > 2 else (tuple(range(len(node.inputs))), True)
                 for name, node in self.nodes.items() if node.type == SUM}
+
+    def _merged_gradients(self) -> Iterable[str]:
+        """Yield the gradients of biases that oneDNN computes with the filter's, by another kernel.
+
+        It takes both together where they read the same and wait for the same.
+        """
+        filters = {(node.inputs[of], frozenset(node.controls)) for node in self.nodes.values()
+                   if (of := record(node.type).filter_gradient_of) is not None}
+        for node in self.nodes.values():
+            if record(node.type).bias_gradient and (
+                    node.inputs[0], frozenset(node.controls)) in filters:
+                yield node.name
 
     def _lasts(self, name: str) -> bool:
         """Return whether an op's results stay in memory after their readers have run."""
