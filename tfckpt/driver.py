@@ -29,6 +29,7 @@ from tfckpt.driving.here import place
 from tfckpt.driving.judges import JUDGES, Candidate, Rejected
 from tfckpt.driving.parts import DevicePart, Part, Proposal, unchanged
 from tfckpt.driving.proposals import (
+    LITTLE,
     Search,
     device_parts_of,
     priced_parts,
@@ -63,6 +64,8 @@ EXECUTOR_TRIALS = 3
 executor runs."""
 ASKED_FROM = 16 << 20
 """Bytes of a plain peak below which it is not asked: a plan is made in less time than it takes."""
+BESIDE = 4
+"""Times of a step's peak that may be live beside it: with more, less of the step is little less."""
 _INSIDE = ("the gradient is computed inside of a loop, branch or function ({}); put the decorator "
            "on the function that is called there")
 
@@ -101,7 +104,7 @@ def _run(carrier: Carrier, options: Options, refused: str) -> Outcome:
             step.graph, options.keep, options.recompute, step.layers))
     target_of = place(options.target, step.compiled, carrier.optimised)
     if not step.graph.has_gradient():
-        return _without_gradient(step, options, target_of, started)
+        return _without_gradient(step, options, target_of, refused, started)
     with waiting_for(f"planning {step.name} ({len(step.graph.ops):,} operations)") as done:
         with older_objects_set_aside():
             outcome, report = _planned(carrier, step, options, target_of, refused, started)
@@ -123,6 +126,8 @@ def _planned(carrier: Carrier, step: Captured, options: Options,
         entry = None if refused else _entry(step, wanted, options)
         found = None if entry is None else _kept(carrier, step, context, entry, options, started)
         parts = () if found else priced_parts(step.graph, wanted)
+    if parts and step.beside_bytes > BESIDE * max(part.plain.peak_bytes for part in parts):
+        refused = refused or LITTLE
     if found is None:
         found = _searched(carrier, step, context, parts, options, refused, started)
         if entry is not None:
@@ -370,7 +375,7 @@ _warned: set[str] = set()
 
 
 def _without_gradient(step: Captured, options: Options, target_of: Callable[[str], Target],
-                      started: float) -> Outcome:
+                      refused: str, started: float) -> Outcome:
     """Return the outcome for a step that computes no gradient, or not where it can be seen."""
     inside = step.gradient_inside()
     if not inside:
@@ -383,6 +388,6 @@ def _without_gradient(step: Captured, options: Options, target_of: Callable[[str
         part, *_ = priced_parts(step.graph, device_parts_of(step.graph, options, target_of))
     except CostError:  # of a step that is not looked into anyway
         return Outcome()
-    proposal = unchanged(part, _INSIDE.format(inside))
+    proposal = unchanged(part, refused or _INSIDE.format(inside))
     return Outcome(report_of(step.name, step.graph, (proposal,), None, (),
                              time.perf_counter() - started, step.planned_for), None, (proposal,))

@@ -181,7 +181,7 @@ def _mark(func_graph: Any) -> None:
     """Mark the graph of a function called eagerly that computes a gradient, and is not marked."""
     from tfckpt.capture.inlining.inline import is_rewritten
     from tfckpt.capture.regions import is_gradient_scope
-    from tfckpt.carriers import trace_hook
+    from tfckpt.carriers import records, trace_hook
     from tfckpt.request.options import make_options
 
     if func_graph.outer_graph is not None and func_graph.outer_graph.building_function:
@@ -192,8 +192,8 @@ def _mark(func_graph: Any) -> None:
     if hasattr(func_graph, trace_hook._MARK) or not any(map(is_gradient_scope, names)) or any(
             map(is_rewritten, names)):
         return
-    setattr(func_graph, trace_hook._MARK, trace_hook.Mark(
-        make_options(xla_trials=0), trace_hook.Records(), func_graph.name))
+    setattr(func_graph, trace_hook._MARK, records.Mark(
+        make_options(xla_trials=0), records.Records(), func_graph.name))
 
 
 def _wrap_models() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.ir.edits import TAKES
 from tfckpt.ir.graph import Tensor
 from tfckpt.ops import record
 
@@ -36,7 +37,7 @@ def attrs_of(op: tf.Operation) -> dict[str, object]:
     Returns:
       By name what the record of the op's type lists; of a constant `value`, or `integer` where it
       is one of a few integers; nothing where its elements differ, are too many to look at, or are
-      of another kind.
+      of another kind. Of a loop or branches also `TAKES`, where that is set.
     """
     known = record(op.type)
     if known.is_constant:
@@ -49,7 +50,10 @@ def attrs_of(op: tf.Operation) -> dict[str, object]:
             return {}
         value = _common_value(op.get_attr("value"))
         return {} if value is None else {"value": value}
-    return {key: op.get_attr(key) for key in known.attrs}
+    found = {key: op.get_attr(key) for key in known.attrs}
+    if known.has_bodies and TAKES in (told := tf_adapter.node_attrs(op)):
+        found[TAKES] = tuple(told[TAKES].list.i)
+    return found
 
 
 def _common_value(proto: Any) -> float | None:

@@ -42,11 +42,15 @@ class CallSizes:
         it is not known.
       batch: an unknown leading dimension that the leaves do not tell.
       values: the parts of all leaves themselves, in order, while the call is made.
+      numbers: of what a loop hands to its first iteration, by position, the integers that are known
+        before it runs: from a counter follows how large a slice is.
     """
 
     leaves: tuple[tuple[tuple[int, ...] | None, ...], ...] = ()
     batch: int | None = None
     values: tuple[Any, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    numbers: Mapping[int, Any] = dataclasses.field(
+        default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
     @classmethod
     def of(cls, arguments: object, batch: int | None = None) -> CallSizes:
@@ -265,6 +269,7 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
     sizes = sizes or CallSizes()
     inputs, parts = sizes.inputs(placeholders), composite_parts(graph, placeholders)
     batch = batch_size or sizes.batch
+    numbers = {placeholders[n].op.name: number for n, number in sizes.numbers.items()}
     words = [str(sizes)] if sizes.leaves else []
     if leaves_batch_open(graph, inputs, sizes, parts):
         words = [str(sizes)] if inputs else []
@@ -273,7 +278,8 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
         elif may_assume:
             batch = STAND_IN
             words.append(f"a batch of {STAND_IN}: nothing says what it is; pass batch_size=")
-    known = functools.partial(concrete_shapes, graph, batch, inputs, library, sizes, parts)
+    known = functools.partial(concrete_shapes, graph, batch, inputs, library, sizes, parts,
+                              numbers=numbers)
     found = known(told=told) if told else known(open_part(graph))
     asked, decided = ValueSizes(graph, sizes.given(graph, placeholders)), {}
     for _ in range(ROUNDS if sizes.values else 0):
@@ -290,7 +296,8 @@ def planned_shapes(graph: tf.Graph, batch_size: int | None, *, may_assume: bool,
 def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str, Sequence[int]],
                     library: Any = None, sizes: CallSizes | None = None,
                     parts: Collection[str] = (), part: tf.compat.v1.GraphDef | None = None,
-                    told: Mapping[str, tf.TensorSpec] = MappingProxyType({})) -> tf.Graph:
+                    told: Mapping[str, tf.TensorSpec] = MappingProxyType({}),
+                    numbers: Mapping[str, Any] = MappingProxyType({})) -> tf.Graph:
     """Return a scratch graph with the same op names and as many shapes known as can be.
 
     Args:
@@ -302,6 +309,7 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
       parts: placeholders whose leading dimension is no batch.
       part: of the graph, where that is enough; it calls no functions.
       told: shapes of tensors that follow from no others, by name.
+      numbers: what placeholders are given, by name, where that is known.
 
     Raises:
       CostError: no batch of that size can pass through the graph.
@@ -311,7 +319,9 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
         definition.library.CopyFrom(library)
     placeholders = {op.name: op for op in graph.get_operations() if op.type == PLACEHOLDER}
     for node in definition.node:
-        if node.name in placeholders:
+        if node.name in numbers:
+            tf_adapter.make_constant(node, numbers[node.name])
+        elif node.name in placeholders:
             _fix_placeholder(node, placeholders[node.name],
                              None if node.name in parts else batch_size, inputs)
         elif record(node.op).source is Source.ELEMENT:

@@ -97,7 +97,7 @@ def training_steps(document: Document, *, batch_size: int | None = None,
             if any(is_gradient_scope(node.name) for node in definition.node):
                 found += _main_step(document, meta, definition, batch_size, fetches)
             for function in definition.library.function:
-                if any(map(_computes_gradient, function.node_def)):
+                if any(map(computes_gradient, function.node_def)):
                     found += _function_step(meta, definition, function, batch_size)
         except TfckptError:
             raise
@@ -153,8 +153,12 @@ def imported(definition: tf.compat.v1.GraphDef) -> tf.Graph:
     return live
 
 
-def _computes_gradient(node: Any) -> bool:
-    """Return whether a node is of a gradient, and more than what a loop's body keeps for one."""
+def computes_gradient(node: Any) -> bool:
+    """Return whether a node is of a gradient, and more than what a loop's body keeps for one.
+
+    Args:
+      node: NodeDef.
+    """
     known = record(node.op)
     return is_gradient_scope(node.name) and not (
         known.holds_values or known.shape_only or known.is_constant or known.passes_on)

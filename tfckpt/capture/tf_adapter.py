@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
@@ -549,6 +550,120 @@ def graph_called(call: tf.Operation, name: str,
         return made
 
 
+def function_copied(call: tf.Operation, name: str) -> FuncGraph:
+    """Return a graph of its own of a function that an op calls; its ops keep their names.
+
+    Args:
+      call: the op; the function is looked up in its graph.
+      name: of the function, as `called_functions` returns it.
+    """
+    graph: Any = call.graph
+    definition = find_function(graph, name)
+    given = type(definition)()
+    given.CopyFrom(definition)
+    _tell_variables(given, call)
+    with graph.as_default():
+        made = function_def_to_graph.function_def_to_graph(given)
+    setattr(made, _ATTRIBUTES, dict(definition.attr))
+    return made
+
+
+def define_function(body: FuncGraph, graph: tf.Graph, wanted: str) -> str:
+    """Make a function of a graph that `function_copied` returned, and return its name.
+
+    Args:
+      body: the graph.
+      graph: that may call it from now on.
+      wanted: the name; followed by a number where the process has a function of that name.
+
+    Raises:
+      ValueError: TensorFlow refuses the graph.
+    """
+    ctx = eager_context.context()
+    names = itertools.chain([wanted], (f"{wanted}_{n}" for n in itertools.count(1)))
+    name = next(name for name in names if not ctx.has_function(name))
+    graph._add_function_recursive(atomic_function.from_func_graph(
+        name, body, getattr(body, _ATTRIBUTES)))
+    return name
+
+
+_ATTRIBUTES = "_tfckpt_attributes"
+
+
+def set_functions(op: tf.Operation, attr: str, names: Sequence[str]) -> None:
+    """Have an op call other functions.
+
+    Args:
+      op: of a graph that knows them; they take and return what those do that it calls.
+      attr: of the op, which names the functions.
+      names: one, or as many as it calls by this attribute.
+    """
+    if isinstance(op.get_attr(attr), list):
+        op._set_func_list_attr(attr, names)
+    else:
+        op._set_func_attr(attr, names[0])
+
+
+def set_attribute(op: tf.Operation, attr: str, value: Any) -> None:
+    """Set an attribute of an op, or take it away.
+
+    Args:
+      op: of a live graph.
+      attr: of the op's definition, or any name that begins with "_".
+      value: an AttrValue; None to take the attribute away.
+    """
+    if value is None:
+        op._clear_attr(attr)
+    else:
+        op._set_attr(attr, value)
+
+
+def integers(values: Sequence[int]) -> Any:
+    """Return a list of integers as the value of an attribute.
+
+    Args:
+      values: the integers.
+    """
+    return attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=values))
+
+
+def integer(value: int) -> Any:
+    """Return an integer as the value of an attribute.
+
+    Args:
+      value: the integer.
+    """
+    return attr_value_pb2.AttrValue(i=value)
+
+
+def functions_of(op: tf.Operation) -> dict[str, list[str]]:
+    """Return the names of the functions that an op calls by the attributes that name them.
+
+    Args:
+      op: of any type; nothing is returned where it calls none.
+    """
+    found = {}
+    for attr in _function_attrs(op.type):
+        value = op.get_attr(attr)
+        found[attr] = [f.name for f in value] if isinstance(value, list) else [value.name]
+    return found
+
+
+def make_constant(node: tf.compat.v1.NodeDef, value: np.ndarray) -> None:
+    """Make a NodeDef a constant, under its name.
+
+    Args:
+      node: changed in place.
+      value: of the constant.
+    """
+    proto = tf.make_tensor_proto(value)
+    node.op = CONST
+    node.ClearField("attr")
+    node.ClearField("input")
+    node.attr["dtype"].type = proto.dtype
+    node.attr["value"].tensor.CopyFrom(proto)
+
+
 def _tell_variables(function: Any, call: tf.Operation) -> dict[str, tf.TensorSpec]:
     """Have a FunctionDef say of what shape the variables are that it is given; return it too."""
     given = call.inputs[registry.record(call.type).first_argument:]
@@ -757,7 +872,7 @@ def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     known = {function.signature.name for function in definition.library.function}
     pending = list(nodes_with_bodies(definition))
     while pending:
-        for name in _functions_named(pending.pop()):
+        for name in functions_named(pending.pop()):
             found = None if name in known else find_function(graph, name)
             if found is not None:
                 known.add(name)
@@ -766,8 +881,12 @@ def shown_definition(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     return definition
 
 
-def _functions_named(node: tf.compat.v1.NodeDef) -> Iterator[str]:
-    """Yield the names of the functions that a node calls."""
+def functions_named(node: tf.compat.v1.NodeDef) -> Iterator[str]:
+    """Yield the names of the functions that a node calls.
+
+    Args:
+      node: of a graph or of a function's body.
+    """
     for key in _function_attrs(node.op):
         if key in node.attr:
             yield node.attr[key].func.name

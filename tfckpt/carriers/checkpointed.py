@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import CallSizes
-from tfckpt.carriers.trace_hook import Mark, Records, called_with, traces_compiled, wrap_body
+from tfckpt.carriers.records import Mark, Records
+from tfckpt.carriers.trace_hook import called_with, traces_compiled, wrap_body
 from tfckpt.report.observed import observing
 from tfckpt.report.report import Report
 from tfckpt.request.options import Options

@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from absl import logging
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.in_place import Body, optimise_in_place, wanted
+from tfckpt.capture.grappler.lowered_bodies import InPlace
 from tfckpt.capture.grappler.question import Question
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
@@ -27,13 +27,17 @@ from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
+from tfckpt.carriers.inside import Around, Function, InStep, plan_inside
 from tfckpt.carriers.keras_layers import layer_names
+from tfckpt.carriers.records import Mark, Records, knowing, known_sizes
+from tfckpt.common import faults
 from tfckpt.driver import INLINED, failed, run, switched_off
 from tfckpt.driving.carrier import Captured, Outcome
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.layers import LayerNames
 from tfckpt.report.report import Report
+from tfckpt.request.budget import format_bytes
 from tfckpt.request.device_budgets import Budgets
 from tfckpt.request.options import Options
 from tfckpt.rewrite.appliers.funcgraph import apply
@@ -43,110 +47,7 @@ from tfckpt.verify.asking.grappler import Optimised
 
 _MARK = "_tfckpt_mark"
 LAMBDA = "<lambda>"
-GROWTH = 1.1
-"""A batch this much larger than what was planned for is planned anew, or warned about."""
-
-
-class Records:
-    """The reports of one decorated step: the latest, and one for each traced signature.
-
-    Attributes:
-      open_for: what a trace with open dimensions was planned for, the latest of them; None where
-        no call told.
-      opened: whether there was such a trace.
-      around: the records of the decorator, where these are of one object whose method it made.
-      tune: takes the first batch that a model trains with, and settles its plan; None where that is
-        done, or not wanted.
-      settled: fills in what tuning has measured in the report of each trace that follows.
-    """
-
-    def __init__(self, around: Records | None = None) -> None:
-        self.report: Report | None = None
-        self.reports: dict[str, Report] = {}
-        self.graph: Callable[[], tf.Graph | None] = lambda: None
-        self.open_for: CallSizes | None = None
-        self.opened = False
-        self.tune: Callable[[Any], None] | None = None
-        self.settled: Callable[[Report], None] | None = None
-        self._traced: set[tuple] = set()
-        self.around = around
-
-    def note(self, sizes: CallSizes, is_open: bool) -> None:
-        """Note the sizes that a trace is planned for, and whether it leaves dimensions open.
-
-        Args:
-          sizes: what the call told of sizes; without leaves where it told nothing.
-          is_open: whether the trace leaves dimensions open.
-        """
-        self._traced.add(sizes.leaves)
-        if is_open:
-            self.open_for = sizes.without_values() if sizes.leaves else None
-        self.opened |= is_open
-        if self.around is not None:
-            self.around.opened |= self.opened
-
-    @contextlib.contextmanager
-    def watching(self, sizes: CallSizes, name: str) -> Iterator[None]:
-        """Warn, once for a plan, of a call that runs an open trace and is larger than planned.
-
-        Args:
-          sizes: those of the call that is made in this context.
-          name: of the step, for the warning.
-
-        Yields:
-          Nothing, before the call; what it did is looked at when the context ends.
-        """
-        traces = len(self.reports)
-        yield
-        planned = self.open_for
-        if (planned is None or len(self.reports) > traces or sizes.leaves in self._traced
-                or sizes.elements <= GROWTH * planned.elements):
-            return
-        self.open_for = None
-        warnings.warn(
-            f"tfckpt: {name} was planned for {planned} and is called with {sizes} now: its peak "
-            "will be higher than planned. Call it with its largest batch first, or leave the "
-            "dimension out of the input_signature, so that each size is planned", stacklevel=5)
-
-    def add(self, signature: str, report: Report, graph: tf.Graph) -> None:
-        """Note the report of a trace, and its graph for as long as TensorFlow keeps that.
-
-        Args:
-          signature: the traced signature as text; one that is known already gets a number.
-          report: of the trace.
-          graph: that the step is in; only a weak reference is kept.
-        """
-        self.graph = weakref.ref(graph)
-        self.report = report
-        if self.settled is not None:
-            self.settled(report)
-        key, number = signature, 1
-        while key in self.reports:  # traces that differ by something else, such as captured objects
-            number += 1
-            key = f"{signature} #{number}"
-        self.reports[key] = report
-        if self.around is not None:
-            self.around.add(signature, report, graph)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mark:
-    """A mark on a graph: all that the trace hook needs to know about it.
-
-    Attributes:
-      arguments: Python values among the arguments: a trace is made for each.
-      holders: what the step may reach Keras layers by: its function, its arguments, a model.
-    """
-
-    options: Options
-    records: Records
-    name: str
-    jit_compile: bool = False
-    arguments: tuple[str, ...] = ()
-    holders: Callable[[], Sequence[object]] = tuple
-
-
-_calls = threading.local()
+FIRST = "what the loop's first iteration, or the branch, is given"
 _compiled_graphs: Callable[[Any], None] | None = None
 
 
@@ -165,6 +66,7 @@ class Traced:
         self.mark = dataclasses.replace(mark, holders=tuple)  # lives no longer than the trace
         self._layers = layer_names(mark.holders())
         self.changes = LiveChanges(func_graph)
+        self._inside: list[Report] = []  # of loops and branches that are steps by themselves
         self._body: Body | None = None
         self._arithmetic: Arithmetic | None = None
 
@@ -179,7 +81,7 @@ class Traced:
         Args:
           options: how the step is planned.
         """
-        graph, sizes = self.func_graph, _sizes()
+        graph, sizes = self.func_graph, known_sizes()
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
         plain = None if compiled else grappler.question(
             graph, (), tf_adapter.shown_definition(graph))
@@ -251,24 +153,74 @@ class Traced:
         """
         options, name = self.mark.options, self.mark.name
         trained = self.mark.records.report is not None
+        start = self.changes.point()
         try:
-            return self._run(options)
+            refused = self._plan_inside(options)
+            if self._inside and not _trains(self.func_graph):
+                outcome = Outcome(max(self._inside, key=lambda report: report.simulated_bytes))
+            else:
+                outcome = self._run(options, refused)
+                if outcome.report is not None:
+                    outcome.report.inside = tuple(map(_inside_line, self._inside))
+            if self._inside:
+                tf_adapter.before_gradients(
+                    self.func_graph, functools.partial(self._before_gradients, start))
+            return outcome
         except InfeasibleBudgetError as error:
             if not trained:
                 raise
             warnings.warn(f"tfckpt: {name} was traced again, and now {error}; it is planned for "
                           "the minimum peak instead", stacklevel=2)
-            return self._run(dataclasses.replace(options, budgets=Budgets()))
+            return self._run(dataclasses.replace(options, budgets=Budgets()), "")
         except (CostError, PlanError) as error:
             if not trained and (isinstance(error, PlanError) or options.budgets.sized):
                 raise
             warnings.warn(f"tfckpt: {name} trains unchanged: {error}", stacklevel=2)
             return Outcome()
 
-    def _run(self, options: Options) -> Outcome:
+    def _plan_inside(self, options: Options) -> str:
+        """Plan the functions of loops and branches that compute gradients; note their reports.
+
+        Returns:
+          Why they are left as they are though they could be rewritten; "" else.
+        """
+        start = self.changes.point()
+        around = functools.cache(functools.partial(
+            Around.of, self.func_graph, self.mark.jit_compile))  # asked before anything changes
+
+        def plan(function: Function) -> int | None:
+            step = InBody(function, self.mark, around())
+            with knowing(function.sizes):
+                outcome = step.rewrite()
+            if outcome.report is None:
+                return None
+            self._inside.append(outcome.report)
+            return outcome.report.planned_peak_bytes if outcome.edits is not None else None
+
+        def shapes() -> tf.Graph | None:
+            return planned_shapes(self.func_graph, options.batch_size,
+                                  may_assume=not options.budgets.sized, sizes=known_sizes(),
+                                  placeholders=self.inputs)[0]
+
+        try:
+            changed = plan_inside(self.func_graph, self.changes, shapes, plan)
+            found = around().compared() if changed and options.exact else None
+            why = "" if found is None or found.same else f"exact=True: {found}"
+        except (InfeasibleBudgetError, PlanError, CostError):
+            self.changes.revert(start)
+            raise
+        except Exception as error:
+            why = faults.said(
+                error, f"loops and branches of {self.mark.name} are left as they are")
+        if why:
+            self._inside.clear()
+            self.changes.revert(start)
+        return why
+
+    def _run(self, options: Options, refused: str) -> Outcome:
         start, outcome = self.changes.point(), Outcome()
         try:
-            outcome = run(self, options)
+            outcome = run(self, options, refused)
         except (CostError, PlanError):
             raise
         except Exception as error:
@@ -292,7 +244,7 @@ class Traced:
         """
         if self._arithmetic is not None:
             self._arithmetic.keep()
-        if self._body is None:
+        if self._body is None and not self._inside:
             return
         self.changes.revert(start)
         warnings.warn(f"tfckpt: a tape around {self.mark.name} asks for its gradient: calls that a "
@@ -310,7 +262,10 @@ class Traced:
         """
         report = self.rewrite().report
         if report is not None:
-            self.mark.records.add(self._signature(graph), report, graph)
+            signature = self._signature(graph)
+            for inner in self._inside:
+                self.mark.records.add(f"{signature}: {inner.name}", inner, graph)
+            self.mark.records.add(signature, report, graph)
 
     def _signature(self, graph: Any) -> str:
         """Return the traced signature as text."""
@@ -318,6 +273,52 @@ class Traced:
                  for t in self.inputs]
         compiled = " compiled" if self.mark.jit_compile or tf_adapter.in_xla(graph) else ""
         return f"{graph.name}({', '.join([*parts, *self.mark.arguments])}){compiled}"
+
+
+class InBody(Traced):
+    """The function of a loop or branch: a step in a graph of its own, rewritten in place.
+
+    Args:
+      function: that computes a gradient.
+      mark: of the step that it is in.
+      around: that step.
+    """
+
+    def __init__(self, function: Function, mark: Mark, around: Around) -> None:
+        records = Records()
+        records.report = mark.records.report
+        super().__init__(function.graph, dataclasses.replace(
+            mark, name=f"{mark.name}, in {function.op!r}", records=records,
+            jit_compile=around.compiled), function.graph.inputs)
+        self._function, self._around = function, around
+
+    def capture(self, options: Options) -> Captured:
+        """Return the function as a step.
+
+        Args:
+          options: how the step is planned.
+        """
+        step = super().capture(options)
+        return dataclasses.replace(
+            step, planned_for=FIRST if step.planned_for else "",
+            beside_bytes=self._function.beside_bytes,
+            arithmetic=None if self._arithmetic is None else (
+                InStep(self._arithmetic, self._around)))
+
+    def _plan_inside(self, options: Options) -> str:
+        """Do nothing: what is inside of the function was looked for before."""
+        return ""
+
+    def _optimise(self, plain: Question) -> Body | None:
+        """Have what Grappler makes of the function in the step take the place of its ops."""
+        if not wanted():
+            return None
+        try:
+            found = self._around.lowered(self._function)
+        except Exception as error:  # whatever TensorFlow makes of the step
+            logging.info("tfckpt: %s is planned as it was traced: %s", self.mark.name, error)
+            return None
+        return optimise_in_place(self.func_graph, self.changes, InPlace(plain, found))
 
 
 class TracedApart(Traced):
@@ -411,29 +412,6 @@ def on_compiled_graphs(callback: Callable[[Any], None] | None) -> None:
         tf_adapter.install_trace_hook(_on_trace)
 
 
-def _sizes() -> CallSizes:
-    """Return what is known of the call that traces now."""
-    return getattr(_calls, "sizes", CallSizes())
-
-
-@contextlib.contextmanager
-def knowing(sizes: CallSizes) -> Iterator[None]:
-    """Let what is traced in this context by this thread know the sizes of the call.
-
-    Args:
-      sizes: what the call says of sizes; after the context the previous ones apply again.
-
-    Yields:
-      Nothing, once the sizes are known.
-    """
-    previous = _sizes()
-    _calls.sizes = sizes
-    try:
-        yield
-    finally:
-        _calls.sizes = previous
-
-
 def called_with(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """Call what may trace, such that the trace knows with which arguments.
 
@@ -447,7 +425,7 @@ def called_with(function: Callable, *args: Any, **kwargs: Any) -> Any:
     """
     if not tf.executing_eagerly():
         return function(*args, **kwargs)
-    with knowing(CallSizes.of((args, kwargs), _sizes().batch)):
+    with knowing(CallSizes.of((args, kwargs), known_sizes().batch)):
         return function(*args, **kwargs)
 
 
@@ -487,8 +465,18 @@ def _trains_compiled(func_graph: Any) -> bool:
     """Return whether an unmarked graph is compiled by XLA, has a gradient, and is as traced."""
     if not tf_adapter.in_xla(func_graph) or tf_adapter.made_by_a_gradient(func_graph):
         return False
-    names = [op.name for op in func_graph.get_operations()]
-    return any(map(is_gradient_scope, names)) and not any(map(is_rewritten, names))
+    return _trains(func_graph) and not any(
+        is_rewritten(op.name) for op in func_graph.get_operations())
+
+
+def _inside_line(report: Report) -> str:
+    plain, planned = map(format_bytes, report.expected_bytes)
+    return f"{report.name.partition(', ')[2]}: {planned} instead of {plain} while it runs"
+
+
+def _trains(graph: Any) -> bool:
+    """Return whether ops of a graph itself, not of functions that it calls, compute a gradient."""
+    return any(is_gradient_scope(op.name) for op in graph.get_operations())
 
 
 def _rewrite_apart(outer: Any, mark: Mark, func_graph: Any, inputs: Sequence[tf.Tensor],

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
 from tfckpt.cost.storage import RESIDENT, roots
+from tfckpt.ir.edits import TAKES
 from tfckpt.ir.graph import Graph, Loop, Op, TensorId
 from tfckpt.ops import record
 
@@ -31,7 +33,9 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
     """
     if op.branches is not None and _takes_out(graph, op):
         return 0
-    most = max((_peak(body, kernels_by) for body in op.bodies), default=0)
+    told = cast("tuple[int, ...]", op.attrs.get(TAKES, ()))[-len(op.bodies):]  # no condition's
+    most = max((takes or _peak(body, kernels_by) for body, takes in zip(
+        op.bodies, told or (0,) * len(op.bodies), strict=True)), default=0)
     if op.loop is not None and op.loop.at_once > 1 and op.loop.arguments:
         together = max(_peak(_several(op.loop, newest), kernels_by) for newest in (False, True))
         most = max(most, min(together, op.loop.at_once * most))

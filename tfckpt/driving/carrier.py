@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from tfckpt.common import faults
 from tfckpt.driving.answers import Compiler
 from tfckpt.driving.parts import Proposal
-from tfckpt.driving.proposals import NOTHING_TO_GAIN, PLAIN_FITS
+from tfckpt.driving.proposals import LITTLE, NOTHING_TO_GAIN, PLAIN_FITS
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import Graph
 from tfckpt.ir.layers import UNKNOWN, LayerNames
@@ -42,6 +42,8 @@ class Captured:
         wanted.
       doubt: says why the two cannot be compared; "" where they can.
       layers: the Keras layers that the step calls, where they are known.
+      beside_bytes: what is live beside the step while it runs, however it is planned: results of
+        the loop that it is an iteration of.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Captured:
     arithmetic: Arithmetic | None = None
     doubt: Callable[[], str] = str
     layers: LayerNames = UNKNOWN
+    beside_bytes: int = 0
 
 
 class Arithmetic(Protocol):
@@ -146,5 +149,5 @@ class Outcome:
     def unwanted(self) -> str:
         """Return why the step is as it was, where that is no choice of the planner."""
         reasons = (p.reason for p in self.proposals
-                   if not p.changes and p.reason not in (NOTHING_TO_GAIN, PLAIN_FITS))
+                   if not p.changes and p.reason not in (NOTHING_TO_GAIN, PLAIN_FITS, LITTLE))
         return faults.with_advice(self.failure or next(reasons, ""))

@@ -49,6 +49,7 @@ ONE_BEFORE = "one before is faster"
 BETWEEN = "a plan between others is looked for"
 """End the reasons of others that may be taken after all."""
 NOTHING_TO_GAIN = "no plan is predicted to lower the peak"
+LITTLE = "the results of the loop that it is in take many times what one iteration does"
 PLAIN_FITS = "the plain step fits the budget"
 EXCHANGES = ("replicas exchange something before the update (synchronised statistics); a fence "
              "that waited for another replica could wait for ever")

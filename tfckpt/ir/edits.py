@@ -25,6 +25,10 @@ KEPT_SLOTS = "_tfckpt_kept_slots"
 """Attribute of a loop over segments: of each of its first slots, which one that was of the loop
 whose place it took; -1 of a new one."""
 
+TAKES = "_tfckpt_takes"
+"""Attribute of loops and branches: the bytes that each of their functions was planned to take while
+it runs; 0 of those that are as they were."""
+
 FACTOR = "/tfckpt_factor_"
 """In the names of pass-throughs without which Grappler would merge a product with a function of a
 factor; copies of the product read through copies of them."""

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.shapes import CallSizes
-from tfckpt.carriers.trace_hook import GROWTH, Records, knowing
+from tfckpt.carriers.records import GROWTH, Records, knowing
 from tfckpt.errors import PlanError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfckpt.carriers.trace_hook import Records
+from tfckpt.carriers.records import Records
 from tfckpt.errors import TfckptError, VerificationError
 from tfckpt.keras.wrapping import records_of
 from tfckpt.report.observed import note

@@ -12,7 +12,8 @@ from absl import logging
 
 from tfckpt.carriers.checkpointed import CheckpointedStep
 from tfckpt.carriers.keras_layers import with_paths
-from tfckpt.carriers.trace_hook import Mark, Records, wrap_body
+from tfckpt.carriers.records import Mark, Records
+from tfckpt.carriers.trace_hook import wrap_body
 from tfckpt.common.messages import say
 from tfckpt.errors import PlanError
 from tfckpt.keras.batches import look_at_batches, require_tensorflow

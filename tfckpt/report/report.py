@@ -72,6 +72,8 @@ class Report:
         derivative saves, whether it is kept, and why; empty with `fad=False`.
       segments: loops that are recomputed segment by segment in the backward, and how many
         iterations a segment has.
+      inside: functions of loops and branches that compute gradients themselves, and what each is
+        planned to take while it runs. Plain, in this report, is the step with that.
       inlined: nested functions whose bodies were planned and rewritten with the step.
       refused: what is left as it is, or not counted, with the reason: calls that the rewriter does
         not look into, and loops.
@@ -116,6 +118,7 @@ class Report:
     asked: tuple[Asked, ...] = ()
     names: LayerNames = dataclasses.field(default=UNKNOWN, repr=False)
     segments: tuple[tuple[str, int], ...] = ()
+    inside: tuple[str, ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
@@ -191,6 +194,7 @@ class Report:
             *([("identical", self.certificate)] if self.certificate else []),
         ]
         rows += [(d.device.rpartition("device:")[2], str(d)) for d in self.devices]
+        rows += [("inside", text) for text in self.inside]
         rows += [("inlined", text) for text in self.inlined]
         rows += [("refused", text) for text in self.refused]
         return rows + [("given up", text) for text in self.rejected]

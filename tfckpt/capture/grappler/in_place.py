@@ -34,13 +34,12 @@ import functools
 import heapq
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.control_edges import write_after_reads
 from tfckpt.capture.grappler.machine import is_relaid, on_one_device, says_more
 from tfckpt.capture.inlining.inline import is_call, is_rewritten, lines_of
@@ -84,7 +83,18 @@ def wanted() -> bool:
     return os.environ.get("TFCKPT_OPTIMIZED", "").strip().lower() not in ("off", "0", "false")
 
 
-def optimise_in_place(graph: Any, changes: LiveChanges, plain: grappler.Question) -> Body | None:
+class Asked(Protocol):
+    """What is asked about a function."""
+
+    def answer(self, inlined: Callable[[tf.compat.v1.GraphDef], object]) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of it.
+
+        Args:
+          inlined: is told of it with the functions inlined that it calls.
+        """
+
+
+def optimise_in_place(graph: Any, changes: LiveChanges, plain: Asked) -> Body | None:
     """Have a traced graph compute what Grappler makes of it.
 
     Args:
@@ -301,15 +311,19 @@ def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str],
 
 def _factors_apart(kind: str, read: Sequence[str], nodes: Mapping[str, tf.compat.v1.NodeDef]
                    ) -> list[int]:
-    """Return which factor of a product the other is a function of, as x is of x * sigmoid(x)."""
+    """Return which factor of a product the other is a function of, as x is of x * sigmoid(x).
+
+    Grappler merges the two unless the function waits for something; a copy of it does not.
+    """
     if not record(kind).multiplies or len(read) != 2:
         return []
     for place, other in ((1, read[0]), (0, read[1])):
         for _ in range(_FUNCTIONS):
             node = nodes.get(op_of(other))
-            if node is None or len(node.input) != 1 or record(node.op).evaluate is None:
+            of = [] if node is None else [name for name in node.input if name[:1] != "^"]
+            if node is None or len(of) != 1 or record(node.op).evaluate is None:
                 break
-            other = node.input[0]
+            other = of[0]
             if other == read[place]:
                 return [place]
     return []

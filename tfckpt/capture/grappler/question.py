@@ -78,6 +78,17 @@ class Question:
                 _as_argument(node, number, self.inputs[number])
         return found
 
+    def inlined(self, told: Callable[[tf.compat.v1.GraphDef], object]) -> None:
+        """Tell of the graph with its functions inlined, without asking.
+
+        Args:
+          told: is given the graph as `answer` gives it.
+
+        Raises:
+          ValueError: its functions would not be inlined as the runtime does it.
+        """
+        told(self._inlined(tf.compat.v1.ConfigProto.FromString(self.config), False).graph_def)
+
     def _around_loops(self, config: Any, meta: tf.compat.v1.MetaGraphDef
                       ) -> tf.compat.v1.GraphDef:
         """Return what Grappler makes of what is around loops and branches."""

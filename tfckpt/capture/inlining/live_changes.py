@@ -95,6 +95,30 @@ class LiveChanges:
         self._log.append(((op.name, "controls"), functools.partial(
             tf_adapter.replace_control_inputs, op, list(op.control_inputs))))
 
+    def call(self, op: tf.Operation, attr: str, names: Sequence[str]) -> None:
+        """Have an op call other functions.
+
+        Args:
+          op: of the graph, which knows the functions.
+          attr: of the op, which names them.
+          names: one, or as many as it calls by this attribute.
+        """
+        self._log.append(((op.name, attr), functools.partial(
+            tf_adapter.set_functions, op, attr, tf_adapter.functions_of(op)[attr])))
+        tf_adapter.set_functions(op, attr, names)
+
+    def set_attribute(self, op: tf.Operation, attr: str, value: Any) -> None:
+        """Set an attribute of an op.
+
+        Args:
+          op: of the graph.
+          attr: of the op's definition, or any name that begins with "_".
+          value: an AttrValue.
+        """
+        self._log.append(((op.name, attr), functools.partial(
+            tf_adapter.set_attribute, op, attr, tf_adapter.node_attrs(op).get(attr))))
+        tf_adapter.set_attribute(op, attr, value)
+
     def replace_results(self, attribute: str, values: Sequence[Any]) -> None:
         """Set the graph's `outputs` or `control_outputs`.
 

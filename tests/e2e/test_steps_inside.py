@@ -1,0 +1,342 @@
+"""Steps whose gradients are computed inside of loops and branches, as traced by people."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfckpt
+from tfckpt.verify import measure_peak, wait_for_certificates
+
+WIDTH, LAYERS = 96, 6
+
+
+class Trained:
+    """A network of dense layers, its optimizer, and the state of both."""
+
+    def __init__(self):
+        drawn = [tf.random.stateless_normal((WIDTH, WIDTH), (n, 3)) * 0.15 for n in range(LAYERS)]
+        self.weights = [tf.Variable(w) for w in drawn]
+        self.other = [tf.Variable(w * 0.5) for w in drawn[:4]]
+        self.filters = [tf.Variable(tf.random.stateless_normal((3, 3, a, 24), (n, 4)) * 0.1)
+                        for n, a in enumerate((8, 24, 24, 24, 24))]
+        self.biases = [tf.Variable(tf.random.stateless_normal((24,), (n, 4))) for n in range(5)]
+        self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        self.optimizer.build(self.weights)
+        self.sums = [tf.Variable(tf.zeros_like(w)) for w in self.weights]
+        self.count = tf.Variable(0)
+
+    def state(self) -> list[np.ndarray]:
+        return [v.numpy() for v in (
+            *self.weights, *self.other, *self.filters, *self.biases, *self.optimizer.variables,
+            *self.sums, self.count)]
+
+    def gradients(self, x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w in self.weights:
+                h = tf.nn.gelu(h @ w)
+            loss = tf.reduce_mean(h * h)
+        return loss, tape.gradient(loss, self.weights)
+
+    def update(self, x):
+        loss, gradients = self.gradients(x)
+        self.optimizer.apply_gradients(zip(gradients, self.weights, strict=True))
+        return loss
+
+
+def accumulated(net, x):
+    """Add gradients of slices up in variables."""
+    total, size = 0.0, 1024
+    for i in tf.range(4):
+        loss, gradients = net.gradients(x[i * size:(i + 1) * size])
+        for s, g in zip(net.sums, gradients, strict=True):
+            s.assign_add(g)
+        total += loss
+    net.optimizer.apply_gradients(zip([s / 4.0 for s in net.sums], net.weights, strict=True))
+    return total
+
+
+def carried(net, x):
+    """Add gradients of slices up in what the loop hands on: iterations could overlap."""
+    sums, size = [tf.zeros_like(w) for w in net.weights], 1024
+    for i in tf.range(4):
+        _, gradients = net.gradients(x[i * size:(i + 1) * size])
+        sums = [s + g for s, g in zip(sums, gradients, strict=True)]
+    net.optimizer.apply_gradients(zip(sums, net.weights, strict=True))
+    return tf.add_n([tf.reduce_sum(s) for s in sums])
+
+
+def epochs(net, x):
+    """Train on shuffled parts of the data, in two loops."""
+    loss = 0.0
+    for _ in tf.range(2):
+        order = tf.random.experimental.stateless_shuffle(tf.range(4096), [1, 2])
+        for i in tf.range(4):
+            loss = net.update(tf.gather(x, order[i * 1024:(i + 1) * 1024]))
+    return loss
+
+
+def sometimes(net, x):
+    """Train in most calls, in a branch."""
+    net.count.assign_add(1)
+    return tf.cond(net.count % 8 > 0, lambda: net.update(x), lambda: tf.constant(0.0))
+
+
+def folded(net, x):
+    return tf.foldl(lambda total, part: total + net.update(part),
+                    tf.reshape(x, (4, 1024, WIDTH)), initializer=0.0)
+
+
+def called(net, x):
+    """Train in a loop of a function that the step calls."""
+    @tf.function
+    def inner(x):
+        loss = 0.0
+        for i in tf.range(4):
+            loss = net.update(x[i * 1024:(i + 1) * 1024])
+        return loss
+
+    return inner(x)
+
+
+def critic(net, x):
+    """Train one network three times, then another through it."""
+    for _ in tf.range(3):
+        net.update(x)
+    with tf.GradientTape() as tape:
+        h = x
+        for w in (*net.other, *net.weights):
+            h = tf.tanh(h @ w)
+        loss = tf.reduce_mean(h)
+    for w, g in zip(net.other, tape.gradient(loss, net.other), strict=True):
+        w.assign_sub(0.1 * g)
+    return loss
+
+
+def convolved(net, x):
+    """Add gradients of convolutions up, of which Grappler fuses the first otherwise in a loop."""
+    sums, size = [tf.zeros_like(v) for v in (*net.filters, *net.biases)], 8
+    for i in tf.range(4):
+        part = tf.reshape(x[i * size * 128:(i + 1) * size * 128], (size, 32, 48, 8))
+        with tf.GradientTape() as tape:
+            h = part
+            for k, b in zip(net.filters, net.biases, strict=True):
+                h = tf.nn.silu(tf.nn.bias_add(tf.nn.conv2d(h, k, 1, "SAME"), b))
+            loss = tf.reduce_mean(h * h)
+        gradients = tape.gradient(loss, [*net.filters, *net.biases])
+        sums = [s + g for s, g in zip(sums, gradients, strict=True)]
+    for v, s in zip((*net.filters, *net.biases), sums, strict=True):
+        v.assign_sub(0.1 * s)
+    return sums[0]
+
+
+KINDS = [accumulated, carried, epochs, sometimes, folded, called, critic, convolved]
+
+
+def data():
+    return tf.random.stateless_normal((4096, WIDTH), (5, 6))
+
+
+def wrapped(kind, **options):
+    """Return a network and the function that trains it."""
+    net = Trained()
+
+    def step(x):
+        return kind(net, x)
+
+    return net, tf.function(step, **options)
+
+
+def run(net, step, calls=3):
+    found = [np.asarray(step(data())) for _ in range(calls)]
+    return [*found, *net.state()]
+
+
+def assert_same_bits(want, found):
+    assert len(want) == len(found)
+    for n, (one, other) in enumerate(zip(want, found, strict=True)):
+        np.testing.assert_array_equal(one, other, strict=True, err_msg=f"number {n}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_bits_in_less_memory(kind, monkeypatch):
+    monkeypatch.setenv("TFCKPT_CERTIFICATES", "on")
+    net, plain = wrapped(kind)
+    before, want = measure_peak(plain, data()), run(net, plain)
+    net, traced = wrapped(kind)
+    step = tfckpt.checkpoint(traced)
+    after, found = measure_peak(step, data()), run(net, step)
+    assert_same_bits(want, found)
+    assert step.report.applied, step.report
+    assert after < 0.75 * before, (after, before)
+    assert wait_for_certificates()
+    assert all(report.identical for report in step.reports.values()), step.report
+
+
+def test_one_iteration_runs_at_a_time():
+    """What is planned for is one; plain, two are there at once."""
+    net, traced = wrapped(carried)
+    step = tfckpt.checkpoint(traced, budget=0.5)
+    assert measure_peak(step, data(), repeats=3) < 1.05 * step.report.allowed_bytes
+    assert run(net, step, 1)
+
+
+def test_the_step_around_says_what_is_inside():
+    _, traced = wrapped(critic)
+    step = tfckpt.checkpoint(traced)
+    step(data())
+    assert len(step.reports) == 2
+    assert step.report.inside and "instead of" in step.report.inside[0]
+    assert "\n  inside" in str(step.report)
+    inner = next(r for r in step.reports.values() if r is not step.report)
+    assert inner.applied and inner.name.endswith("in 'while'")
+
+
+@pytest.mark.parametrize("kind", [accumulated, epochs])
+def test_open_batch(kind):
+    signature = [tf.TensorSpec((None, WIDTH))]
+    net, plain = wrapped(kind, input_signature=signature)
+    want = run(net, plain)
+    net, traced = wrapped(kind, input_signature=signature)
+    step = tfckpt.checkpoint(traced)
+    assert_same_bits(want, run(net, step))
+    assert step.report.applied, step.report
+    assert step.report.baseline_peak_bytes > 1024 * WIDTH * 4 * 2 * LAYERS  # of a slice
+    assert "iteration" in step.report.planned_for
+
+
+def test_exact_applies_what_is_certified():
+    net, plain = wrapped(accumulated)
+    want = run(net, plain)
+    net, traced = wrapped(accumulated)
+    step = tfckpt.checkpoint(traced, exact=True)
+    assert_same_bits(want, run(net, step))
+    assert step.report.applied and step.report.identical
+
+
+def test_a_budget_that_cannot_be_met_is_refused():
+    net, traced = wrapped(accumulated)
+    before = net.state()
+    with pytest.raises(tfckpt.InfeasibleBudgetError, match="cannot be met"):
+        tfckpt.checkpoint(traced, budget=0.01)(data())
+    assert_same_bits(before, net.state())
+
+
+def test_a_plan_that_fails_inside_costs_no_step(monkeypatch):
+    from tfckpt.capture import tf_adapter
+
+    def fail(*_):
+        raise RuntimeError("no")
+
+    net, plain = wrapped(accumulated)
+    want = run(net, plain)
+    net, traced = wrapped(accumulated)
+    monkeypatch.setattr(tf_adapter, "define_function", fail)
+    step = tfckpt.checkpoint(traced)
+    with pytest.warns(UserWarning, match="trains unchanged: internal error"):
+        found = run(net, step)
+    assert_same_bits(want, found)
+    assert not step.report.applied
+
+
+def test_what_a_loop_returns_may_be_all_that_counts():
+    """Gradients of each example by itself: an iteration takes little, the results much."""
+    net = Trained()
+
+    @tf.function
+    def step(x):
+        return [tf.reduce_sum(g, 0) for g in tf.map_fn(
+            lambda row: net.gradients(row[None])[1], x,
+            fn_output_signature=[tf.TensorSpec((WIDTH, WIDTH))] * LAYERS)]
+
+    planned = tfckpt.checkpoint(step)
+    planned(data()[:64])
+    assert not planned.report.applied
+    assert "results of the loop" in planned.report.reason
+
+
+def test_a_tape_around_the_step():
+    """A gradient of the step itself needs the loop as it was traced."""
+    net, plain = wrapped(penalised)
+    want = gradients_through(net, plain)
+    net, traced = wrapped(penalised)
+    step = tfckpt.checkpoint(traced)
+    with pytest.warns(UserWarning, match="a tape around"):
+        found = gradients_through(net, step)
+    assert_same_bits(want, found)
+    assert step.report.applied
+
+
+def gradients_through(net, step):
+    found = []
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = step(data()[:512])
+        found += [loss.numpy(), *(g.numpy() for g in tape.gradient(loss, net.weights))]
+    return [*found, step(data()[:512]).numpy()]
+
+
+def penalised(net, x):
+    total = 0.0
+    for _ in tf.range(3):
+        total += tf.add_n([tf.reduce_sum(g * g) for g in net.gradients(x)[1]])
+    return total
+
+
+def test_a_training_step_of_keras():
+    def trained(checkpoint):
+        keras.utils.set_random_seed(1)
+        model = checkpoint(Accumulating())
+        model(np.zeros((4, WIDTH), np.float32))
+        model.compile("adam", "mse", jit_compile=False)
+        x = np.random.RandomState(0).randn(5120, WIDTH).astype(np.float32)
+        model.fit(x, x, batch_size=2048, epochs=2, verbose=0)  # the last batch is a half one
+        return model, [v.numpy() for v in model.variables]
+
+    _, want = trained(lambda model: model)
+    model, found = trained(tfckpt.keras.checkpoint)
+    assert_same_bits(want, found)
+    assert tfckpt.keras.report(model).applied
+
+
+class Accumulating(keras.Model):
+    """A model that trains on quarters of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = keras.Sequential([keras.layers.Dense(WIDTH, "gelu") for _ in range(LAYERS)])
+
+    def call(self, x, training=False):
+        return self.body(x, training=training)
+
+    def train_step(self, data):
+        x, y = data
+        size = tf.shape(x)[0] // 4
+
+        def body(i, *sums):
+            part = slice(i * size, (i + 1) * size)
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x=x[part], y=y[part], y_pred=self(x[part], training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            return i + 1, *(s + g for s, g in zip(sums, gradients, strict=True))
+
+        _, *sums = tf.while_loop(lambda i, *_: i < 4, body, [
+            0, *(tf.zeros_like(v) for v in self.trainable_variables)])
+        self.optimizer.apply_gradients(zip(sums, self.trainable_variables, strict=True))
+        return {"sum": tf.reduce_sum(sums[0])}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", [folded, sometimes, critic])
+def test_compiled_by_xla(kind):
+    net, plain = wrapped(kind, jit_compile=True)
+    before, want = tfckpt.verify.compiled(plain, data()).temp_bytes, run(net, plain)
+    net, traced = wrapped(kind, jit_compile=True)
+    step = tfckpt.checkpoint(traced)
+    after, found = tfckpt.verify.compiled(step, data()).temp_bytes, run(net, step)
+    for one, other in zip(want, found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert after < 0.8 * before, (after, before)

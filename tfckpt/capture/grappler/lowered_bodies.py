@@ -1,0 +1,208 @@
+"""What Grappler makes of the functions of loops and branches, where these are lowered.
+
+TensorFlow puts the ops of a body in the place of a loop before it asks Grappler, which knows other
+shapes there, and fuses less, than where the function runs by itself. So the step is asked about,
+and what stands in the place of a function is taken out of the answer.
+
+  1. An argument is what was handed to the function in the place where it is lowered.
+  2. A result is what reads it there.
+  3. Nothing waits for what is outside: the function waits for that as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture.grappler.lowered_loops import NotRaised
+from tfckpt.capture.grappler.question import Question
+from tfckpt.capture.nodes import op_of
+from tfckpt.ops import Access, record
+from tfckpt.ops.names import ARG, LOWERED, RETVAL
+
+
+class LoweredStep:
+    """A step, its loops and branches lowered, before and after Grappler; asked when it is needed.
+
+    Args:
+      plain: the step as it was traced.
+    """
+
+    def __init__(self, plain: Question) -> None:
+        self._plain = plain
+
+    @functools.cached_property
+    def _answer(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        asked = tf.compat.v1.GraphDef()
+        found = self._plain.answer(asked.CopyFrom, lower=True)
+        return ({node.name: node for node in asked.node}, {node.name: node for node in found.node})
+
+    def scope(self, op: str, number: int) -> str:
+        """Return the name scope of one of the functions of a loop or branch, with a slash.
+
+        Args:
+          op: its name, with the scopes of all around it.
+          number: which function, in the order in which they are lowered.
+
+        Raises:
+          NotRaised: there is no such scope.
+        """
+        before, _ = self._answer
+        starts = re.compile(rf"Func/({re.escape(op)}/[^/]+/_(\d+))/input(?:_control_node)?/_\d+$")
+        found = {int(match[2]): match[1] for name in before if (match := starts.match(name))}
+        if number >= len(found):
+            raise NotRaised(f"{op} is not lowered")
+        return found[sorted(found)[number]] + "/"
+
+    def body(self, graph: Any, scope: str) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of a function, as an answer about it alone would be.
+
+        Args:
+          graph: the FuncGraph of the function.
+          scope: in which it is lowered.
+
+        Raises:
+          NotRaised: it is not understood.
+        """
+        try:
+            return _Body(*self._answer, graph, scope).definition()
+        except KeyError as error:
+            raise NotRaised(f"there is no op {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlace:
+    """What Grappler makes of a function where it is lowered, asked like a `Question`.
+
+    Attributes:
+      alone: the function, to be asked about by itself.
+      found: the answer.
+    """
+
+    alone: Question
+    found: tf.compat.v1.GraphDef
+
+    def answer(self, inlined: Callable[[tf.compat.v1.GraphDef], object]) -> tf.compat.v1.GraphDef:
+        """Return the answer.
+
+        Args:
+          inlined: is told of the function by itself, its own calls inlined.
+        """
+        self.alone.inlined(inlined)
+        return self.found
+
+
+class _Body:
+    """The ops that stand in the place of a function."""
+
+    def __init__(self, before: Mapping[str, Any], made: Mapping[str, Any], graph: Any,
+                 scope: str) -> None:
+        self.before, self.made, self.graph, self.scope = before, made, graph, scope
+        arguments, self.results = self._passed("input"), self._passed("output")
+        if len(arguments) != len(graph.inputs) or len(self.results) != len(graph.outputs):
+            raise NotRaised(f"{scope} has other arguments or results once it is lowered")
+        self.argument: dict[str, str] = {}
+        for name, tensor in zip(arguments, graph.inputs, strict=True):
+            for text in (name, self._source(before[name].input[0])):
+                self.argument.setdefault(_spelt(text), tensor.op.name)
+        self.readers: dict[str, list[tuple[str, int]]] = {}
+        for node in before.values():
+            for place, text in enumerate(node.input):
+                self.readers.setdefault(text, []).append((node.name, place))
+
+    def _passed(self, which: str) -> list[str]:
+        """Return the ops that pass arguments or results on, in order."""
+        start = f"Func/{self.scope}{which}/_"
+        return sorted((name for name in self.before if name.startswith(start)),
+                      key=lambda name: int(name.removeprefix(start)))
+
+    def _source(self, text: str) -> str:
+        """Return what is passed on by what is gone."""
+        name = op_of(text)
+        while name not in self.made and record(self.before[name].op).passes_on:
+            text = self.before[name].input[0]
+            name = op_of(text)
+        return text
+
+    def definition(self) -> tf.compat.v1.GraphDef:
+        """Return the function's ops, arguments and results."""
+        results = [self._tensor(self._result(name)) for name in self.results]
+        running = [self.scope + op.name for op in self.graph.control_outputs]
+        for op, name in zip(self.graph.control_outputs, running, strict=True):
+            known = record(op.type)
+            if name not in self.made and (known.writes or known.access is not Access.VALUE):
+                raise NotRaised(f"{op.name} is gone")
+        found: dict[str, tf.compat.v1.NodeDef] = {}
+        pending = [*results, *(self._named(name) for name in running if name in self.made)]
+        arguments = {tensor.op.name for tensor in self.graph.inputs}
+        names = {self._named(name): name for name in self.made if self._is_inside(name)}
+        while pending:
+            name = op_of(pending.pop())
+            if name not in found and name not in arguments:
+                found[name] = self._node(self.made[names[name]])
+                pending += found[name].input
+        return self._with_ends(found, results)
+
+    def _with_ends(self, found: Mapping[str, Any], results: list[str]) -> tf.compat.v1.GraphDef:
+        body = tf.compat.v1.GraphDef()
+        for number, tensor in enumerate(self.graph.inputs):
+            node = body.node.add(name=tensor.op.name, op=ARG)
+            node.attr["T"].type = tensor.dtype.as_datatype_enum
+            node.attr["index"].i = number
+        body.node.extend(found.values())
+        for number, (tensor, text) in enumerate(zip(self.graph.outputs, results, strict=True)):
+            node = body.node.add(name=f"result_RetVal_{number}", op=RETVAL, input=[text])
+            node.attr["T"].type = tensor.dtype.as_datatype_enum
+            node.attr["index"].i = number
+        if len({node.name for node in body.node}) < len(body.node):
+            raise NotRaised(f"two ops of {self.scope} would have one name")
+        return body
+
+    def _result(self, name: str) -> str:
+        """Return what is read of a result (rule 2)."""
+        for text in (name, f"{name}:0"):
+            for reader, place in self.readers.get(text, ()):
+                if reader in self.made:
+                    return str(self.made[reader].input[place])
+        return self._source(name)
+
+    def _node(self, known: Any) -> tf.compat.v1.NodeDef:
+        """Return an op as it stands in the function."""
+        if known.op in LOWERED:
+            raise NotRaised(f"{known.name} is of a loop or branch within")
+        node = tf.compat.v1.NodeDef.FromString(known.SerializeToString())
+        node.name = self._named(known.name)
+        read = [self._tensor(text) for text in known.input if text[:1] != "^"]
+        awaited = [f"^{self._named(text[1:])}" for text in known.input
+                   if text[:1] == "^" and self._is_inside(text[1:])]  # rule 3
+        del node.input[:]
+        node.input.extend([*read, *awaited])
+        return node
+
+    def _tensor(self, text: str) -> str:
+        """Return what an op of the function reads in it."""
+        given = self.argument.get(_spelt(text))
+        if given is not None:
+            return given
+        name = op_of(text)
+        node = self.made[name]
+        if record(node.op).passes_on and not self._is_inside(name):
+            return self._tensor(node.input[0])
+        if not self._is_inside(name):
+            raise NotRaised(f"{self.scope} reads {text}, which is outside")
+        return text.replace(name, self._named(name), 1)
+
+    def _is_inside(self, name: str) -> bool:
+        return self.scope in name and not name.startswith(f"Func/{self.scope}")
+
+    def _named(self, name: str) -> str:
+        return name.replace(self.scope, "", 1)
+
+
+def _spelt(text: str) -> str:
+    return text.removesuffix(":0")

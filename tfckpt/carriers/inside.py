@@ -1,0 +1,278 @@
+"""Steps inside of loops and branches: gradient accumulation, a critic's updates, epochs in a loop.
+
+A function of a loop or branch that computes a gradient itself is a step. It is planned like one
+that is traced by itself, for what an iteration is handed, and the op calls what becomes of it.
+Inside of that, and of functions that the step calls, the same is looked for first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler.lowered_bodies import LoweredStep
+from tfckpt.capture.grappler.lowered_loops import NotRaised
+from tfckpt.capture.grappler.question import Question, question
+from tfckpt.capture.inlining.inline import is_rewritten
+from tfckpt.capture.inlining.live_changes import LiveChanges
+from tfckpt.capture.loops.lists import kept_lists
+from tfckpt.capture.regions import is_gradient_scope
+from tfckpt.capture.shapes import CallSizes, planned_shapes
+from tfckpt.capture.steps import computes_gradient
+from tfckpt.errors import CostError
+from tfckpt.ir.edits import TAKES, Edits
+from tfckpt.ops import record
+from tfckpt.verify.arithmetic.certified import Arithmetic
+from tfckpt.verify.arithmetic.same import Certificate
+
+Shapes = Callable[[], tf.Graph | None]
+"""Gives a graph whose ops have the same names, with more shapes known; None where there is none."""
+SUFFIX = "_recomputed"
+_AT_ONCE = "parallel_iterations"
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function of a loop or branch that computes a gradient.
+
+    Attributes:
+      graph: a FuncGraph of its own.
+      op: what calls it, with the names of the calls around it.
+      number: which of the functions of that op it is.
+      sizes: of what it is called with; for a loop, in its first iteration.
+      beside_bytes: what the results of the op take, as far as that is known, lists included.
+    """
+
+    graph: Any
+    op: str
+    number: int
+    sizes: CallSizes
+    beside_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """What a function has become.
+
+    Attributes:
+      name: of another function.
+      bytes: that it is planned to take while it runs; 0 where that is not known.
+    """
+
+    name: str
+    bytes: int
+
+
+class Around:
+    """The step that functions are in, before anything in it is changed.
+
+    Args:
+      graph: its FuncGraph.
+      plain: what it is; None where XLA compiles it.
+    """
+
+    def __init__(self, graph: Any, plain: Question | None) -> None:
+        self.compiled = plain is None
+        self._lowered = None if plain is None else LoweredStep(plain)
+        self._arithmetic = None if plain is None else Arithmetic(graph, plain)
+
+    @classmethod
+    def of(cls, graph: Any, compiled: bool) -> Around:
+        """Return the step of a FuncGraph.
+
+        Args:
+          graph: its trace is complete.
+          compiled: whether XLA compiles it; ops may say so as well.
+        """
+        return cls(graph, None if compiled or tf_adapter.in_xla(graph) else question(
+            graph, (), tf_adapter.shown_definition(graph)))
+
+    def lowered(self, function: Function) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of a function where it is lowered.
+
+        Args:
+          function: of the step.
+
+        Raises:
+          NotRaised: it is not understood.
+        """
+        if self._lowered is None:
+            raise NotRaised("Grappler is not asked about what XLA compiles")
+        scope = self._lowered.scope(function.op, function.number)
+        return self._lowered.body(function.graph, scope)
+
+    def compared(self) -> Certificate | None:
+        """Compare the arithmetic of the step with what has become of it; None under XLA."""
+        return None if self._arithmetic is None else self._arithmetic.after()
+
+
+@dataclasses.dataclass(frozen=True)
+class InStep:
+    """How a function computes, to be compared with how it does once it is edited.
+
+    Attributes:
+      alone: the function by itself.
+      around: the step that it is in: in that it is compared in the end.
+    """
+
+    alone: Arithmetic
+    around: Around
+
+    def before(self, edits: Edits) -> Certificate:
+        """Compare the function with what edits would make of it.
+
+        Args:
+          edits: what is done to the function; not applied.
+        """
+        return self.alone.before(edits)
+
+    def after(self) -> Certificate:
+        """Compare the step with what has become of it."""
+        found = self.around.compared()
+        assert found is not None  # a step that XLA compiles is in doubt
+        return found
+
+    def loops(self, edits: Edits) -> Certificate:
+        """Compare the bodies of loops in the function that are recomputed in segments.
+
+        Args:
+          edits: what is done to the function; not applied.
+        """
+        return self.alone.loops(edits)
+
+
+Plan = Callable[[Function], int | None]
+"""Plans a function; returns the bytes that it is planned to take, None where it is as it was."""
+
+
+def plan_inside(graph: Any, changes: LiveChanges, shapes: Shapes, plan: Plan) -> bool:
+    """Have loops and branches call rewritten functions where theirs compute gradients themselves.
+
+    What the gradient of the graph itself reads stays as it is: it belongs to a larger step.
+
+    Args:
+      graph: a FuncGraph whose trace is complete.
+      changes: of the graph; what is done can be taken back by it.
+      shapes: asked only where there is something to plan.
+      plan: called for each such function.
+
+    Returns:
+      Whether anything was changed.
+    """
+    return _Inside(graph, changes, shapes, plan).run()
+
+
+class _Inside:
+    def __init__(self, graph: Any, changes: LiveChanges, shapes: Shapes, plan: Plan,
+                 scope: str = "", trains: dict[str, bool] | None = None) -> None:
+        self.graph, self.changes, self.plan, self.scope = graph, changes, plan, scope
+        self._shapes = functools.cache(shapes)
+        self._trains = {} if trains is None else trains
+
+    def run(self) -> bool:
+        changed = False
+        for op in self.graph.get_operations():
+            if record(op.type).calls is None or _is_differentiated(op):
+                continue
+            called = tf_adapter.functions_of(op)
+            instead = [self._instead(op, name, number) for number, name in enumerate(
+                name for names in called.values() for name in names)]
+            if any(instead):
+                changed = True
+                self._change(op, called, instead)
+        return changed
+
+    def _change(self, op: tf.Operation, called: Mapping[str, Sequence[str]],
+                instead: Sequence[Rewritten | None]) -> None:
+        """Have an op call other functions, one iteration of a loop after the other."""
+        left = iter(instead)
+        for attr, names in called.items():
+            self.changes.call(op, attr, [new.name if (new := next(left)) else name
+                                         for name in names])
+        if record(op.type).has_bodies:
+            self.changes.set_attribute(op, TAKES, tf_adapter.integers(
+                [new.bytes if new else 0 for new in instead]))
+        if record(op.type).is_loop:
+            self.changes.set_attribute(op, _AT_ONCE, tf_adapter.integer(1))
+
+    def _instead(self, op: tf.Operation, name: str, number: int) -> Rewritten | None:
+        """Return what an op is to call instead of a function; None where it stays."""
+        if not self._has_gradient(name):
+            return None
+        body, within = tf_adapter.function_copied(op, name), f"{self.scope}{op.name}"
+        sizes = functools.cache(lambda: self._sizes(op))
+        inner = _Inside(body, LiveChanges(body), lambda: _known(body, sizes()), self.plan,
+                        f"{within}/", self._trains).run()
+        takes = None
+        if not inner and record(op.type).has_bodies and any(
+                computes_gradient(op.node_def) for op in body.get_operations()):
+            takes = self.plan(Function(body, within, number, sizes(), self._result_bytes(op)))
+        if not inner and takes is None:
+            return None
+        return Rewritten(tf_adapter.define_function(body, self.graph, name + SUFFIX), takes or 0)
+
+    def _has_gradient(self, name: str) -> bool:
+        """Return whether a function, or one that it calls, computes a gradient.
+
+        Not where tfckpt has rewritten it: the user has decorated what is called there.
+        """
+        if name not in self._trains:
+            self._trains[name] = False  # until it is known: it may call itself
+            function = tf_adapter.find_function(self.graph, name)
+            if function is not None and "api_implements" not in function.attr:
+                called = (other for node in function.node_def if record(node.op).calls
+                          for other in tf_adapter.functions_named(node))
+                self._trains[name] = not any(is_rewritten(n.name) for n in function.node_def) and (
+                    any(map(computes_gradient, function.node_def))
+                    or any(map(self._has_gradient, called)))
+        return self._trains[name]
+
+    def _sizes(self, op: tf.Operation) -> CallSizes:
+        """Return the sizes of what an op hands to its functions, and numbers that are known."""
+        here = _same(self._shapes() or self.graph, op)
+        first = record(op.type).first_argument
+        given = list(zip(op.inputs, here.inputs, strict=True))[first:]
+        shapes = [there.shape if there.shape.is_fully_defined() else mine.shape
+                  for mine, there in given]
+        numbers = {n: tf_adapter.static_value(there) for n, (_, there) in enumerate(given)
+                   if there.dtype.is_integer and there.shape.rank == 0}
+        return CallSizes(
+            tuple((tuple(shape.as_list()) if shape.is_fully_defined() else None,)
+                  for shape in shapes),
+            numbers={n: value for n, value in numbers.items() if value is not None})
+
+
+    def _result_bytes(self, op: tf.Operation) -> int:
+        known = functools.partial(_same, self._shapes() or self.graph)
+        lists = kept_lists(op, known).bytes if record(op.type).is_loop else {}
+        return sum((tensor.shape.num_elements() or 0) * tensor.dtype.size
+                   for tensor in known(op).outputs) + sum(lists.values())
+
+
+def _same(known: tf.Graph, op: tf.Operation) -> tf.Operation:
+    """Return the op of another graph with a name; the op itself where there is none."""
+    try:
+        return known.get_operation_by_name(op.name)
+    except KeyError:
+        return op
+
+
+def _known(graph: Any, sizes: CallSizes) -> tf.Graph | None:
+    """Return a graph with as many shapes known as can be; None where no more are."""
+    try:
+        return planned_shapes(graph, None, may_assume=False, sizes=sizes,
+                              placeholders=graph.inputs,
+                              library=tf_adapter.shown_definition(graph).library)[0]
+    except CostError:
+        return None
+
+
+def _is_differentiated(op: tf.Operation) -> bool:
+    """Return whether an op is of a gradient, or one reads what it makes."""
+    return is_gradient_scope(op.name) or any(
+        is_gradient_scope(reader.name) for made in op.outputs for reader in made.consumers())
