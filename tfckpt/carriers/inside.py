@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.grappler.lowered_bodies import LoweredStep
+from tfckpt.capture.grappler.lowered_bodies import InPlace, LoweredStep
 from tfckpt.capture.grappler.lowered_loops import NotRaised
 from tfckpt.capture.grappler.question import Question, question
 from tfckpt.capture.inlining.inline import is_rewritten
@@ -92,7 +92,7 @@ class Around:
         return cls(graph, None if compiled or tf_adapter.in_xla(graph) else question(
             graph, (), tf_adapter.shown_definition(graph)))
 
-    def lowered(self, function: Function) -> tf.compat.v1.GraphDef:
+    def lowered(self, function: Function) -> InPlace:
         """Return what Grappler makes of a function where it is lowered.
 
         Args:

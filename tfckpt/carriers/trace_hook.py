@@ -19,7 +19,6 @@ from absl import logging
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.in_place import Body, optimise_in_place, wanted
-from tfckpt.capture.grappler.lowered_bodies import InPlace
 from tfckpt.capture.grappler.question import Question
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
@@ -314,11 +313,11 @@ class InBody(Traced):
         if not wanted():
             return None
         try:
-            found = self._around.lowered(self._function)
+            asked = self._around.lowered(self._function)
         except Exception as error:  # whatever TensorFlow makes of the step
             logging.info("tfckpt: %s is planned as it was traced: %s", self.mark.name, error)
             return None
-        return optimise_in_place(self.func_graph, self.changes, InPlace(plain, found))
+        return optimise_in_place(self.func_graph, self.changes, asked)
 
 
 class TracedApart(Traced):

@@ -15,15 +15,17 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.capture.grappler.lowered_loops import NotRaised
-from tfckpt.capture.grappler.question import Question
+from tfckpt.capture import tf_adapter
+from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
+from tfckpt.capture.grappler.question import Question, question
 from tfckpt.capture.nodes import op_of
 from tfckpt.ops import Access, record
-from tfckpt.ops.names import ARG, LOWERED, RETVAL
+from tfckpt.ops.names import ARG, RETVAL, SWITCHES
 
 
 class LoweredStep:
@@ -59,8 +61,8 @@ class LoweredStep:
             raise NotRaised(f"{op} is not lowered")
         return found[sorted(found)[number]] + "/"
 
-    def body(self, graph: Any, scope: str) -> tf.compat.v1.GraphDef:
-        """Return what Grappler makes of a function, as an answer about it alone would be.
+    def body(self, graph: Any, scope: str) -> InPlace:
+        """Return what Grappler makes of a function.
 
         Args:
           graph: the FuncGraph of the function.
@@ -69,8 +71,13 @@ class LoweredStep:
         Raises:
           NotRaised: it is not understood.
         """
+        before, made = self._answer
         try:
-            return _Body(*self._answer, graph, scope).definition()
+            lowered = _Body(before, before, graph, scope)
+            named = {name: lowered.named_as_lowered(name) for name in before}
+            return InPlace(question(graph, (), tf_adapter.shown_definition(graph)),
+                           _Body(before, before, graph, scope, named).definition(whole=True),
+                           _Body(before, made, graph, scope, named).definition())
         except KeyError as error:
             raise NotRaised(f"there is no op {error}") from error
 
@@ -81,28 +88,39 @@ class InPlace:
 
     Attributes:
       alone: the function, to be asked about by itself.
-      found: the answer.
+      lowered, made: what stands in its place in the step, before and after Grappler.
     """
 
     alone: Question
-    found: tf.compat.v1.GraphDef
+    lowered: tf.compat.v1.GraphDef
+    made: tf.compat.v1.GraphDef
 
     def answer(self, inlined: Callable[[tf.compat.v1.GraphDef], object]) -> tf.compat.v1.GraphDef:
-        """Return the answer.
+        """Return what Grappler made of it, loops and branches in it as ops again.
 
         Args:
           inlined: is told of the function by itself, its own calls inlined.
+
+        Raises:
+          NotRaised: what is in it is not understood.
         """
-        self.alone.inlined(inlined)
-        return self.found
+        asked = self.alone.inlined()
+        inlined(asked)
+        if not has_loops(asked):
+            return self.made
+        ends = [node.name for node in self.made.node if node.op == RETVAL]
+        effects = [name for name in self.alone.running
+                   if any(node.name == name and node.op != RETVAL for node in asked.node)]
+        return with_loops(self.made, asked, self.lowered, [*ends, *effects])
 
 
 class _Body:
     """The ops that stand in the place of a function."""
 
     def __init__(self, before: Mapping[str, Any], made: Mapping[str, Any], graph: Any,
-                 scope: str) -> None:
+                 scope: str, named: Mapping[str, str] = MappingProxyType({})) -> None:
         self.before, self.made, self.graph, self.scope = before, made, graph, scope
+        self._known = named
         arguments, self.results = self._passed("input"), self._passed("output")
         if len(arguments) != len(graph.inputs) or len(self.results) != len(graph.outputs):
             raise NotRaised(f"{scope} has other arguments or results once it is lowered")
@@ -113,7 +131,7 @@ class _Body:
         self.readers: dict[str, list[tuple[str, int]]] = {}
         for node in before.values():
             for place, text in enumerate(node.input):
-                self.readers.setdefault(text, []).append((node.name, place))
+                self.readers.setdefault(_spelt(text), []).append((node.name, place))
 
     def _passed(self, which: str) -> list[str]:
         """Return the ops that pass arguments or results on, in order."""
@@ -129,18 +147,43 @@ class _Body:
             name = op_of(text)
         return text
 
-    def definition(self) -> tf.compat.v1.GraphDef:
-        """Return the function's ops, arguments and results."""
-        results = [self._tensor(self._result(name)) for name in self.results]
+    def named_as_lowered(self, name: str) -> str:
+        """Return what an op would be called if the function had been lowered by itself.
+
+        What hands an input on to a branch has the name of that input in its own.
+
+        Args:
+          name: in the step.
+        """
+        node = self.before[name]
+        if node.op in SWITCHES and self._is_inside(name):
+            read = op_of(node.input[0])
+            scope, _, number = name.rpartition("/_")
+            if scope.endswith(f"/{read}"):
+                op = self._named(scope.removesuffix(f"/{read}"))
+                return f"{op}/{op_of(self._tensor(node.input[0]))}/_{number}"
+        return self._named(name)
+
+    def definition(self, whole: bool = False) -> tf.compat.v1.GraphDef:
+        """Return the function's ops, arguments and results.
+
+        Args:
+          whole: whether also the ops that nothing needs.
+        """
+        read = [self._result(name) for name in self.results]
+        results = [self._tensor(text) for text, _ in read]
         running = [self.scope + op.name for op in self.graph.control_outputs]
         for op, name in zip(self.graph.control_outputs, running, strict=True):
             known = record(op.type)
-            if name not in self.made and (known.writes or known.access is not Access.VALUE):
+            if name not in self.made and not known.calls and (
+                    known.writes or known.access is not Access.VALUE):
                 raise NotRaised(f"{op.name} is gone")
-        found: dict[str, tf.compat.v1.NodeDef] = {}
-        pending = [*results, *(self._named(name) for name in running if name in self.made)]
-        arguments = {tensor.op.name for tensor in self.graph.inputs}
+        awaited = {name for _, waits in read for name in waits if self._is_inside(name)}
         names = {self._named(name): name for name in self.made if self._is_inside(name)}
+        arguments = {tensor.op.name for tensor in self.graph.inputs}
+        found: dict[str, tf.compat.v1.NodeDef] = {}
+        pending = [*results, *(self._named(name) for name in (*running, *sorted(awaited))
+                               if name in self.made), *(names if whole else ())]
         while pending:
             name = op_of(pending.pop())
             if name not in found and name not in arguments:
@@ -163,18 +206,16 @@ class _Body:
             raise NotRaised(f"two ops of {self.scope} would have one name")
         return body
 
-    def _result(self, name: str) -> str:
-        """Return what is read of a result (rule 2)."""
-        for text in (name, f"{name}:0"):
-            for reader, place in self.readers.get(text, ()):
-                if reader in self.made:
-                    return str(self.made[reader].input[place])
-        return self._source(name)
+    def _result(self, name: str) -> tuple[str, list[str]]:
+        """Return what is read of a result (rule 2), and what its reader waits for."""
+        for reader, place in self.readers.get(name, ()):
+            if reader in self.made:
+                read = self.made[reader].input
+                return str(read[place]), [text[1:] for text in read if text[:1] == "^"]
+        return self._source(name), []
 
     def _node(self, known: Any) -> tf.compat.v1.NodeDef:
         """Return an op as it stands in the function."""
-        if known.op in LOWERED:
-            raise NotRaised(f"{known.name} is of a loop or branch within")
         node = tf.compat.v1.NodeDef.FromString(known.SerializeToString())
         node.name = self._named(known.name)
         read = [self._tensor(text) for text in known.input if text[:1] != "^"]
@@ -195,13 +236,14 @@ class _Body:
             return self._tensor(node.input[0])
         if not self._is_inside(name):
             raise NotRaised(f"{self.scope} reads {text}, which is outside")
-        return text.replace(name, self._named(name), 1)
+        return self._named(name) + text.removeprefix(name)
 
     def _is_inside(self, name: str) -> bool:
-        return self.scope in name and not name.startswith(f"Func/{self.scope}")
+        return self.scope in name and not name.startswith(
+            (f"Func/{self.scope}input", f"Func/{self.scope}output"))
 
     def _named(self, name: str) -> str:
-        return name.replace(self.scope, "", 1)
+        return self._known.get(name) or name.replace(self.scope, "")
 
 
 def _spelt(text: str) -> str:

@@ -78,16 +78,17 @@ class Question:
                 _as_argument(node, number, self.inputs[number])
         return found
 
-    def inlined(self, told: Callable[[tf.compat.v1.GraphDef], object]) -> None:
-        """Tell of the graph with its functions inlined, without asking.
-
-        Args:
-          told: is given the graph as `answer` gives it.
+    def inlined(self) -> tf.compat.v1.GraphDef:
+        """Return the graph with its functions inlined, loops and branches as ops; nobody is asked.
 
         Raises:
           ValueError: its functions would not be inlined as the runtime does it.
         """
-        told(self._inlined(tf.compat.v1.ConfigProto.FromString(self.config), False).graph_def)
+        found = self._inlined(tf.compat.v1.ConfigProto.FromString(self.config), False).graph_def
+        for node in found.node:
+            _show(node)
+        self._add_functions(found)
+        return found
 
     def _around_loops(self, config: Any, meta: tf.compat.v1.MetaGraphDef
                       ) -> tf.compat.v1.GraphDef:
