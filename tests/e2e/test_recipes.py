@@ -22,7 +22,9 @@ PROGRAMS = [
     f"{title}, {n}" for n, (title, _) in enumerate(PROGRAMS)])
 def test_runs(program, tmp_path):
     assert "assert" in program
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True,
+    file = tmp_path / "program.py"  # AutoGraph reads the source of loops
+    file.write_text(program, encoding="utf-8")
+    done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True,
                           text=True, check=False, timeout=300, env={
                               **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr[-3000:]

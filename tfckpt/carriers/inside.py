@@ -9,26 +9,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from absl import logging
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler.lowered_bodies import InPlace, LoweredStep
 from tfckpt.capture.grappler.lowered_loops import NotRaised
-from tfckpt.capture.grappler.question import Question, question
+from tfckpt.capture.grappler.question import question
 from tfckpt.capture.inlining.inline import is_rewritten
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.loops.lists import kept_lists
+from tfckpt.capture.op_attributes import results_of
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import CallSizes, planned_shapes
 from tfckpt.capture.steps import computes_gradient
-from tfckpt.errors import CostError
+from tfckpt.common import faults
+from tfckpt.driving.answers import XLA_WORDS
+from tfckpt.driving.carrier import Outcome
+from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.ir.edits import TAKES, Edits
+from tfckpt.ir.graph import FORWARD, Graph, Op
 from tfckpt.ops import record
+from tfckpt.report.report import Report
+from tfckpt.report.values import CompiledReport
+from tfckpt.request.budget import format_bytes
+from tfckpt.request.options import Options
 from tfckpt.verify.arithmetic.certified import Arithmetic
 from tfckpt.verify.arithmetic.same import Certificate
+from tfckpt.verify.asking.elsewhere import asked_for
+from tfckpt.verify.asking.xla import Asked, NotAsked
 
 Shapes = Callable[[], tf.Graph | None]
 """Gives a graph whose ops have the same names, with more shapes known; None where there is none."""
@@ -69,28 +82,36 @@ class Rewritten:
 
 
 class Around:
-    """The step that functions are in, before anything in it is changed.
+    """The step that functions are in, as it is before anything in it is changed.
 
     Args:
-      graph: its FuncGraph.
-      plain: what it is; None where XLA compiles it.
+      graph: its FuncGraph; the trace is complete.
+      jit_compile: whether XLA compiles it; ops may say so as well.
+      options: how it is planned.
+      shapes: more of the shapes in it; only asked where there is something to plan.
     """
 
-    def __init__(self, graph: Any, plain: Question | None) -> None:
-        self.compiled = plain is None
-        self._lowered = None if plain is None else LoweredStep(plain)
-        self._arithmetic = None if plain is None else Arithmetic(graph, plain)
+    def __init__(self, graph: Any, jit_compile: bool, options: Options, shapes: Shapes) -> None:
+        self.graph, self.options, self.shapes = graph, options, functools.cache(shapes)
+        self.compiled = jit_compile or tf_adapter.in_xla(graph)
+        self._remembered = False
+        self._lowered: LoweredStep | None = None
+        self._arithmetic: Arithmetic | None = None
+        self._compiler: Asked | None = None
 
-    @classmethod
-    def of(cls, graph: Any, compiled: bool) -> Around:
-        """Return the step of a FuncGraph.
-
-        Args:
-          graph: its trace is complete.
-          compiled: whether XLA compiles it; ops may say so as well.
-        """
-        return cls(graph, None if compiled or tf_adapter.in_xla(graph) else question(
-            graph, (), tf_adapter.shown_definition(graph)))
+    def remember(self) -> None:
+        """Remember what the step is, the first time that this is called."""
+        if self._remembered:
+            return
+        self._remembered = True
+        if self.compiled:
+            self._compiler = self._as_compiled() if self.options.xla_trials else None
+            if self._compiler is not None:
+                self._compiler.definition  # noqa: B018 - cached, as it is now
+        else:
+            plain = question(self.graph, (), tf_adapter.shown_definition(self.graph))
+            self._lowered = LoweredStep(plain)
+            self._arithmetic = Arithmetic(self.graph, plain)
 
     def lowered(self, function: Function) -> InPlace:
         """Return what Grappler makes of a function where it is lowered.
@@ -109,6 +130,42 @@ class Around:
     def compared(self) -> Certificate | None:
         """Compare the arithmetic of the step with what has become of it; None under XLA."""
         return None if self._arithmetic is None else self._arithmetic.after()
+
+    def refusal(self, reports: Sequence[Report]) -> str:
+        """Return why the step is to be left as it was; "" where what has become of it may stay.
+
+        Args:
+          reports: of the functions in it; what XLA says of the step is noted there.
+        """
+        if self._compiler is not None:
+            return self._asked(self._compiler, reports)
+        found = self.compared() if self.options.exact else None
+        return "" if found is None or found.same else f"exact=True: {found}"
+
+    def _asked(self, compiler: Asked, reports: Sequence[Report]) -> str:
+        started = time.perf_counter()
+        now = self._as_compiled()
+        assert now is not None  # since there was a compiler before
+        try:
+            before, after = compiler.memory(), now.memory()
+        except NotAsked as error:
+            logging.info("tfckpt: XLA is not asked about %s: %s", self.graph.name, error)
+            return ""
+        if after.temp_bytes >= before.temp_bytes:
+            return (f"{XLA_WORDS.takes} {format_bytes(after.temp_bytes)}, and "
+                    f"{format_bytes(before.temp_bytes)} as it is")
+        told = CompiledReport(before, after, 1, seconds=time.perf_counter() - started)
+        for report in reports:
+            report.compiled = told
+        return ""
+
+    def _as_compiled(self) -> Asked | None:
+        """Return what asks XLA about the step as it is now; None where nobody compiles for it."""
+        known = self.shapes() or self.graph
+        inputs = [_same(known, tensor.op) for tensor in self.graph.inputs]
+        return asked_for(self.graph, Graph(self.graph.name, tuple(
+            Op(op.name, op.type, (), (), results_of(op, {}), FORWARD, False) for op in inputs),
+            (), ()), self.options.target)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,21 +207,45 @@ Plan = Callable[[Function], int | None]
 """Plans a function; returns the bytes that it is planned to take, None where it is as it was."""
 
 
-def plan_inside(graph: Any, changes: LiveChanges, shapes: Shapes, plan: Plan) -> bool:
+def rewrite_inside(around: Around, changes: LiveChanges,
+                   rewrite: Callable[[Function, Around], Outcome]) -> tuple[list[Report], str]:
     """Have loops and branches call rewritten functions where theirs compute gradients themselves.
 
     What the gradient of the graph itself reads stays as it is: it belongs to a larger step.
 
     Args:
-      graph: a FuncGraph whose trace is complete.
-      changes: of the graph; what is done can be taken back by it.
-      shapes: asked only where there is something to plan.
-      plan: called for each such function.
+      around: the step.
+      changes: of its graph; what is done can be taken back by it.
+      rewrite: plans such a function, and changes its graph.
 
     Returns:
-      Whether anything was changed.
+      The reports of the functions, and why they are left as they are; "" where they are not.
+
+    Raises:
+      InfeasibleBudgetError, PlanError, CostError: one cannot be planned; the step is untouched.
     """
-    return _Inside(graph, changes, shapes, plan).run()
+    start, reports = changes.point(), list[Report]()
+
+    def plan(function: Function) -> int | None:
+        around.remember()
+        outcome = rewrite(function, around)
+        if outcome.report is None:
+            return None
+        reports.append(outcome.report)
+        return outcome.report.planned_peak_bytes if outcome.edits is not None else None
+
+    try:
+        changed = _Inside(around.graph, changes, around.shapes, plan).run()
+        why = around.refusal(reports) if changed else ""
+    except (InfeasibleBudgetError, PlanError, CostError):
+        changes.revert(start)
+        raise
+    except Exception as error:
+        why = faults.said(error, f"loops and branches of {around.graph.name} are left as they are")
+    if why:
+        changes.revert(start)
+        reports.clear()
+    return reports, why
 
 
 class _Inside:

@@ -26,17 +26,15 @@ from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
-from tfckpt.carriers.inside import Around, Function, InStep, plan_inside
+from tfckpt.carriers.inside import Around, Function, InStep, rewrite_inside
 from tfckpt.carriers.keras_layers import layer_names
 from tfckpt.carriers.records import Mark, Records, knowing, known_sizes
-from tfckpt.common import faults
 from tfckpt.driver import INLINED, failed, run, switched_off
 from tfckpt.driving.carrier import Captured, Outcome
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.layers import LayerNames
 from tfckpt.report.report import Report
-from tfckpt.request.budget import format_bytes
 from tfckpt.request.device_budgets import Budgets
 from tfckpt.request.options import Options
 from tfckpt.rewrite.appliers.funcgraph import apply
@@ -160,7 +158,7 @@ class Traced:
             else:
                 outcome = self._run(options, refused)
                 if outcome.report is not None:
-                    outcome.report.inside = tuple(map(_inside_line, self._inside))
+                    outcome.report.note_inside(self._inside)
             if self._inside:
                 tf_adapter.before_gradients(
                     self.func_graph, functools.partial(self._before_gradients, start))
@@ -183,37 +181,17 @@ class Traced:
         Returns:
           Why they are left as they are though they could be rewritten; "" else.
         """
-        start = self.changes.point()
-        around = functools.cache(functools.partial(
-            Around.of, self.func_graph, self.mark.jit_compile))  # asked before anything changes
-
-        def plan(function: Function) -> int | None:
-            step = InBody(function, self.mark, around())
+        def rewrite(function: Function, around: Around) -> Outcome:
             with knowing(function.sizes):
-                outcome = step.rewrite()
-            if outcome.report is None:
-                return None
-            self._inside.append(outcome.report)
-            return outcome.report.planned_peak_bytes if outcome.edits is not None else None
+                return InBody(function, self.mark, around).rewrite()
 
         def shapes() -> tf.Graph | None:
             return planned_shapes(self.func_graph, options.batch_size,
                                   may_assume=not options.budgets.sized, sizes=known_sizes(),
                                   placeholders=self.inputs)[0]
 
-        try:
-            changed = plan_inside(self.func_graph, self.changes, shapes, plan)
-            found = around().compared() if changed and options.exact else None
-            why = "" if found is None or found.same else f"exact=True: {found}"
-        except (InfeasibleBudgetError, PlanError, CostError):
-            self.changes.revert(start)
-            raise
-        except Exception as error:
-            why = faults.said(
-                error, f"loops and branches of {self.mark.name} are left as they are")
-        if why:
-            self._inside.clear()
-            self.changes.revert(start)
+        self._inside, why = rewrite_inside(
+            Around(self.func_graph, self.mark.jit_compile, options, shapes), self.changes, rewrite)
         return why
 
     def _run(self, options: Options, refused: str) -> Outcome:
@@ -466,11 +444,6 @@ def _trains_compiled(func_graph: Any) -> bool:
         return False
     return _trains(func_graph) and not any(
         is_rewritten(op.name) for op in func_graph.get_operations())
-
-
-def _inside_line(report: Report) -> str:
-    plain, planned = map(format_bytes, report.expected_bytes)
-    return f"{report.name.partition(', ')[2]}: {planned} instead of {plain} while it runs"
 
 
 def _trains(graph: Any) -> bool:

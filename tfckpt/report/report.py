@@ -291,6 +291,23 @@ class Report:
         """Return the plain peak: bytes that the step is expected to take as it was."""
         return self.expected_bytes[0]
 
+    def note_inside(self, reports: Sequence[Report]) -> None:
+        """Note what became of functions of loops and branches, before the step was planned.
+
+        Args:
+          reports: one of each function; what XLA says of the plain step is theirs.
+        """
+        lines = []
+        for report in reports:
+            plain, planned = map(format_bytes, report.expected_bytes)
+            lines.append(f"{report.name.partition(', ')[2]}: {planned} instead of {plain} while "
+                         "it runs")
+        self.inside = tuple(lines)
+        told = reports[0].compiled if reports else None
+        if told is not None and told.before is not None and self.compiled is not None and (
+                told.by_xla and self.compiled.before is not None):
+            self.compiled = dataclasses.replace(self.compiled, before=told.before)
+
     @property
     def planned_peak_bytes(self) -> int:
         """Return the planned peak: bytes that the step is expected to take as it is applied."""

@@ -43,7 +43,7 @@ class Asked:
         """
         if not hasattr(self.live, "captures"):
             raise NotAsked("the step is read from a file")
-        definition = self._definition
+        definition = self.definition
         if edits is not None:
             definition = apply_to_graph_def(definition, edits)
         try:
@@ -60,8 +60,8 @@ class Asked:
         return [self._shape(t) for t in self.live.inputs]
 
     @functools.cached_property
-    def _definition(self) -> tf.compat.v1.GraphDef:
-        """Return the step as it is, written once for all questions."""
+    def definition(self) -> tf.compat.v1.GraphDef:
+        """Return the step as it is when it is first asked about, written once for all questions."""
         return self.live.as_graph_def()
 
     def _shape(self, tensor: tf.Tensor) -> tf.TensorShape:
