@@ -24,6 +24,7 @@ from tfckpt.capture.inlining.inline import Inlining, is_rewritten
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes, uncaptured_inputs
+from tfckpt.capture.steps import trains
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
 from tfckpt.carriers.inside import Around, Function, InStep, rewrite_inside
@@ -72,7 +73,7 @@ class Traced:
         """Return whether the step is what Grappler made of it."""
         return self._body is not None
 
-    def capture(self, options: Options) -> Captured:
+    def capture(self, options: Options) -> Captured | None:
         """Return the step, nested functions inlined.
 
         Args:
@@ -269,13 +270,15 @@ class InBody(Traced):
             jit_compile=around.compiled), function.graph.inputs)
         self._function, self._around = function, around
 
-    def capture(self, options: Options) -> Captured:
-        """Return the function as a step.
+    def capture(self, options: Options) -> Captured | None:
+        """Return the function as a step; None where it only has a gradient of what it is handed.
 
         Args:
           options: how the step is planned.
         """
         step = super().capture(options)
+        if step is None or not trains(step.graph):
+            return None
         return dataclasses.replace(
             step, planned_for=FIRST if step.planned_for else "",
             beside_bytes=self._function.beside_bytes,
