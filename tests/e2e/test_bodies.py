@@ -193,3 +193,39 @@ def test_what_loops_push_for_nobody_is_gone_when_their_results_are_read():
     first = [tfckpt.verify.measure_peak(step, x, repeats=1) for _ in range(4)]
     assert step.report.recomputed_ops and not step.report.segments
     assert max(first) < 1.1 * step.report.planned_peak_bytes
+
+
+def _looping(in_branch):
+    """Return a step with a loop in a branch, as AutoGraph and people write it."""
+    drawn = [tf.random.stateless_normal((256, 256), (n, 1)) * 0.05 for n in range(3)]
+    weights = [tf.Variable(w) for w in drawn]
+
+    def layers(h):
+        for w in weights:
+            h = h + tf.tanh(h @ w) * tf.sigmoid(h)
+        return h
+
+    def loop(h):
+        return tf.while_loop(lambda i, h: i < 4, lambda i, h: (i + 1, layers(h)), (0, h))[1]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = tf.tanh(x @ weights[0])
+            h = tf.cond(tf.reduce_sum(x) < 1e9, lambda: loop(h), lambda: 2.0 * h) if (
+                in_branch) else loop(h)
+            loss = tf.reduce_mean(h * h)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("signature", [None, [tf.TensorSpec((None, 256))]], ids=["static", "open"])
+def test_what_a_loop_in_a_branch_keeps_is_counted(signature):
+    x = tf.random.stateless_normal((2048, 256), (1, 2))
+    plain = tf.function(_looping(True), input_signature=signature)
+    step = tfckpt.checkpoint(tf.function(_looping(True), input_signature=signature))
+    step(x)
+    assert step.report.baseline_peak_bytes == pytest.approx(
+        tfckpt.verify.measure_peak(plain, x), rel=0.15)

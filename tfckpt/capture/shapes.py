@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.loops.shapes import infer_loop_shapes
+from tfckpt.capture.loops.shapes import infer_shapes_of_bodies
 from tfckpt.capture.sizes.open_part import open_part
 from tfckpt.capture.sizes.values import ValueSizes
 from tfckpt.errors import CostError
@@ -327,8 +327,8 @@ def concrete_shapes(graph: tf.Graph, batch_size: int | None, inputs: Mapping[str
         elif record(node.op).source is Source.ELEMENT:
             _fix_element(node.attr["output_shapes"].list.shape, batch_size, sizes or CallSizes())
     tf_adapter.say_shapes(definition.node, told)
-    if any(record(node.op).is_loop for node in definition.node):
-        infer_loop_shapes(definition, graph)
+    if any(record(node.op).has_bodies for node in definition.node):
+        infer_shapes_of_bodies(definition, graph)
     scratch = tf.Graph()
     with scratch.as_default():
         try:

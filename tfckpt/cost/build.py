@@ -223,12 +223,14 @@ def _storages(graph: Graph, members: Sequence[Sequence[int]], big: Mapping[Tenso
 
 
 def _entries(graph: Graph, i: int, slot: int) -> int:
-    """Return how many tensors a result is: of a loop's list one for each iteration."""
+    """Return how many tensors a result is: a loop's list, what branches keep."""
     op = graph.ops[i]
     if record(op.type).lists.rows:
         source, of = op.inputs[0]
         return (graph.ops[source].outputs[of].shape or (None,))[0] or 1
-    return op.loop.trips if op.loop is not None and op.outputs[slot].dtype == "variant" else 1
+    if op.outputs[slot].dtype != "variant":
+        return 1
+    return op.loop.trips if op.loop is not None else op.branches.pieces if op.branches else 1
 
 
 def _reuses(op: Op, root: Roots, index: Mapping[TensorId, int], own: int, read: Sequence[int],

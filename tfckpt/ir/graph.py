@@ -148,10 +148,12 @@ class Branches:
       bodies: what each branch does, to be priced.
       shares: for what has the memory of another result the slot of that: what a branch keeps and
         returns as well, and what branches keep besides the first such value.
+      pieces: of how many tensors that is what the branch keeps which keeps most.
     """
 
     bodies: tuple[Graph, ...]
     shares: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    pieces: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tfckpt.capture.loops.comparisons import is_call
 from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.nodes import is_lowered
 from tfckpt.capture.variables import only_reads, origin
+from tfckpt.errors import CaptureError
 from tfckpt.ir.graph import Branches
 from tfckpt.ops import record
 
@@ -43,7 +44,7 @@ def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
     shapes = [tensor.shape for tensor in known(op).inputs[record(op.type).first_argument:]]
     slots = _read_slots(op, unread)
     bodies, shares, filled = [], dict[int, int](), list[int]()
-    most = 0
+    most, pieces = 0, 1
     try:
         for name in tf_adapter.called_functions(op):
             branch = _Branch(op, name, shapes, slots)
@@ -51,13 +52,56 @@ def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
             bodies.append(priced_body(name, branch.graph, branch.shape, branch.inner))
             shares |= shared
             filled += kept
-            most = max(most, sum(map(branch.bytes, kept.values())))
+            most, pieces = max((most, pieces), (sum(map(branch.bytes, kept.values())),
+                                                sum(map(branch.pieces, kept.values()))))
     except (KeyError, ValueError, TypeError, tf.errors.OpError):
         return Inner()
     root = min(filled, default=-1)
     shares = {slot: root if slot in filled or other in filled else other
               for slot, other in (shares | dict.fromkeys(filled, root)).items() if slot != root}
-    return Inner({root: most} if filled else {}, None, Branches(tuple(bodies), shares))
+    return Inner({root: most} if filled else {}, None, Branches(tuple(bodies), shares, pieces))
+
+
+def branch_shapes(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
+                  ) -> dict[int, tf.TensorShape]:
+    """Return the shapes that branches give their results, by slot.
+
+    Of results whose shape the trace leaves open, as it does where the size of a batch is. Where
+    branches differ, or of one it is not known, it is the largest that is known.
+
+    Args:
+      op: of a type that chooses between branches.
+      known: returns the op with the shapes that its inputs really have.
+
+    Raises:
+      ValueError: a branch is unlike any known.
+    """
+    shapes = [tensor.shape for tensor in known(op).inputs[record(op.type).first_argument:]]
+    branches = [_Branch(op, name, shapes, ()) for name in tf_adapter.called_functions(op)]
+    found = {}
+    for slot, tensor in enumerate(op.outputs):
+        if not tensor.shape.is_fully_defined() and tensor.dtype not in (tf.resource, tf.variant):
+            given = [shape for branch in branches if (
+                shape := branch.shape(branch.graph.outputs[slot])).is_fully_defined()]
+            if given:
+                found[slot] = max(given, key=lambda shape: shape.num_elements())
+    return found
+
+
+def inferred_in_bodies(graph: tf_adapter.FuncGraph) -> Callable[[tf.Operation], tf.Operation]:
+    """Return what gives ops of a function shapes that the bodies of loops and branches in it tell.
+
+    Args:
+      graph: of the function, with as many shapes as TensorFlow infers by itself.
+    """
+    if not any(record(op.type).has_bodies for op in graph.get_operations()):
+        return lambda op: op
+    from tfckpt.capture.loops.shapes import infer_shapes_of_bodies  # which asks here
+
+    try:
+        return infer_shapes_of_bodies(graph.as_graph_def(), graph)
+    except (CaptureError, KeyError, ValueError, tf.errors.OpError):
+        return lambda op: op  # a body unlike any known: its shapes stay as they are
 
 
 def call_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]) -> Inner:
@@ -87,6 +131,7 @@ class _Branch:
         self.graph, self.slots = tf_adapter.graph_called(op, name), slots
         self._inferred = functools.cache(functools.partial(
             tf_adapter.graph_called, op, name, shapes))
+        self._in_bodies = functools.cache(lambda: inferred_in_bodies(self._inferred()))
         self._arguments = {tensor.name: i for i, tensor in enumerate(self.graph.inputs)}
         self.inner = functools.cache(self._inner)
 
@@ -118,8 +163,15 @@ class _Branch:
         return value.op.outputs[known.shares[value.value_index]]
 
     def _inner(self, op: tf.Operation) -> Inner:
+        from tfckpt.capture.loops.lists import bytes_outside_loops, kept_lists  # which asks here
+
         if is_call(op):
             return call_of(op, self._known)
+        if record(op.type).is_loop:
+            kept = kept_lists(op, self._known)
+            return Inner(kept.bytes, kept.loop)
+        if record(op.type).lists.rows:
+            return Inner(bytes_outside_loops(op, self._known, {}))
         if not record(op.type).chooses:
             return Inner()
         handed_out = {origin(tensor).op.name for tensor in self.graph.outputs}
@@ -128,7 +180,7 @@ class _Branch:
             origin(tensor).op.name for tensor in self.graph.outputs if tensor.dtype != tf.variant})
 
     def _known(self, op: tf.Operation) -> tf.Operation:
-        return self._inferred().get_operation_by_name(op.name)
+        return self._in_bodies()(self._inferred().get_operation_by_name(op.name))
 
     def bytes(self, tensor: tf.Tensor) -> int:
         """Return the size of a tensor; 0 where it is not known."""
@@ -137,6 +189,13 @@ class _Branch:
         shape = self.shape(tensor)
         return (math.prod(shape.as_list()) * int(tensor.dtype.size)
                 if shape.is_fully_defined() else 0)
+
+    def pieces(self, tensor: tf.Tensor) -> int:
+        """Return how many tensors there are in what is handed out, at least one."""
+        known = self.inner(tensor.op) if tensor.dtype == tf.variant else Inner()
+        if known.loop is not None:
+            return max(known.loop.trips, 1)
+        return known.branches.pieces if known.branches is not None else 1
 
     def shape(self, tensor: tf.Tensor) -> tf.TensorShape:
         """Return what is known of a shape, in the trace and from what the branch is given.

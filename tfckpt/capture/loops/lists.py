@@ -17,12 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.loops.branch_values import branches_of, call_of
+from tfckpt.capture.loops.branch_values import branches_of, call_of, inferred_in_bodies
 from tfckpt.capture.loops.comparisons import changes, comparisons, handed_on, is_call
 from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.variables import argument, may_write, number_origin
-from tfckpt.errors import CaptureError
 from tfckpt.ir.edits import TRIPS
 from tfckpt.ir.graph import Graph, Loop
 from tfckpt.ir.target import HERE, Target
@@ -497,19 +496,11 @@ class _Loop:
             found = self._inferred.get_operation_by_name(op.name)
         except KeyError:
             return op
-        return found if self._inferred_in_loops is None else self._inferred_in_loops(found)
+        return self._inferred_in_bodies(found)
 
     @functools.cached_property
-    def _inferred_in_loops(self) -> Callable[[tf.Operation], tf.Operation] | None:
-        """Return what gives ops of the inferred body shapes that its own loops' bodies tell."""
-        if not any(record(op.type).is_loop for op in self._inferred.get_operations()):
-            return None
-        from tfckpt.capture.loops.shapes import infer_loop_shapes  # which asks here what loops tell
-
-        try:
-            return infer_loop_shapes(self._inferred.as_graph_def(), self._inferred)
-        except (CaptureError, KeyError, ValueError, tf.errors.OpError):
-            return None  # a body unlike any known: its shapes stay as they are
+    def _inferred_in_bodies(self) -> Callable[[tf.Operation], tf.Operation]:
+        return inferred_in_bodies(self._inferred)
 
 
 def _like(tensor: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,10 @@
-"""Shape inference for loops.
+"""Shape inference for loops and branches.
 
-A loop says what shapes its results have when it is traced, so an unknown batch stays unknown
-after it, even if the shapes of all its inputs are known. Here a definition is imported piece by
-piece, and after each loop the shapes that its body gives are filled in: of a result, where an
-iteration keeps the shape; of what is made of a list, its length and the shape of its entries.
+A loop says what shapes its results have when it is traced, and so do branches, so an unknown batch
+stays unknown after them, even if the shapes of all inputs are known. Here a definition is imported
+piece by piece, and after each loop or branches the shapes that their bodies give are filled in: of
+a loop's result, where an iteration keeps the shape; of what is made of a list, its length and the
+shape of its entries.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.loops.branch_values import branch_shapes
 from tfckpt.capture.loops.lists import entries_shape, list_length, result_shapes
 from tfckpt.ir.graph import depth_first_order
 from tfckpt.ops import record
 
 
-def infer_loop_shapes(definition: tf.compat.v1.GraphDef, live: tf.Graph
-                      ) -> Callable[[tf.Operation], tf.Operation]:
-    """Write the shapes of loops' results, as far as they can be inferred, into a definition.
+def infer_shapes_of_bodies(definition: tf.compat.v1.GraphDef, live: tf.Graph
+                           ) -> Callable[[tf.Operation], tf.Operation]:
+    """Write the shapes of results of loops and branches into a definition, as far as is known.
 
     Args:
       definition: changed in place; its nodes have the names of the ops of `live`.
-      live: a graph where the loops' functions can be found.
+      live: a graph where the functions can be found.
 
     Returns:
       What gives for an op of `live` one with the shapes that were inferred.
@@ -33,7 +35,8 @@ def infer_loop_shapes(definition: tf.compat.v1.GraphDef, live: tf.Graph
     Raises:
       CaptureError: the definition has a cycle (a TF1 while loop).
 
-    Complexity: one import of all nodes, in as many pieces as there are loops and stacked lists.
+    Complexity: one import of all nodes, in as many pieces as there are loops, branches and
+    stacked lists.
     """
     pieces = _pieces(definition)
     number = {node.name: f"op{i}" for i, node in enumerate(n for p in pieces for n in p)}
@@ -68,7 +71,7 @@ def _pieces(definition: tf.compat.v1.GraphDef) -> list[list[Any]]:
     pieces: list[list[Any]] = [[]]
     for node in (nodes[name] for name in order):
         pieces[-1].append(node)
-        if record(node.op).is_loop or _takes_entries(node.op):
+        if record(node.op).has_bodies or _takes_entries(node.op):
             pieces.append([])
     return [piece for piece in pieces if piece]
 
@@ -99,13 +102,14 @@ def _read_elsewhere(piece: tf.compat.v1.GraphDef, scratch: tf.Graph) -> dict[str
 
 def _tell(definition: tf.compat.v1.GraphDef, node: Any, live: tf.Graph, known: _Known) -> None:
     """Set what is known of the shapes of a node's results, there and in the scratch graph."""
-    is_loop = record(node.op).is_loop
-    if not is_loop and not _takes_entries(node.op):  # the last piece ends with any op
+    has_bodies = record(node.op).has_bodies
+    if not has_bodies and not _takes_entries(node.op):  # the last piece ends with any op
         return
     op = live.get_operation_by_name(node.name)
     try:
-        if is_loop:
-            for slot, shape in result_shapes(op, known).items():
+        if has_bodies:
+            told = result_shapes if record(node.op).is_loop else branch_shapes
+            for slot, shape in told(op, known).items():
                 known(op).outputs[slot].set_shape(shape)
                 node.attr["output_shapes"].list.shape[slot].CopyFrom(shape.as_proto())
         else:
