@@ -107,7 +107,8 @@ def capture(graph: tf.Graph, *, fetches: Sequence[tf.Tensor] | None = None,
            op.device, attrs_of(op), bool(needed.get(op.name)),
            lists[i].loop if i in lists else None,
            workspaces.get(op.name, 0) + (lists[i].workspace if i in lists else 0),
-           branches=chosen[op.name].branches if op.name in chosen else None)
+           branches=chosen[op.name].branches if op.name in chosen else (
+               lists[i].known.branches if i in lists else None))
         for i, op in enumerate(operations)
     )
     ids = tuple((index[t.op], t.value_index) for t in fetched)

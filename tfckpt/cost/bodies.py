@@ -31,7 +31,7 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
       op: the op; one without a body holds nothing.
       kernels_by: whose kernels compute convolutions and products (`Target.kernels_by`).
     """
-    if op.branches is not None and _takes_out(graph, op):
+    if record(op.type).chooses and op.branches is not None and _takes_out(graph, op):
         return 0
     told = cast("tuple[int, ...]", op.attrs.get(TAKES, ()))[-len(op.bodies):]  # no condition's
     most = max((takes or _peak(body, kernels_by) for body, takes in zip(

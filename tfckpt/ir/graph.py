@@ -163,7 +163,8 @@ class Op:
     Attributes:
       conditional: it runs in one branch of a Switch only, so that nothing outside may wait for it.
       loop: of a while loop whose number of iterations is known; None otherwise.
-      branches: of an op that runs one of several; None of others, and where they are not known.
+      branches: of an op that runs one of several, and of a loop whose number of iterations is not
+        known, an iteration; None of others, and where they are not known.
       later_writes: of a loop or branches, names of the ops that may run only after the copies,
         since they may write a variable that it reads.
       workspace: bytes that it is known to allocate besides its results while it runs.

@@ -168,8 +168,7 @@ class _Branch:
         if is_call(op):
             return call_of(op, self._known)
         if record(op.type).is_loop:
-            kept = kept_lists(op, self._known)
-            return Inner(kept.bytes, kept.loop)
+            return kept_lists(op, self._known).known
         if record(op.type).lists.rows:
             return Inner(bytes_outside_loops(op, self._known, {}))
         if not record(op.type).chooses:

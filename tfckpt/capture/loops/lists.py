@@ -23,7 +23,7 @@ from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.variables import argument, may_write, number_origin
 from tfckpt.ir.edits import TRIPS
-from tfckpt.ir.graph import Graph, Loop
+from tfckpt.ir.graph import Branches, Graph, Loop
 from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import Access, record
 
@@ -37,12 +37,20 @@ class Kept:
       unknown: what could not be found out, in words; "" where all is known.
       loop: what later stages read of the loop; None where its number of iterations is not known.
       workspace: bytes of lists that loops in its body fill and that do not leave an iteration.
+      body: what an iteration does, where the number of iterations is not known.
     """
 
     bytes: dict[int, int]
     unknown: str = ""
     loop: Loop | None = None
     workspace: int = 0
+    body: Graph | None = None
+
+    @property
+    def known(self) -> Inner:
+        """Return what is known of the loop; without a number of iterations it is priced as one."""
+        return Inner(self.bytes, self.loop,
+                     None if self.body is None else Branches((self.body,)))
 
 
 def kept_lists(loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
@@ -188,7 +196,8 @@ class _Loop:
                  if tensor.dtype == tf.variant and (entry := _entry(tensor)) is not None]
         trips = self.trips()
         if trips is None:
-            return Kept({}, "its number of iterations is not known" if lists else "")
+            return Kept({}, "its number of iterations is not known" if lists else "",
+                        body=self._priced())
         found: dict[int, int] = {}
         unknown = ""
         for slot, entry in lists:
@@ -340,8 +349,7 @@ class _Loop:
             return call_of(op, self._in_body)
         if not record(op.type).is_loop:
             return Inner()
-        kept = _Loop(op, self._in_body, self.target).kept()
-        return Inner(kept.bytes, kept.loop)
+        return _Loop(op, self._in_body, self.target).kept().known
 
     @functools.cached_property
     def _chosen(self) -> Callable[[tf.Operation], Inner]:

@@ -87,8 +87,8 @@ def repeat_branches(graph: tf.Graph, operations: Sequence[tf.Operation], ops: tu
     Returns:
       The ops, and a line for each reason why branches are not recomputed.
     """
-    kept = {i: size for i, op in enumerate(ops) if op.branches is not None
-            and op.region == FORWARD and (size := _kept_bytes(op))}
+    kept = {i: size for i, op in enumerate(ops) if record(op.type).chooses
+            and op.branches is not None and op.region == FORWARD and (size := _kept_bytes(op))}
     found, why = list(ops), dict[str, list[int]]()
     unsure = _unsure(graph)
     for i in kept:
