@@ -24,22 +24,23 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
 
     An iteration's results are counted as the loop's, and so is what its lists keep. Iterations that
     wait for little of what the one before computes run at the same time. What the gradient of
-    branches holds has room in what it has read by then of what they kept.
+    branches holds has room in what it has read by then of what they kept; more than that counts.
 
     Args:
       graph: that the op belongs to.
       op: the op; one without a body holds nothing.
       kernels_by: whose kernels compute convolutions and products (`Target.kernels_by`).
     """
-    if record(op.type).chooses and op.branches is not None and _takes_out(graph, op):
-        return 0
     told = cast("tuple[int, ...]", op.attrs.get(TAKES, ()))[-len(op.bodies):]  # no condition's
     most = max((takes or _peak(body, kernels_by) for body, takes in zip(
         op.bodies, told or (0,) * len(op.bodies), strict=True)), default=0)
     if op.loop is not None and op.loop.at_once > 1 and op.loop.arguments:
         together = max(_peak(_several(op.loop, newest), kernels_by) for newest in (False, True))
         most = max(most, min(together, op.loop.at_once * most))
-    return most
+    if record(op.type).chooses and _takes_out(graph, op):
+        most -= sum(graph.ops[i].outputs[slot].bytes or 0 for i, slot in op.inputs
+                    if graph.ops[i].outputs[slot].dtype == "variant")
+    return max(most, 0)
 
 
 def _several(loop: Loop, newest: bool) -> Graph:
