@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import cast
@@ -10,7 +11,7 @@ from typing import cast
 from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.ir.edits import TAKES
-from tfckpt.ir.graph import Graph, Loop, Op, TensorId
+from tfckpt.ir.graph import Graph, Op, TensorId
 from tfckpt.ops import record
 
 _Node = tuple[int, int]
@@ -32,10 +33,10 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
       kernels_by: whose kernels compute convolutions and products (`Target.kernels_by`).
     """
     told = cast("tuple[int, ...]", op.attrs.get(TAKES, ()))[-len(op.bodies):]  # no condition's
-    most = max((takes or _peak(body, kernels_by) for body, takes in zip(
+    most = max((takes or _held(_Runs(body, kernels_by)) for body, takes in zip(
         op.bodies, told or (0,) * len(op.bodies), strict=True)), default=0)
     if op.loop is not None and op.loop.at_once > 1 and op.loop.arguments:
-        together = max(_peak(_several(op.loop, newest), kernels_by) for newest in (False, True))
+        together = _held(_Runs(op.loop.body, kernels_by, op.loop.at_once, op.loop.arguments))
         most = max(most, min(together, op.loop.at_once * most))
     if record(op.type).chooses and _takes_out(graph, op):
         most -= sum(graph.ops[i].outputs[slot].bytes or 0 for i, slot in op.inputs
@@ -43,7 +44,48 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
     return max(most, 0)
 
 
-def _several(loop: Loop, newest: bool) -> Graph:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Runs:
+    """A body that runs: equal to one that differs by names alone, as those of layers in a row do.
+
+    Attributes:
+      body, kernels_by: as for `working_bytes`.
+      at_once, arguments: of the loop, where several iterations run at the same time.
+    """
+
+    body: Graph
+    kernels_by: str
+    at_once: int = 1
+    arguments: tuple[int, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((len(self.body.ops), self.body.fetches, self.at_once, self.kernels_by))
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, _Runs)
+        return (self.at_once, self.arguments, self.kernels_by, self.body.fetches) == (
+            other.at_once, other.arguments, other.kernels_by, other.body.fetches) and all(
+                _same_but_for_names(*ops) for ops in zip(
+                    self.body.ops, other.body.ops, strict=False)) and (
+            len(self.body.ops) == len(other.body.ops))
+
+
+def _same_but_for_names(one: Op, other: Op) -> bool:
+    return one is other or (
+        not (one.bodies or other.bodies) and (one.type, one.inputs, one.workspace) == (
+            other.type, other.inputs, other.workspace)
+        and one.outputs == other.outputs and one.attrs == other.attrs)
+
+
+@functools.lru_cache(maxsize=256)
+def _held(runs: _Runs) -> int:
+    """Return the bytes that a body holds at most, or several iterations of it."""
+    if runs.at_once == 1:
+        return _peak(runs.body, runs.kernels_by)
+    return max(_peak(_several(runs, newest), runs.kernels_by) for newest in (False, True))
+
+
+def _several(loop: _Runs, newest: bool) -> Graph:
     """Return several iterations as one body, in an order in which an executor may run them.
 
     Of what is ready the oldest is taken first, or the newest. What an iteration hands on is counted
