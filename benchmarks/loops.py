@@ -1,6 +1,8 @@
-"""Loops recomputed segment by segment: peak and time of the plain and of the rewritten step.
+"""Loops recomputed segment by segment, and gradients inside of loops: peak and time of the plain
+and of the rewritten step.
 
-    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat] [--compiled] [--tiny]
+    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,accumulate,critic]
+        [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
@@ -22,8 +24,8 @@ from absl import app, flags
 from benchmarks.rows import head, in_own_process, line
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat"],
-                  "Which to measure.")
+flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat", "accumulate",
+                           "critic"], "Which to measure.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
 flags.DEFINE_string("one", "", "The job that this process measures, for the program itself.")
@@ -123,6 +125,66 @@ def heat(shrink: int):
     return loss, np.zeros((256, 256), np.float32), [start]
 
 
+def accumulate(shrink: int):
+    """Return eight convolutions, gradients of four parts of 64 images added up in a loop."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    size = 64 // min(shrink, 4)
+    model = keras.Sequential([keras.Input((size, size, 8), batch_size=16), *(
+        keras.layers.Conv2D(32, 3, padding="same", activation="swish") for _ in range(8))])
+    weights = [v.value for v in model.trainable_variables]
+
+    def train(x):
+        total, sums = 0.0, [tf.zeros_like(w) for w in weights]
+        for i in tf.range(4):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x[i * 16:(i + 1) * 16], training=True)))
+            sums = [s + g for s, g in zip(sums, tape.gradient(loss, weights), strict=True)]
+            total += loss
+        for w, s in zip(weights, sums, strict=True):
+            w.assign_sub(0.01 * s)
+        return total
+
+    x = np.random.default_rng(0).standard_normal((64, size, size, 8), dtype=np.float32)
+    return train, x, weights
+
+
+def critic(shrink: int):
+    """Return a network trained three times in a loop, then another through it: 8,192 rows."""
+    import numpy as np
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    first, second = ([tf.Variable(random.standard_normal((256, 256), dtype=np.float32) * 0.06)
+                      for _ in range(count)] for count in (8, 6))
+
+    def loss(x, weights):
+        for w in weights:
+            x = tf.nn.gelu(x @ w)
+        return tf.reduce_mean(tf.square(x))
+
+    def descend(x, weights, wanted):
+        with tf.GradientTape() as tape:
+            value = loss(x, weights)
+        for w, g in zip(wanted, tape.gradient(value, wanted), strict=True):
+            w.assign_sub(0.01 * g)
+        return value
+
+    def train(x):
+        for _ in tf.range(3):
+            descend(x, first, first)
+        return descend(x, [*second, *first], second)
+
+    x = random.standard_normal((8192 // shrink, 256), dtype=np.float32)
+    return train, x, [*first, *second]
+
+
+_WHOLE = ("accumulate", "critic")
+"""Jobs that are a step; others are a loss."""
+
+
 def measure() -> dict:
     """Return peaks in bytes, seconds, and what the report says."""
     import tensorflow as tf
@@ -130,15 +192,16 @@ def measure() -> dict:
     import tfckpt
 
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    loss, x, weights = globals()[FLAGS.one](16 if FLAGS.tiny else 1)
+    made, x, weights = globals()[FLAGS.one](16 if FLAGS.tiny else 1)
 
-    def train(x):
+    def descend(x):
         with tf.GradientTape() as tape:
-            value = loss(x)
+            value = made(x)
         for weight, gradient in zip(weights, tape.gradient(value, weights), strict=True):
             weight.assign_sub(0.01 * gradient)
         return value
 
+    train = made if FLAGS.one in _WHOLE else descend
     x = tf.constant(x)
     batch, length = _OPEN.get(FLAGS.one, x.shape[:2])
     signature = [tf.TensorSpec((batch, length and x.shape[1], _FEATURES))] if (
@@ -153,9 +216,8 @@ def measure() -> dict:
         found.append([step(x).numpy().tobytes() for _ in range(3)]
                      + [w.numpy().tobytes() for w in weights])
     report = ours.report
-    told = report.compiled
-    peaks = [told.before.temp_bytes, told.after.temp_bytes] if FLAGS.compiled else [
-        tfckpt.verify.measure_peak(step, x, repeats=3) for step in (plain, ours)]
+    peaks = [tfckpt.verify.compiled(step, x).temp_bytes if FLAGS.compiled else
+             tfckpt.verify.measure_peak(step, x, repeats=3) for step in (plain, ours)]
     taken: list[list[float]] = [[], []]
     for _ in range(_CALLS):
         for step, seconds in zip((plain, ours), taken, strict=True):

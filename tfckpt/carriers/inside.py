@@ -151,7 +151,8 @@ class Around:
         except NotAsked as error:
             logging.info("tfckpt: XLA is not asked about %s: %s", self.graph.name, error)
             return ""
-        if after.temp_bytes >= before.temp_bytes:
+        if after.temp_bytes > before.temp_bytes or (
+                after.temp_bytes == before.temp_bytes and not has_gradients(self.graph)):
             return (f"{XLA_WORDS.takes} {format_bytes(after.temp_bytes)}, and "
                     f"{format_bytes(before.temp_bytes)} as it is")
         told = CompiledReport(before, after, 1, seconds=time.perf_counter() - started)
@@ -351,6 +352,15 @@ def _known(graph: Any, sizes: CallSizes) -> tf.Graph | None:
                               library=tf_adapter.shown_definition(graph).library)[0]
     except CostError:
         return None
+
+
+def has_gradients(graph: Any) -> bool:
+    """Return whether ops of a graph itself, not of functions that it calls, compute a gradient.
+
+    Args:
+      graph: FuncGraph or imported graph.
+    """
+    return any(is_gradient_scope(op.name) for op in graph.get_operations())
 
 
 def _is_differentiated(op: tf.Operation) -> bool:

@@ -22,12 +22,11 @@ from tfckpt.capture.grappler.in_place import Body, optimise_in_place, wanted
 from tfckpt.capture.grappler.question import Question
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
-from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes, uncaptured_inputs
 from tfckpt.capture.steps import trains
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.import_route import announce, import_step, refusal
-from tfckpt.carriers.inside import Around, Function, InStep, rewrite_inside
+from tfckpt.carriers.inside import Around, Function, InStep, has_gradients, rewrite_inside
 from tfckpt.carriers.keras_layers import layer_names
 from tfckpt.carriers.records import Mark, Records, knowing, known_sizes
 from tfckpt.driver import INLINED, failed, run, switched_off
@@ -154,12 +153,14 @@ class Traced:
         start = self.changes.point()
         try:
             refused = self._plan_inside(options)
-            if self._inside and not _trains(self.func_graph):
+            if has_gradients(self.func_graph):
+                outcome = self._run(options, "")
+                if outcome.report is not None:
+                    outcome.report.note_inside(self._inside, refused)
+            elif self._inside:
                 outcome = Outcome(max(self._inside, key=lambda report: report.simulated_bytes))
             else:
                 outcome = self._run(options, refused)
-                if outcome.report is not None:
-                    outcome.report.note_inside(self._inside)
             if self._inside:
                 tf_adapter.before_gradients(
                     self.func_graph, functools.partial(self._before_gradients, start))
@@ -445,13 +446,8 @@ def _trains_compiled(func_graph: Any) -> bool:
     """Return whether an unmarked graph is compiled by XLA, has a gradient, and is as traced."""
     if not tf_adapter.in_xla(func_graph) or tf_adapter.made_by_a_gradient(func_graph):
         return False
-    return _trains(func_graph) and not any(
+    return has_gradients(func_graph) and not any(
         is_rewritten(op.name) for op in func_graph.get_operations())
-
-
-def _trains(graph: Any) -> bool:
-    """Return whether ops of a graph itself, not of functions that it calls, compute a gradient."""
-    return any(is_gradient_scope(op.name) for op in graph.get_operations())
 
 
 def _rewrite_apart(outer: Any, mark: Mark, func_graph: Any, inputs: Sequence[tf.Tensor],

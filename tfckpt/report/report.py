@@ -291,13 +291,14 @@ class Report:
         """Return the plain peak: bytes that the step is expected to take as it was."""
         return self.expected_bytes[0]
 
-    def note_inside(self, reports: Sequence[Report]) -> None:
+    def note_inside(self, reports: Sequence[Report], refused: str) -> None:
         """Note what became of functions of loops and branches, before the step was planned.
 
         Args:
           reports: one of each function; what XLA says of the plain step is theirs.
+          refused: why they were left as they are; "" where they were not.
         """
-        lines = []
+        lines = [f"loops and branches are left as they are: {refused}"] if refused else []
         for report in reports:
             plain, planned = map(format_bytes, report.expected_bytes)
             lines.append(f"{report.name.partition(', ')[2]}: {planned} instead of {plain} while "
