@@ -233,6 +233,41 @@ def test_a_loop(options, forced):
     _alike(_loop(_cell, **options))
 
 
+def _growing(places, reads=False):
+    """Return a loop that puts rows into a list that grows, of which the gradient reads lengths."""
+    def make():
+        weight = _weight()
+
+        def forward(x):
+            h, rows = x[:, 0], tf.TensorArray(tf.float32, size=0, dynamic_size=True,
+                                              clear_after_read=False)
+            for i in tf.range(LENGTH):
+                h = _cell(h, x, i, weight)
+                for place in places:
+                    rows = rows.write(place(i), h * 0.5 if place is not places[0] else h)
+                if reads:
+                    h = h + rows.read(i)
+            return rows.stack()
+
+        return forward, [weight]
+
+    return make
+
+
+@pytest.mark.parametrize("places", [
+    [lambda i: i], [lambda i: 2 * i, lambda i: 2 * i + 1], [lambda i: LENGTH - 1 - i],
+    [lambda i: i // 3]], ids=["in order", "two a time", "backwards", "anew"])
+def test_a_list_that_grows(places, forced):
+    _alike(_growing(places))
+
+
+def test_a_list_that_grows_and_is_read_is_left_alone(forced):
+    made = _growing([lambda i: i], reads=True)
+    wanted, _ = _train(made, lambda f: f)
+    found, step = _train(made, tfckpt.checkpoint)
+    assert found == wanted and not step.report.segments
+
+
 @pytest.mark.parametrize("body", [
     lambda h, x, i, weight: h + 0.1 * tf.tanh(h @ weight + x[:, i]),
     lambda h, x, i, weight: h + 0.1 * _called(h, weight),

@@ -90,6 +90,8 @@ class Segments:
       residuals: the slots of these lists in the gradient's loop.
       trips: the slot of the gradient's loop that says how often the loop has run.
       written: slots of lists in which iterations set entries.
+      sized: those of `written` whose length the body reads, as it does where a list grows with its
+        entries: the length is kept with the states.
       idle: slots of the gradient's loop that its body hands on as they are, or that nothing needs:
         TensorFlow leaves those out.
       open: sizes that XLA has to be told; None where there are none, or XLA is not asked.
@@ -110,6 +112,12 @@ class Segments:
     open: OpenSizes | None = None
     read_once: tuple[int, ...] = ()
     invariant: tuple[int, ...] = ()
+    sized: tuple[int, ...] = ()
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Return the slots of which something is kept for each segment, states first."""
+        return (*self.states, *self.sized)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ near sqrt(T * state / entry). Sums go on from segment to segment, so no bit chan
 
 Both loops become loops over segments, which call the bodies that there were:
 
-    forward's inputs:   those there were, a list for each state, the number of segments so far (0)
+    forward's inputs:   those there were, a list for each state, and for each length of a list that
+                        is read (`Segments.kept`), the number of segments so far (0)
     forward's results:  the same; the old lists stay empty
     gradient's inputs:  the segments left; those there were, but for the old lists; the lists of
                         states; what the forward's loop is given and does not hand on as a state
@@ -247,18 +248,22 @@ class _Change:
             made.append(self._constant(
                 "most", -1 if bound is None else math.ceil(bound / self.length)))
         opened = self.segments.open
-        for n, slot in enumerate(self.segments.states):
-            shape = self.forward.outputs[slot].shape
+        for n, slot in enumerate(self.segments.kept):
+            kept = self._put_away(slot)
+            shape = kept.shape
             known = [d for d in shape or () if d is not None]
             whole = self.fixed and shape is not None and len(known) == len(shape)
             made.append(self._shape_of(f"shape{n}", slot) if opened and slot in opened.states
                         else self._constant(f"shape{n}", known if whole else -1))
             op = Op(f"{self.name}_states{n}", names.EMPTY_LIST, (), (), (Tensor("variant", (), 0),),
                     FORWARD, True, self.forward.device,
-                    {"element_dtype": f"dtype:{self.forward.outputs[slot].dtype}",
-                     "shape_type": "dtype:int32"})
+                    {"element_dtype": f"dtype:{kept.dtype}", "shape_type": "dtype:int32"})
             made.append(_New(op, (f"{self.name}_shape{n}:0", f"{self.name}_most:0")))
         return [*made, *self._told()]
+
+    def _put_away(self, slot: int) -> Tensor:
+        """Return what is kept for each segment: a state, or the length of a list."""
+        return Tensor("int32", (), 4) if slot in self.segments.sized else self.forward.outputs[slot]
 
     def _most(self) -> list[_New]:
         """Return what counts the segments of a call: as many as its bound has room for."""
@@ -339,10 +344,10 @@ class _Change:
                        {"dtype": "dtype:int32", "value": ("const", "int32", value)}))
 
     def _forward(self) -> _New:
-        op, states = self.forward, range(len(self.segments.states))
+        op, states = self.forward, range(len(self.segments.kept))
         lists = frozenset(self.segments.lists)
         kept = [self._empty(t) if slot in lists else t for slot, t in enumerate(op.outputs)]
-        size = [self.count * (op.outputs[slot].bytes or 0) for slot in self.segments.states]
+        size = [self.count * (self._put_away(slot).bytes or 0) for slot in self.segments.kept]
         outputs = (*kept, *(Tensor("variant", (), size[n]) for n in states),
                    Tensor("int32", (), 4))
         left = {slot: root for slot, root in self.loop.shares.items()
@@ -365,7 +370,7 @@ class _Change:
         return math.ceil(self.length * entry_bytes(self.forward))
 
     def _gradient(self) -> _New:
-        op, states = self.gradient, len(self.segments.states)
+        op, states = self.gradient, len(self.segments.kept)
         total = len(self.forward.outputs)
         kept = kept_slots(self.segments, len(op.outputs))
         given = extras(self.segments, total)

@@ -90,11 +90,14 @@ class Body:
                 and any(self.slots.get(origin(one).name) == slot and static_number(other) == 1
                         for one, other in (tuple(op.inputs), tuple(op.inputs)[::-1])))
 
-    def check_only_set(self, slot: int) -> None:
-        """Raise `Refusal` unless entries of a list are set, and nothing else reads it.
+    def check_only_set(self, slot: int) -> bool:
+        """Raise `Refusal` unless entries of a list are set, and nothing but its length is read.
 
         Args:
           slot: number of the argument, and of the result.
+
+        Returns:
+          Whether its length is read.
 
         Raises:
           Refusal: something reads the list.
@@ -110,11 +113,14 @@ class Body:
         readers = [op for op in self.graph.get_operations()
                    if not record(op.type).passes_on
                    for read in op.inputs if any(origin(read).op is made for made in chain)]
+        readers = [*self.uses(slot), *readers]
+        others = [op.name for op in readers if not record(op.type).lists.counts]
         handed = [n for n, made in enumerate(self.outputs)
                   if any(origin(made).op is one for one in chain)]
-        if (not self.is_only(slot, chain[-1:]) or handed != [slot]
-                or [op.name for op in readers] != [op.name for op in reversed(chain[:-1])]):
+        if (slot in self.passed.values() or handed != [slot]
+                or others != [op.name for op in reversed(chain)]):
             raise Refusal(f"its body reads the list that it hands on in slot {slot}")
+        return len(others) < len(readers)
 
     def idle(self, wanted: Sequence[int]) -> tuple[int, ...]:
         """Return the slots that are handed on, and those from which no wanted result follows.

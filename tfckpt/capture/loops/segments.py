@@ -62,6 +62,8 @@ def with_segments(operations: Sequence[tf.Operation], ops: Sequence[Op],
         try:
             segments = _segments(operations, ops, i, readers, fetched)
             op = dataclasses.replace(op, loop=dataclasses.replace(op.loop, segments=segments))
+            if compiled and segments.sized:
+                raise Refusal(f"its body reads the length of the list in slot {segments.sized[0]}")
             if compiled:
                 (g,) = (n for n, one in enumerate(ops) if one.name == segments.gradient)
                 unread = [n for n in range(len(ops[g].outputs))
@@ -81,7 +83,7 @@ def _segments(operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,
     body = Body(operations[i], "body")
     cond = Body(operations[i], "cond")
     bounded = _check_counted(body, cond)
-    states, lists, written = _slots(body)
+    states, lists, written, sized = _slots(body)
     read_by = {slot: readers.get((i, slot), ()) for slot in lists}
     loops = sorted({reader for entries in read_by.values() for reader, _ in entries})
     if not loops:
@@ -99,7 +101,8 @@ def _segments(operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,
     idle = gradient.idle(
         [n for n in range(len(ops[g].outputs)) if readers.get((g, n)) or (g, n) in fetched
          or n in (COUNTER, BOUND, trips)])
-    return Segments(ops[g].name, bounded, states, lists, residuals, trips, written, idle)
+    return Segments(ops[g].name, bounded, states, lists, residuals, trips, written, idle,
+                    sized=sized)
 
 
 def _is_gradient(op: Op) -> bool:
@@ -121,10 +124,10 @@ def _check_counted(body: Body, cond: Body) -> bool:
     return bool(cond.uses(BOUND))
 
 
-def _slots(body: Body) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return states, lists and written lists of the forward's body, by rule 2 and 4."""
+def _slots(body: Body) -> tuple[tuple[int, ...], ...]:
+    """Return states, lists, written lists and those of a length that is read, by rule 2 and 4."""
     body.check_sums()
-    states, lists, written = [], [], []
+    states, lists, written, sized = [], [], [], []
     for slot, made in enumerate(body.outputs):
         if body.passed.get(slot) == slot:
             continue
@@ -142,9 +145,10 @@ def _slots(body: Body) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...
                 raise Refusal(f"its body reads the list that {op.name} pushes onto")
             lists.append(slot)
         else:
-            body.check_only_set(slot)
+            if body.check_only_set(slot):
+                sized.append(slot)
             written.append(slot)
-    return tuple(states), tuple(lists), tuple(written)
+    return tuple(states), tuple(lists), tuple(written), tuple(sized)
 
 
 def _check_gradient(body: Body, operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,

@@ -85,7 +85,7 @@ class _Loops:
         self.told: dict[int, int | list[int]] = {
             one.slot: list(one.dims) for one in (opened.lists if opened else ())
             if not one.gradient}
-        self.states = len(role.segments.states)
+        self.states = len(role.segments.kept)
         self.inner_cond = self._inner_cond()
         self.again = self._again()
         self.spared = self._spared() if role.is_gradient else None
@@ -158,9 +158,11 @@ class _Loops:
         function, names_in = _function(self.forward, kinds)
         body = FunctionBody(function)
         given, lists, segment = (names_in[:self.count], names_in[self.count:-1], names_in[-1])
-        pushed = [body.node("TensorListPushBack", (handle, given[slot]), "output_handle",
-                            element_dtype=kinds[slot])
-                  for handle, slot in zip(lists, self.segments.states, strict=True)]
+        pushed = [body.node("TensorListPushBack", (handle, (
+            body.node("TensorListLength", (given[slot],), "length")
+            if slot in self.segments.sized else given[slot])), "output_handle",
+                            element_dtype=self._kept_kind(slot))
+                  for handle, slot in zip(lists, self.segments.kept, strict=True)]
         made = self._run(body, [
             body.shaped(name, self.f[_SHAPES].list.shape[slot], kinds[slot])
             if slot in self.segments.states else name for slot, name in enumerate(given)])
@@ -176,6 +178,16 @@ class _Loops:
         return self._loop(self.forward, self.f, range(self.count), kinds, function,
                           self._outer_cond([*[VARIANT] * self.states, INT]),
                           [*self.shapes, *_scalars(self.states + 1)])
+
+    def _kept_kind(self, slot: int) -> int:
+        """Return the dtype of what is kept of a slot for each segment."""
+        return INT if slot in self.segments.sized else self.f[_TYPES].list.type[slot]
+
+    def _as_long(self, body: FunctionBody, slot: int, length: str) -> str:
+        """Return a list of a length, for entries to be set in: what was in it nothing reads."""
+        made = origin(tf_adapter.called_graph(self.forward, "body").outputs[slot]).op
+        return body.node("TensorListReserve", (body.constant(-1), length), "handle", shape_type=INT,
+                         element_dtype=made.get_attr("element_dtype").as_datatype_enum)
 
     def _run(self, body: FunctionBody, given: Sequence[str]) -> list[str]:
         """Return the forward's loop over one segment, from what it is given; its results."""
@@ -235,14 +247,16 @@ class _Loops:
         passed = names_in[1 + len(kept) + self.states:]
         start = dict(zip(given, passed, strict=True))
         popped = []
-        for slot, handle in zip(self.segments.states, lists, strict=True):
+        for slot, handle in zip(self.segments.kept, lists, strict=True):
             known = self.f[_SHAPES].list.shape[slot]
-            shape = body.constant(_dimensions(known))
+            shape = body.constant(-1 if slot in self.segments.sized else _dimensions(known))
+            kind = self._kept_kind(slot)
             pop = body.node("TensorListPopBack", (handle, shape), "output_handle",
-                            element_dtype=self.f[_TYPES].list.type[slot])
+                            element_dtype=kind)
             popped.append(pop)
-            start[slot] = body.shaped(pop.replace(":output_handle:", ":tensor:"), known,
-                                      self.f[_TYPES].list.type[slot])
+            kept_there = pop.replace(":output_handle:", ":tensor:")
+            start[slot] = self._as_long(body, slot, kept_there) if (
+                slot in self.segments.sized) else body.shaped(kept_there, known, kind)
         begun = [start[n] for n in range(self.count)]
         made = self._run(body, begun)
         kind = self.f[_TYPES].list.type[0]
