@@ -13,8 +13,9 @@ integers, shapes and lists.
 
 from __future__ import annotations
 
+import collections
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -52,9 +53,11 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
         for wanted, loop, which in (
                 *((once, loop, _AGAIN) for loop in (forward + MARK, *copies, gradient + MARK)),
                 (backward, gradient + MARK, _GRADIENT)):
-            made = _body(edited, rf"{re.escape(loop)}/body/_\d+/{which}/body/_\d+/")
-            made = _named_as_in(wanted, made)
-            found.update(dict.fromkeys(name for name, op in made.items() if wanted.get(name) != op))
+            scope = rf"{re.escape(loop)}/body/_\d+/{which}/body/_\d+/"
+            often = _read_often(edited, scope)
+            made = _named_as_in(wanted, _body(edited, scope))
+            found.update(dict.fromkeys(name for name, op in made.items() if wanted.get(name) != op
+                                       or _may_begin_otherwise(op, often)))
             if not made:
                 found[loop.removesuffix(MARK)] = None
     return tuple(found)
@@ -69,7 +72,8 @@ def _body(definition: Any, scope: str) -> Body:
     for node in definition.node:
         match = pattern.match(node.name)
         if (match is None or node.op in _PASSED or node.name in constants
-                or record(node.op).holds_values or record(node.op).shape_only
+                or record(node.op).holds_values and not record(node.op).adds
+                or record(node.op).shape_only
                 or not _rounds(node)):
             continue
         found[_within(node.name, match[0])] = (node.op, _attributes(node), _operands(
@@ -79,8 +83,40 @@ def _body(definition: Any, scope: str) -> Body:
 
 
 def _operands(kind: str, operands: Iterable[str | bytes]) -> tuple[str | bytes, ...]:
-    """Return what an op reads, in one order for all where the order changes no bit."""
-    return tuple(sorted(operands, key=repr) if called(kind) in SAME_ENDS else operands)
+    """Return what an op reads, in one order for all where the order changes no bit.
+
+    Of a sum these are the first two, between which only the one matters that is written into.
+    """
+    read = list(operands)
+    same = len(read) if called(kind) in SAME_ENDS else 2 if record(kind).adds else 0
+    return (*sorted(read[:same], key=repr), *read[same:])
+
+
+def _may_begin_otherwise(op: tuple, often: Collection[str]) -> bool:
+    """Return whether with which term a sum begins may depend on where its body stands.
+
+    Its kernel writes into the first term that nothing else uses, and begins with that. Who uses
+    what a body is handed depends on where it stands; where that is one of the first two terms, and
+    the other is read by nothing else, the sum begins with one of these, which changes no bit.
+
+    Args:
+      op: of a body.
+      often: what several ops of the body read.
+    """
+    kind, _, operands = op
+    first = operands[:2]
+    return (record(kind).adds and len(operands) > 2 and _HANDED in first
+            and any(term == _HANDED or term in often for term in first if term is not _HANDED))
+
+
+def _read_often(definition: Any, scope: str) -> frozenset[str]:
+    """Return what several ops read that stand in a scope, as `_body` names it."""
+    pattern, count = re.compile(scope), collections.Counter[str]()
+    for node in definition.node:
+        match = pattern.match(node.name)
+        if match is not None and not record(node.op).shape_only:
+            count.update({_within(name, match[0]) for name in node.input if name[:1] != "^"})
+    return frozenset(name for name, readers in count.items() if readers > 1)
 
 
 def _named_as_in(wanted: Body, made: Body) -> Body:
