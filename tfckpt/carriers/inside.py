@@ -33,13 +33,14 @@ from tfckpt.driving.carrier import Outcome
 from tfckpt.errors import CostError, InfeasibleBudgetError, PlanError
 from tfckpt.ir.edits import TAKES, Edits
 from tfckpt.ir.graph import FORWARD, Graph, Op
-from tfckpt.ops import record
+from tfckpt.ops import Calls, record
 from tfckpt.report.report import Report
 from tfckpt.report.values import CompiledReport
 from tfckpt.request.budget import format_bytes
 from tfckpt.request.options import Options
 from tfckpt.verify.arithmetic.certified import Arithmetic
-from tfckpt.verify.arithmetic.same import Certificate
+from tfckpt.verify.arithmetic.same import SEGMENTED, Certificate
+from tfckpt.verify.arithmetic.single_loops import has_segments
 from tfckpt.verify.asking.elsewhere import asked_for
 from tfckpt.verify.asking.xla import Asked, NotAsked
 
@@ -129,7 +130,11 @@ class Around:
 
     def compared(self) -> Certificate | None:
         """Compare the arithmetic of the step with what has become of it; None under XLA."""
-        return None if self._arithmetic is None else self._arithmetic.after()
+        if self._arithmetic is None:
+            return None
+        if any(map(has_segments, tf_adapter.shown_definition(self.graph).library.function)):
+            return Certificate(None, reason=SEGMENTED)
+        return self._arithmetic.after()
 
     def refusal(self, reports: Sequence[Report]) -> str:
         """Return why the step is to be left as it was; "" where what has become of it may stay.
@@ -291,8 +296,7 @@ class _Inside:
         inner = _Inside(body, LiveChanges(body), lambda: _known(body, sizes()), self.plan,
                         f"{within}/", self._trains).run()
         takes = None
-        if not inner and record(op.type).has_bodies and any(
-                computes_gradient(op.node_def) for op in body.get_operations()):
+        if record(op.type).has_bodies and self._computes_gradient(name):
             takes = self.plan(Function(body, within, number, sizes(), self._result_bytes(op)))
         if not inner and takes is None:
             return None
@@ -314,11 +318,19 @@ class _Inside:
                     or any(map(self._has_gradient, called)))
         return self._trains[name]
 
+    def _computes_gradient(self, name: str) -> bool:
+        """Return whether a function, or one that is inlined in it, computes a gradient."""
+        function = tf_adapter.find_function(self.graph, name)
+        return function is not None and any(
+            computes_gradient(node) or record(node.op).calls is Calls.FUNCTION and any(
+                map(self._computes_gradient, tf_adapter.functions_named(node)))
+            for node in function.node_def)
+
     def _sizes(self, op: tf.Operation) -> CallSizes:
         """Return the sizes of what an op hands to its functions, and numbers that are known."""
-        here = _same(self._shapes() or self.graph, op)
-        first = record(op.type).first_argument
-        given = list(zip(op.inputs, here.inputs, strict=True))[first:]
+        known = self._shapes() or self.graph  # of ops that return a number it may know nothing
+        given = [(tensor, _same(known, tensor.op).outputs[tensor.value_index])
+                 for tensor in op.inputs[record(op.type).first_argument:]]
         shapes = [there.shape if there.shape.is_fully_defined() else mine.shape
                   for mine, there in given]
         numbers = {n: tf_adapter.static_value(there) for n, (_, there) in enumerate(given)

@@ -280,8 +280,10 @@ class InBody(Traced):
         step = super().capture(options)
         if step is None or not trains(step.graph):
             return None
+        more = step.planned_for.removeprefix(str(self._function.sizes)).lstrip(", ")
+        words = [FIRST, more] if more else [FIRST]
         return dataclasses.replace(
-            step, planned_for=FIRST if step.planned_for else "",
+            step, planned_for=", ".join(words) if step.planned_for else "",
             beside_bytes=self._function.beside_bytes,
             arithmetic=None if self._arithmetic is None else (
                 InStep(self._arithmetic, self._around)))

@@ -157,7 +157,8 @@ class _Branch:
 
     def _memory(self, value: tf.Tensor) -> tf.Tensor:
         """Return the tensor in whose memory a value lies."""
-        known = self.inner(value.op).branches
+        inner = self.inner(value.op)
+        known = inner.loop or inner.branches
         if known is None or value.value_index not in known.shares:
             return value
         return value.op.outputs[known.shares[value.value_index]]

@@ -8,6 +8,7 @@ as of any step, with the loop that was there in the place of the new one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,13 +18,14 @@ from tfckpt.ops.names import IDENTITY
 from tfckpt.plan.segments import MARK
 
 
-def has_segments(definition: tf.compat.v1.GraphDef) -> bool:
+def has_segments(definition: Any) -> bool:
     """Return whether there are loops over segments.
 
     Args:
-      definition: a GraphDef; its functions are not looked at.
+      definition: a GraphDef, whose functions are not looked at, or a FunctionDef.
     """
-    return any(KEPT_SLOTS in node.attr for node in definition.node)
+    nodes = definition.node if hasattr(definition, "node") else definition.node_def
+    return any(KEPT_SLOTS in node.attr for node in nodes)
 
 
 def with_single_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph
