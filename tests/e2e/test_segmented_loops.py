@@ -376,6 +376,30 @@ def test_a_loop_is_left_alone_whose_arithmetic_would_change(forced):
                for line in step.report.rejected)
 
 
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_sums_with_what_a_body_is_handed(steps, forced):
+    """Of Runge-Kutta's: the gradient's are added in another order in loops over segments."""
+    def make():
+        weight = _weight()
+
+        def forward(x):
+            h = x[:, 0]
+            for _ in tf.range(LENGTH):
+                k, total = tf.tanh(h @ weight), 0.0
+                for n in range(1, steps):
+                    total = total + k / n
+                    k = tf.tanh((h + 0.05 * k) @ weight)
+                h = h + 0.1 * (total + k)
+            return h
+
+        return forward, [weight]
+
+    wanted, _ = _train(make, lambda f: f)
+    found, step = _train(make, tfckpt.checkpoint)
+    certificate = tfckpt.verify.same_arithmetic(step, tf.constant(_inputs()))
+    assert found == wanted, (step.report.segments, certificate)
+
+
 def test_it_needs_less():
     """Measured, and not much less than planned."""
     batch, length = 1024, 36  # an entry takes 256 KiB, since the CPU's allocator counts no less

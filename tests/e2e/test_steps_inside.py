@@ -133,7 +133,33 @@ def convolved(net, x):
     return sums[0]
 
 
-KINDS = [accumulated, carried, epochs, sometimes, folded, called, critic, convolved]
+def called_there(net, x):
+    """Train by a function that is called in the loop."""
+    train, loss = tf.function(net.update), 0.0
+    for i in tf.range(4):
+        loss = train(x[i * 1024:(i + 1) * 1024])
+    return loss
+
+
+def delayed(net, x):
+    """Train in each iteration, and another network in every other one."""
+    loss = 0.0
+    for i in tf.range(4):
+        part = x[i * 1024:(i + 1) * 1024]
+        loss = net.update(part)
+        if i % 2 == 0:
+            with tf.GradientTape() as tape:
+                h = part
+                for w in (*net.other, *net.weights):
+                    h = tf.tanh(h @ w)
+                value = tf.reduce_mean(h)
+            for w, g in zip(net.other, tape.gradient(value, net.other), strict=True):
+                w.assign_sub(0.1 * g)
+    return loss
+
+
+KINDS = [accumulated, carried, epochs, sometimes, folded, called, critic, convolved, called_there,
+         delayed]
 
 
 def data():
@@ -195,7 +221,7 @@ def test_the_step_around_says_what_is_inside():
     assert inner.applied and inner.name.endswith("in 'while'")
 
 
-@pytest.mark.parametrize("kind", [accumulated, epochs])
+@pytest.mark.parametrize("kind", [accumulated, epochs, sometimes])
 def test_open_batch(kind):
     signature = [tf.TensorSpec((None, WIDTH))]
     net, plain = wrapped(kind, input_signature=signature)

@@ -24,8 +24,8 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
 from tfckpt.capture.grappler.question import Question, question
 from tfckpt.capture.nodes import op_of
-from tfckpt.ops import Access, record
-from tfckpt.ops.names import ARG, RETVAL, SWITCHES
+from tfckpt.ops import Access, Calls, record
+from tfckpt.ops.names import ARG, NO_OP, RETVAL, SWITCHES
 
 
 class LoweredStep:
@@ -173,23 +173,48 @@ class _Body:
         read = [self._result(name) for name in self.results]
         results = [self._tensor(text) for text, _ in read]
         running = [self.scope + op.name for op in self.graph.control_outputs]
+        calls: dict[str, list[str]] = {}  # what stands for calls that are waited for
         for op, name in zip(self.graph.control_outputs, running, strict=True):
             known = record(op.type)
-            if name not in self.made and not known.calls and (
-                    known.writes or known.access is not Access.VALUE):
+            if name in self.made or known.has_bodies:
+                continue
+            if known.calls is Calls.FUNCTION:
+                calls[op.name] = self._effects(name)
+            elif known.writes or known.access is not Access.VALUE:
                 raise NotRaised(f"{op.name} is gone")
         awaited = {name for _, waits in read for name in waits if self._is_inside(name)}
         names = {self._named(name): name for name in self.made if self._is_inside(name)}
         arguments = {tensor.op.name for tensor in self.graph.inputs}
         found: dict[str, tf.compat.v1.NodeDef] = {}
         pending = [*results, *(self._named(name) for name in (*running, *sorted(awaited))
-                               if name in self.made), *(names if whole else ())]
+                               if name in self.made), *(names if whole else ()),
+                   *(self._named(name) for effects in calls.values() for name in effects)]
         while pending:
             name = op_of(pending.pop())
             if name not in found and name not in arguments:
                 found[name] = self._node(self.made[names[name]])
                 pending += found[name].input
+        for name, effects in calls.items():
+            found[name] = tf.compat.v1.NodeDef(
+                name=name, op=NO_OP, input=[f"^{self._named(effect)}" for effect in effects])
         return self._with_ends(found, results)
+
+    def _effects(self, call: str) -> list[str]:
+        """Return what who waits for a call waits for once it is inlined, ops of the answer."""
+        start, found = f"Func/{call}/output_control_node/_", dict[str, None]()
+        pending = [name for name in self.before if name.startswith(start)]
+        if not pending:
+            raise NotRaised(f"{call} is not inlined")
+        seen = set(pending)
+        while pending:
+            for text in self.before[pending.pop()].input:
+                name = op_of(text)
+                if name in self.made and self._is_inside(name):
+                    found[name] = None
+                elif text[:1] == "^" and name not in seen:
+                    seen.add(name)
+                    pending.append(name)
+        return sorted(found)
 
     def _with_ends(self, found: Mapping[str, Any], results: list[str]) -> tf.compat.v1.GraphDef:
         body = tf.compat.v1.GraphDef()

@@ -166,7 +166,10 @@ class _Loops:
         made = self._run(body, [
             body.shaped(name, self.f[_SHAPES].list.shape[slot], kinds[slot])
             if slot in self.segments.states else name for slot, name in enumerate(given)])
-        lengths = [body.node("TensorListLength", (made[slot],), "length")
+        # the lists have to be there until the last iteration is over: a sum in it might else begin
+        # with a term that lists keep in the plain step
+        whole = f"^{made[0].partition(':')[0]}"
+        lengths = [body.node("TensorListLength", (made[slot], whole), "length")
                    for slot in self.segments.lists]
         one = body.constant(1)
         for length in lengths:
