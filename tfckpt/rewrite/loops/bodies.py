@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -144,8 +144,8 @@ class FunctionBody:
     def _read(self, tensor: str) -> str:
         """Return an argument as an op of the function hands it on.
 
-        What a loop is handed is named by what it reads, and sums add in the order of names: where
-        an op of a function makes it, it sorts as in a loop that stands in no function.
+        What a loop is handed is named by what it reads, and sums add in the order of names: that of
+        an argument begins with "Func", and stands before what the body computes.
         """
         if ":" in tensor:
             return tensor
@@ -153,7 +153,7 @@ class FunctionBody:
         return self.node(names.IDENTITY, (tensor,), "output", T=kind)
 
     def loop(self, like: tf.Operation, attrs: dict, inputs: Sequence[str], cond: str, body: str,
-             trips: int) -> list[str]:
+             trips: int, first: Collection[int] = ()) -> list[str]:
         """Add a loop with the attributes of another, and return its results.
 
         Args:
@@ -163,8 +163,10 @@ class FunctionBody:
           cond: name of the condition.
           body: name of the body.
           trips: how often it runs at most.
+          first: which of the inputs, all arguments of the function, stand before what the body
+            computes, by name: sums add in the order of names.
         """
-        read = [self._read(tensor) for tensor in inputs]
+        read = [tensor if n in first else self._read(tensor) for n, tensor in enumerate(inputs)]
         node = self.new("tfckpt_loop")
         node.op = like.type
         node.input.extend(read)

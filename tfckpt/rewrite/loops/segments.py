@@ -265,7 +265,9 @@ class _Loops:
         kind = self.f[_TYPES].list.type[0]
         trips = body.node("Sub", (made[0], start[0]), "z", T=kind)
         shapes = list(self.g[_SHAPES].list.shape)
-        inputs = {n: name if n in _FIXED or _is_passed(own[n]) else body.shaped(
+        first = [n for n in old if n not in (*_FIXED, self.segments.trips)
+                 and not _is_passed(own[n]) and _comes_first(self.gradient, n)]
+        inputs = {n: name if n in (*_FIXED, *first) or _is_passed(own[n]) else body.shaped(
             name, shapes[n], own[n]) for n, name in old.items()}
         inputs[self.segments.trips] = trips
         invariant = self.segments.invariant
@@ -275,7 +277,8 @@ class _Loops:
                 filled in invariant) else made[filled]
         attrs = self.spared.attrs if self.spared else self.g
         results = body.loop(self.gradient, attrs, [inputs[n] for n in range(len(own))],
-                            attrs["cond"].func.name, attrs["body"].func.name, self.role.length)
+                            attrs["cond"].func.name, attrs["body"].func.name, self.role.length,
+                            first)
         fewer = body.node("Sub", (left, body.constant(1)), "z", T=INT)
         fixed = (*_FIXED, self.segments.trips, *self.segments.idle, *self.segments.read_once)
         body.returns((fewer, *(old[n] if n in fixed else results[n] for n in kept), *popped,
@@ -310,6 +313,15 @@ class _Loops:
         loops = [self.f] if attrs is self.f else [self.f, self.g]
         return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)
                    for loop in loops)
+
+
+def _comes_first(loop: tf.Operation, slot: int) -> bool:
+    """Return whether what a loop is given stands before what its body computes, by name.
+
+    Grappler adds in the order of names. In a loop over segments that of an argument which is read
+    as it is begins with "Func", before "body"; that of what another op makes of it does not.
+    """
+    return bool(loop.inputs[slot].op.name < "body")
 
 
 def _resources(attrs: dict) -> list[int]:

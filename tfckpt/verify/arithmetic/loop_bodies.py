@@ -13,9 +13,8 @@ integers, shapes and lists.
 
 from __future__ import annotations
 
-import collections
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -54,10 +53,10 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
                 *((once, loop, _AGAIN) for loop in (forward + MARK, *copies, gradient + MARK)),
                 (backward, gradient + MARK, _GRADIENT)):
             scope = rf"{re.escape(loop)}/body/_\d+/{which}/body/_\d+/"
-            often = _read_often(edited, scope)
+            uses = _Uses(edited, scope)
             made = _named_as_in(wanted, _body(edited, scope))
             found.update(dict.fromkeys(name for name, op in made.items() if wanted.get(name) != op
-                                       or _may_begin_otherwise(op, often)))
+                                       or uses.may_begin_otherwise(name, op)))
             if not made:
                 found[loop.removesuffix(MARK)] = None
     return tuple(found)
@@ -92,31 +91,48 @@ def _operands(kind: str, operands: Iterable[str | bytes]) -> tuple[str | bytes, 
     return (*sorted(read[:same], key=repr), *read[same:])
 
 
-def _may_begin_otherwise(op: tuple, often: Collection[str]) -> bool:
-    """Return whether with which term a sum begins may depend on where its body stands.
+class _Uses:
+    """Who reads what in a body, of all its ops."""
 
-    Its kernel writes into the first term that nothing else uses, and begins with that. Who uses
-    what a body is handed depends on where it stands; where that is one of the first two terms, and
-    the other is read by nothing else, the sum begins with one of these, which changes no bit.
+    def __init__(self, definition: Any, scope: str) -> None:
+        pattern = re.compile(scope)
+        self.read: dict[str, set[str]] = {}
+        self.readers: dict[str, set[str]] = {}
+        for node in definition.node:
+            match = pattern.match(node.name)
+            if match is None or record(node.op).shape_only:
+                continue
+            name = _within(node.name, match[0])
+            self.read[name] = {_within(text, match[0]) for text in node.input if text[:1] != "^"}
+            for text in self.read[name]:
+                self.readers.setdefault(text, set()).add(name)
 
-    Args:
-      op: of a body.
-      often: what several ops of the body read.
-    """
-    kind, _, operands = op
-    first = operands[:2]
-    return (record(kind).adds and len(operands) > 2 and _HANDED in first
-            and any(term == _HANDED or term in often for term in first if term is not _HANDED))
+    def may_begin_otherwise(self, name: str, op: tuple) -> bool:
+        """Return whether with which term a sum begins may depend on where its body stands.
 
+        Its kernel writes into the first term that nothing else uses, and begins with that. Who uses
+        what a body is handed depends on where it stands; where that is one of the first two terms,
+        and what reads the other has run before the rest is there, the sum begins with one of these
+        two, which changes no bit.
 
-def _read_often(definition: Any, scope: str) -> frozenset[str]:
-    """Return what several ops read that stand in a scope, as `_body` names it."""
-    pattern, count = re.compile(scope), collections.Counter[str]()
-    for node in definition.node:
-        match = pattern.match(node.name)
-        if match is not None and not record(node.op).shape_only:
-            count.update({_within(name, match[0]) for name in node.input if name[:1] != "^"})
-    return frozenset(name for name, readers in count.items() if readers > 1)
+        Args:
+          name: of the op in the body.
+          op: its kind, attributes and operands.
+        """
+        kind, _, operands = op
+        first, rest = operands[:2], operands[2:]
+        if not record(kind).adds or not rest or _HANDED not in first:
+            return False
+        others = [term for term in first if term != _HANDED]
+        before, pending = set[str](), list(rest)
+        while pending:
+            for source in self.read.get(pending.pop(), ()):
+                if source not in before:
+                    before.add(source)
+                    pending.append(source)
+        before.update(rest)
+        readers = self.readers.get(others[0], set()) if others else set()
+        return not readers or not readers - {name} <= before
 
 
 def _named_as_in(wanted: Body, made: Body) -> Body:
