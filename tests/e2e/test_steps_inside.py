@@ -46,6 +46,17 @@ class Trained:
         self.optimizer.apply_gradients(zip(gradients, self.weights, strict=True))
         return loss
 
+    def update_other(self, x):
+        """Train the other weights through these."""
+        with tf.GradientTape() as tape:
+            h = x
+            for w in (*self.other, *self.weights):
+                h = tf.tanh(h @ w)
+            loss = tf.reduce_mean(h)
+        for w, g in zip(self.other, tape.gradient(loss, self.other), strict=True):
+            w.assign_sub(0.1 * g)
+        return loss
+
 
 def accumulated(net, x):
     """Add gradients of slices up in variables."""
@@ -106,14 +117,7 @@ def critic(net, x):
     """Train one network three times, then another through it."""
     for _ in tf.range(3):
         net.update(x)
-    with tf.GradientTape() as tape:
-        h = x
-        for w in (*net.other, *net.weights):
-            h = tf.tanh(h @ w)
-        loss = tf.reduce_mean(h)
-    for w, g in zip(net.other, tape.gradient(loss, net.other), strict=True):
-        w.assign_sub(0.1 * g)
-    return loss
+    return net.update_other(x)
 
 
 def convolved(net, x):
@@ -148,13 +152,7 @@ def delayed(net, x):
         part = x[i * 1024:(i + 1) * 1024]
         loss = net.update(part)
         if i % 2 == 0:
-            with tf.GradientTape() as tape:
-                h = part
-                for w in (*net.other, *net.weights):
-                    h = tf.tanh(h @ w)
-                value = tf.reduce_mean(h)
-            for w, g in zip(net.other, tape.gradient(value, net.other), strict=True):
-                w.assign_sub(0.1 * g)
+            net.update_other(part)
     return loss
 
 

@@ -490,13 +490,7 @@ def called_functions(op: tf.Operation) -> list[str]:
     """
     if op_def_registry.get(op.type) is None and _function(op.graph, op.type) is not None:
         return [op.type]
-    found: list[str] = []
-    for attr in op.op_def.attr:
-        if attr.type == "func":
-            found.append(op.get_attr(attr.name).name)
-        elif attr.type == "list(func)":
-            found += [function.name for function in op.get_attr(attr.name)]
-    return found
+    return [name for names in functions_of(op).values() for name in names]
 
 
 def called_graph(call: tf.Operation, attr: str,
@@ -737,10 +731,8 @@ def add_shape(nodes: Any, name: str, shape: tf.TensorShape) -> str:
       name: of the constant, which no other node has.
       shape: fully defined.
     """
-    node = nodes.add(name=name, op=CONST)
-    value = tf.make_tensor_proto(shape.as_list(), tf.int32)
-    node.attr["dtype"].type = value.dtype
-    node.attr["value"].tensor.CopyFrom(value)
+    nodes.add(name=name)
+    make_constant(nodes[-1], np.array(shape.as_list(), np.int32))
     return name
 
 

@@ -132,7 +132,8 @@ class Around:
         """Compare the arithmetic of the step with what has become of it; None under XLA."""
         if self._arithmetic is None:
             return None
-        if any(map(has_segments, tf_adapter.shown_definition(self.graph).library.function)):
+        now = tf_adapter.shown_definition(self.graph)
+        if any(map(has_segments, now.library.function)):
             return Certificate(None, reason=SEGMENTED)
         return self._arithmetic.after()
 
@@ -358,10 +359,10 @@ def _same(known: tf.Graph, op: tf.Operation) -> tf.Operation:
 
 def _known(graph: Any, sizes: CallSizes) -> tf.Graph | None:
     """Return a graph with as many shapes known as can be; None where no more are."""
+    now = tf_adapter.shown_definition(graph)  # with functions that graphs around it know
     try:
         return planned_shapes(graph, None, may_assume=False, sizes=sizes,
-                              placeholders=graph.inputs,
-                              library=tf_adapter.shown_definition(graph).library)[0]
+                              placeholders=graph.inputs, library=now.library)[0]
     except CostError:
         return None
 

@@ -44,6 +44,15 @@ class LoweredStep:
         found = self._plain.answer(asked.CopyFrom, lower=True)
         return ({node.name: node for node in asked.node}, {node.name: node for node in found.node})
 
+    @functools.cached_property
+    def _readers(self) -> Mapping[str, list[tuple[str, int]]]:
+        """Return what reads a result before Grappler, and in which place."""
+        found: dict[str, list[tuple[str, int]]] = {}
+        for node in self._answer[0].values():
+            for place, text in enumerate(node.input):
+                found.setdefault(_spelt(text), []).append((node.name, place))
+        return found
+
     def scope(self, op: str, number: int) -> str:
         """Return the name scope of one of the functions of a loop or branch, with a slash.
 
@@ -73,11 +82,12 @@ class LoweredStep:
         """
         before, made = self._answer
         try:
-            lowered = _Body(before, before, graph, scope)
+            lowered = _Body(before, before, self._readers, graph, scope)
             named = {name: lowered.named_as_lowered(name) for name in before}
             return InPlace(question(graph, (), tf_adapter.shown_definition(graph)),
-                           _Body(before, before, graph, scope, named).definition(whole=True),
-                           _Body(before, made, graph, scope, named).definition())
+                           _Body(before, before, self._readers, graph, scope, named).definition(
+                               whole=True),
+                           _Body(before, made, self._readers, graph, scope, named).definition())
         except KeyError as error:
             raise NotRaised(f"there is no op {error}") from error
 
@@ -109,18 +119,19 @@ class InPlace:
         if not has_loops(asked):
             return self.made
         ends = [node.name for node in self.made.node if node.op == RETVAL]
-        effects = [name for name in self.alone.running
-                   if any(node.name == name and node.op != RETVAL for node in asked.node)]
+        there = {node.name for node in asked.node if node.op != RETVAL}
+        effects = [name for name in self.alone.running if name in there]
         return with_loops(self.made, asked, self.lowered, [*ends, *effects])
 
 
 class _Body:
     """The ops that stand in the place of a function."""
 
-    def __init__(self, before: Mapping[str, Any], made: Mapping[str, Any], graph: Any,
-                 scope: str, named: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, before: Mapping[str, Any], made: Mapping[str, Any],
+                 readers: Mapping[str, list[tuple[str, int]]], graph: Any, scope: str,
+                 named: Mapping[str, str] = MappingProxyType({})) -> None:
         self.before, self.made, self.graph, self.scope = before, made, graph, scope
-        self._known = named
+        self.readers, self._known = readers, named
         arguments, self.results = self._passed("input"), self._passed("output")
         if len(arguments) != len(graph.inputs) or len(self.results) != len(graph.outputs):
             raise NotRaised(f"{scope} has other arguments or results once it is lowered")
@@ -128,10 +139,6 @@ class _Body:
         for name, tensor in zip(arguments, graph.inputs, strict=True):
             for text in (name, self._source(before[name].input[0])):
                 self.argument.setdefault(_spelt(text), tensor.op.name)
-        self.readers: dict[str, list[tuple[str, int]]] = {}
-        for node in before.values():
-            for place, text in enumerate(node.input):
-                self.readers.setdefault(_spelt(text), []).append((node.name, place))
 
     def _passed(self, which: str) -> list[str]:
         """Return the ops that pass arguments or results on, in order."""
@@ -218,15 +225,17 @@ class _Body:
 
     def _with_ends(self, found: Mapping[str, Any], results: list[str]) -> tf.compat.v1.GraphDef:
         body = tf.compat.v1.GraphDef()
-        for number, tensor in enumerate(self.graph.inputs):
-            node = body.node.add(name=tensor.op.name, op=ARG)
+
+        def add(kind: str, number: int, tensor: tf.Tensor, name: str, *read: str) -> None:
+            node = body.node.add(name=name, op=kind, input=read)
             node.attr["T"].type = tensor.dtype.as_datatype_enum
             node.attr["index"].i = number
+
+        for number, tensor in enumerate(self.graph.inputs):
+            add(ARG, number, tensor, tensor.op.name)
         body.node.extend(found.values())
         for number, (tensor, text) in enumerate(zip(self.graph.outputs, results, strict=True)):
-            node = body.node.add(name=f"result_RetVal_{number}", op=RETVAL, input=[text])
-            node.attr["T"].type = tensor.dtype.as_datatype_enum
-            node.attr["index"].i = number
+            add(RETVAL, number, tensor, f"result_RetVal_{number}", text)
         if len({node.name for node in body.node}) < len(body.node):
             raise NotRaised(f"two ops of {self.scope} would have one name")
         return body
