@@ -1,7 +1,7 @@
 """Loops recomputed segment by segment, and gradients inside of loops: peak and time of the plain
 and of the rewritten step.
 
-    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,accumulate,critic]
+    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,accumulate,critic,epoch]
         [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
@@ -25,7 +25,7 @@ from benchmarks.rows import head, in_own_process, line
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat", "accumulate",
-                           "critic"], "Which to measure.")
+                           "critic", "epoch"], "Which to measure.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
 flags.DEFINE_string("one", "", "The job that this process measures, for the program itself.")
@@ -181,7 +181,32 @@ def critic(shrink: int):
     return train, x, [*first, *second]
 
 
-_WHOLE = ("accumulate", "critic")
+def epoch(shrink: int):
+    """Return eight dense layers trained on each batch of a dataset: four of 4,096 rows."""
+    import numpy as np
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    weights = [tf.Variable(random.standard_normal((256, 256), dtype=np.float32) * 0.06)
+               for _ in range(8)]
+
+    def train(x):
+        total = 0.0
+        for part in tf.data.Dataset.from_tensor_slices(x).batch(4096 // shrink, True):
+            with tf.GradientTape() as tape:
+                h = part
+                for w in weights:
+                    h = tf.nn.gelu(h @ w)
+                loss = tf.reduce_mean(tf.square(h))
+            for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
+                w.assign_sub(0.01 * g)
+            total += loss
+        return total
+
+    return train, random.standard_normal((16384 // shrink, 256), dtype=np.float32), weights
+
+
+_WHOLE = ("accumulate", "critic", "epoch")
 """Jobs that are a step; others are a loss."""
 
 

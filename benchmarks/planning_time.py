@@ -39,17 +39,17 @@ TEN = ("resnet50", "resnet152", "densenet121", "inception_v3", "mobilenet", "nas
 LARGE = ("dense1000",)
 PHASES: dict[str, tuple[str, ...]] = {
     "Grappler": ("tfckpt.capture.grappler.question:Question.answer",),
-    "its body": ("tfckpt.carriers.trace_hook:optimise_in_place",),
-    "capture": ("tfckpt.carriers.trace_hook:Traced.capture",),
+    "its body": ("tfckpt.carriers.traced:optimise_in_place",),
+    "capture": ("tfckpt.carriers.traced:Traced.capture",),
     "cost": ("tfckpt.driving.parts:cost_of",),
     "plain peak": ("tfckpt.driving.parts:price_plain",),
     "asked": ("tfckpt.driving.trials:Trials._memory",),
     "search": ("tfckpt.plan.planner:StepPlanner._made",),
     "finalists": ("tfckpt.plan.planner:StepPlanner._finish",),
     "rewrite": ("tfckpt.driving.judges:realise",),
-    "apply": ("tfckpt.carriers.trace_hook:Traced.apply",),
+    "apply": ("tfckpt.carriers.traced:Traced.apply",),
     "report": ("tfckpt.driver:report_of",),
-    "all": ("tfckpt.carriers.trace_hook:Traced.rewrite_in",),
+    "all": ("tfckpt.carriers.traced:Traced.rewrite_in",),
 }
 """Functions (module:name) whose processor seconds are told, by the name of their phase."""
 _COLUMNS = ("network", "operations", "trace s", "tfckpt s", "ratio", "without Grappler",

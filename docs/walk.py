@@ -26,7 +26,7 @@ import tfckpt
 from tfckpt import driver
 from tfckpt.capture.tfgraph import capture
 from tfckpt.carriers.records import Mark, Records
-from tfckpt.carriers.trace_hook import Traced
+from tfckpt.carriers.traced import Traced
 from tfckpt.driving.carrier import Outcome
 from tfckpt.ir.edits import Clone, Edits, Rewire, traced
 from tfckpt.ir.hlo import XlaMemory

@@ -15,7 +15,8 @@ from grappler_ext import build
 from grappler_ext.item import Item, Names, failing
 from tfckpt.capture.inlining.inline import readable
 from tfckpt.capture.shapes import uncaptured_inputs
-from tfckpt.carriers.trace_hook import Mark, Records, Traced
+from tfckpt.carriers.records import Mark, Records
+from tfckpt.carriers.traced import Traced
 from tfckpt.driver import run, switched_off
 from tfckpt.driving.carrier import Outcome
 from tfckpt.errors import InfeasibleBudgetError, TfckptError

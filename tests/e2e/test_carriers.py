@@ -15,7 +15,7 @@ from tests.support import process
 from tfckpt import driver
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
-from tfckpt.carriers import trace_hook
+from tfckpt.carriers import traced
 from tfckpt.carriers.files import plan_file_step, rewrite
 from tfckpt.driving import judges, proposals
 from tfckpt.request.options import make_options
@@ -67,7 +67,7 @@ def outcomes(monkeypatch):
         seen.append((arguments[0].kind, run(*arguments, **options)))
         return seen[-1][1]
 
-    for module in ("tfckpt.driver", "tfckpt.carriers.trace_hook", "tfckpt.carriers.files",
+    for module in ("tfckpt.driver", "tfckpt.carriers.traced", "tfckpt.carriers.files",
                    "grappler_ext.bridge"):
         monkeypatch.setattr(f"{module}.run", watched)
     return seen
@@ -234,4 +234,4 @@ def test_the_table_in_the_docs_is_that_of_the_code():
     table = carrier_table()
     text = table.PAGE.read_text(encoding="utf-8")
     assert table.written(text) == text, "run python docs/carrier_table.py"
-    assert trace_hook.Traced in table.CARRIERS
+    assert traced.Traced in table.CARRIERS

@@ -118,9 +118,9 @@ def test_what_grappler_makes_when_it_is_asked_is_what_runs(first):
 
 def test_a_plain_step_that_is_rewritten_wrongly_is_not_certified(monkeypatch):
     """The rewritten graph itself is compared, not the edits that were planned."""
-    from tfckpt.carriers import trace_hook
+    from tfckpt.carriers import traced
 
-    applied = trace_hook.apply
+    applied = traced.apply
 
     def wrong(graph, *arguments, **options):
         applied(graph, *arguments, **options)
@@ -129,7 +129,7 @@ def test_a_plain_step_that_is_rewritten_wrongly_is_not_certified(monkeypatch):
         with graph.as_default():
             op._update_input(1, op.inputs[1] * 1.5)
 
-    monkeypatch.setattr(trace_hook, "apply", wrong)
+    monkeypatch.setattr(traced, "apply", wrong)
     step, _ = trained(tfckpt.checkpoint)
     assert wait_for_certificates() and step.report.identical is False
 

@@ -22,7 +22,7 @@ from tfckpt import driver
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
-from tfckpt.carriers import trace_hook
+from tfckpt.carriers import traced
 from tfckpt.carriers.files import plan_file_step, rewrite
 from tfckpt.driving import judges, proposals
 from tfckpt.errors import CaptureError
@@ -129,7 +129,7 @@ def test_at_every_edit_of_a_traced_graph(monkeypatch, nested, late, depth):
     (False, 6), (True, 9), *(pytest.param(n, 1, marks=pytest.mark.nightly) for n in (0, 1))])
 def test_at_an_edit_of_every_plan(monkeypatch, nested, every):
     """The step is as it was traced, and the report lists what was given up."""
-    apply, most = trace_hook.apply, len(counted(monkeypatch, LIVE, lambda: rewritten(nested)[0]))
+    apply, most = traced.apply, len(counted(monkeypatch, LIVE, lambda: rewritten(nested)[0]))
 
     for number in range(1, most, every):
         attempts = []
@@ -141,7 +141,7 @@ def test_at_an_edit_of_every_plan(monkeypatch, nested, every):
                 apply(graph, edits, changes, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(trace_hook, "apply", failing)
+            patch.setattr(traced, "apply", failing)
             report, said = rewritten(nested)
         # plans of one solver and peak have one line
         assert not report.applied and 1 < len(report.rejected) <= len(attempts)
@@ -288,7 +288,7 @@ def test_at_every_edit_of_a_file(monkeypatch, tmp_path, nested):
 
 @pytest.mark.parametrize("holder, name", [
     (proposals, "plans_of"), (proposals, "decisions_of"), (judges, "realise"),
-    (driver, "report_of"), (trace_hook, "apply")],
+    (driver, "report_of"), (traced, "apply")],
     ids=lambda value: value if isinstance(value, str) else "")
 def test_in_a_stage_it_costs_a_plan_or_a_source(monkeypatch, holder, name):
     with monkeypatch.context() as patch:
@@ -306,7 +306,7 @@ def test_in_a_stage_it_costs_a_plan_or_a_source(monkeypatch, holder, name):
 
 
 @pytest.mark.parametrize("holder, name", [
-    (trace_hook, "capture"), (trace_hook, "Inlining"), (driver, "searches"), (driver, "place"),
+    (traced, "capture"), (traced, "Inlining"), (driver, "searches"), (driver, "place"),
     (proposals, "priced"), (proposals, "device_parts")],
     ids=lambda value: value if isinstance(value, str) else "")
 def test_where_a_step_is_read_or_priced_it_costs_the_plans(monkeypatch, tmp_path, holder, name):
@@ -326,7 +326,7 @@ def test_what_cannot_be_read_trains_as_it_is(monkeypatch):
     def refuse(*_, **__):
         raise CaptureError("capture: for this test")
 
-    monkeypatch.setattr(trace_hook, "capture", refuse)
+    monkeypatch.setattr(traced, "capture", refuse)
     report, (line,) = rewritten(nested=True)
     assert report is None and line.endswith("trains unchanged: capture: for this test")
 

@@ -1,4 +1,4 @@
-"""Steps whose gradients are computed inside of loops and branches, as traced by people."""
+"""Steps whose gradients are computed inside of loops, branches and functions of datasets."""
 
 from __future__ import annotations
 
@@ -156,8 +156,38 @@ def delayed(net, x):
     return loss
 
 
+def over_dataset(net, x):
+    """Train on the elements of a dataset, which runs its function by itself."""
+    loss = 0.0
+    for part in tf.data.Dataset.from_tensor_slices(x).batch(1024, drop_remainder=True):
+        loss += net.update(part)
+    return loss
+
+
+def epochs_over_dataset(net, x):
+    """Train on a dataset twice, until the loss is what it never is."""
+    loss = 0.0
+    for _ in tf.range(2):
+        for part in tf.data.Dataset.from_tensor_slices(x).batch(1024, drop_remainder=True):
+            loss += net.update(part)
+            if loss < 0.0:
+                break
+    return loss
+
+
+def loops_over_dataset(net, x):
+    """Train on halves of the elements of a dataset that is reduced, in a loop."""
+    def updated(loss, part):
+        for i in tf.range(2):
+            loss += net.update(part[i * 1024:(i + 1) * 1024])
+        return loss
+
+    return tf.data.Dataset.from_tensor_slices(x).batch(2048, drop_remainder=True).reduce(
+        0.0, updated)
+
+
 KINDS = [accumulated, carried, epochs, sometimes, folded, called, critic, convolved, called_there,
-         delayed]
+         delayed, over_dataset, epochs_over_dataset, loops_over_dataset]
 
 
 def data():
@@ -232,10 +262,63 @@ def test_open_batch(kind):
     assert "iteration" in step.report.planned_for
 
 
-def test_exact_applies_what_is_certified():
-    net, plain = wrapped(accumulated)
+@pytest.mark.parametrize("given", [lambda data: data, iter])
+def test_a_dataset_says_how_large_its_batches_are(given):
+    """The last batch is a smaller one."""
+    def batches():
+        return given(tf.data.Dataset.from_tensor_slices(data()).shuffle(
+            4096, 1, reshuffle_each_iteration=False).batch(1500).prefetch(1))
+
+    def epoch(net):
+        def over(parts):
+            loss = 0.0
+            for part in parts:
+                loss += net.update(part)
+            return loss
+
+        return over
+
+    net = Trained()
+    want = [tf.function(epoch(net))(batches()), *net.state()]
+    net = Trained()
+    step = tfckpt.checkpoint(tf.function(epoch(net)))
+    assert_same_bits(want, [step(batches()), *net.state()])
+    assert step.report.applied and step.report.planned_for.endswith("a batch of 1500")
+    assert step.report.baseline_peak_bytes > 1500 * WIDTH * 4 * 2 * LAYERS
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_a_function_that_xla_compiles_by_itself(loops):
+    """It is a step, though the executor runs what calls it."""
+    def calling(net):
+        train = tf.function(net.update, jit_compile=True)
+
+        def step(x):
+            loss = 0.0
+            for i in tf.range(2) if loops else range(2):
+                loss += train(x[i * 2048:(i + 1) * 2048])
+            return loss
+
+        return step
+
+    net = Trained()
+    plain = tf.function(calling(net))
+    before, want = measure_peak(plain, data()), run(net, plain, 1)
+    net = Trained()
+    step = tfckpt.checkpoint(tf.function(calling(net)))
+    after, found = measure_peak(step, data()), run(net, step, 1)
+    for one, other in zip(want, found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    assert step.report.applied and step.report.name.endswith("update'")
+    assert len(step.reports) == 2  # the two calls share a plan
+    assert after < 0.6 * before, (after, before)
+
+
+@pytest.mark.parametrize("kind", [accumulated, over_dataset])
+def test_exact_applies_what_is_certified(kind):
+    net, plain = wrapped(kind)
     want = run(net, plain)
-    net, traced = wrapped(accumulated)
+    net, traced = wrapped(kind)
     step = tfckpt.checkpoint(traced, exact=True)
     assert_same_bits(want, run(net, step))
     assert step.report.applied and step.report.identical

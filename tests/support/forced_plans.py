@@ -130,7 +130,7 @@ def force(natively: bool) -> list[Callable[[], dict[str, Any]]]:
     from grappler_ext import bridge
     from tfckpt import driver
     from tfckpt.capture import tf_adapter
-    from tfckpt.carriers import trace_hook
+    from tfckpt.carriers import trace_hook, traced
     from tfckpt.cost import build
     from tfckpt.driving import proposals
     from tfckpt.driving.parts import Proposal
@@ -141,7 +141,7 @@ def force(natively: bool) -> list[Callable[[], dict[str, Any]]]:
     proposals.Search._proposal = lambda self, part, decision: Proposal(part, decision)
     proposals.with_loops_in_segments = _in_segments(proposals.with_loops_in_segments)
     steps: list[Callable[[], dict[str, Any]]] = []
-    trace_hook.Traced.rewrite = _watched(trace_hook.Traced.rewrite, steps)
+    traced.Traced.rewrite = _watched(traced.Traced.rewrite, steps)
     if natively:
         bridge.run = _watched(bridge.run, steps)
         grappler_ext.enable(xla_trials=0)

@@ -13,7 +13,7 @@ from tests.support.faults import Faults
 from tests.support.models import MODELS
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.tfgraph import capture
-from tfckpt.carriers import trace_hook
+from tfckpt.carriers import traced
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import Clone, Edits, Rewire, check_edits
@@ -110,7 +110,7 @@ def test_a_failure_midway_leaves_the_graph_as_it_was(monkeypatch, wanted, functi
                 assert snapshot(graph) == before
                 raise
 
-    monkeypatch.setattr(trace_hook, "apply", applied)
+    monkeypatch.setattr(traced, "apply", applied)
     process.fresh()
     made = MODELS["dense_relu"]()
     step = tfckpt.checkpoint(tf.function(made.step))

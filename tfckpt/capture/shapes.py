@@ -58,9 +58,14 @@ class CallSizes:
 
         Args:
           arguments: what is no tensor, array or composite in it has no entry, nor has a variable.
-          batch: an unknown leading dimension that the leaves do not tell; None: nothing tells it.
+          batch: an unknown leading dimension that the leaves do not tell; None: that of a dataset
+            among the arguments, or of the dataset of an iterator.
         """
-        leaves = [call_tensors(leaf) for leaf in tf.nest.flatten(arguments)]
+        flat = tf.nest.flatten(arguments)
+        for leaf in flat if batch is None else ():
+            if isinstance(leaf, tf.data.Dataset | tf.data.Iterator):
+                batch = batch or tf_adapter.batch_size(leaf)
+        leaves = [call_tensors(leaf) for leaf in flat]
         return cls(tuple(tuple(_size(t) for t in leaf) for leaf in leaves if leaf), batch,
                    tuple(t for leaf in leaves for t in leaf))
 

@@ -48,7 +48,7 @@ from tensorflow.python.ops import (
 )
 from tensorflow.python.util import _pywrap_util_port
 
-from tfckpt.ops import Access, registry
+from tfckpt.ops import Access, Calls, registry
 from tfckpt.ops.names import CASE, CONST, ENSURE_SHAPE, STATELESS_CASE, VAR_IS_INITIALIZED
 
 try:
@@ -592,10 +592,11 @@ def set_functions(op: tf.Operation, attr: str, names: Sequence[str]) -> None:
       attr: of the op, which names the functions.
       names: one, or as many as it calls by this attribute.
     """
-    if isinstance(op.get_attr(attr), list):
-        op._set_func_list_attr(attr, names)
-    else:
-        op._set_func_attr(attr, names[0])
+    value = node_attrs(op)[attr]
+    called = value.list.func or [value.func]
+    for function, name in zip(called, names, strict=True):
+        function.name = name
+    op._set_attr(attr, value)
 
 
 def set_attribute(op: tf.Operation, attr: str, value: Any) -> None:
@@ -658,12 +659,28 @@ def make_constant(node: tf.compat.v1.NodeDef, value: np.ndarray) -> None:
     node.attr["value"].tensor.CopyFrom(proto)
 
 
+def handed(call: tf.Operation, count: int) -> list[tf.Tensor | None]:
+    """Return what an op hands to a function that it calls, argument by argument.
+
+    Args:
+      call: the op.
+      count: arguments of the function.
+
+    Returns:
+      None for what a dataset hands over: the parts of an element.
+    """
+    known = registry.record(call.type)
+    given = list(call.inputs[known.first_argument:])
+    carried = len(call.get_attr("Tstate")) if known.calls is Calls.DATASET else len(given)
+    return [*given[:carried], *[None] * (count - len(given)), *given[carried:]]
+
+
 def _tell_variables(function: Any, call: tf.Operation) -> dict[str, tf.TensorSpec]:
     """Have a FunctionDef say of what shape the variables are that it is given; return it too."""
-    given = call.inputs[registry.record(call.type).first_argument:]
-    known = {}
-    for argument, tensor in zip(function.signature.input_arg, given, strict=True):
-        handle = handle_shape(tensor) if tensor.dtype == tf.resource else None
+    arguments, known = function.signature.input_arg, {}
+    for argument, tensor in zip(arguments, handed(call, len(arguments)), strict=True):
+        handle = (handle_shape(tensor) if tensor is not None and tensor.dtype == tf.resource
+                  else None)
         if handle is not None:
             known[argument.name] = tf.TensorSpec(*handle)
             del argument.handle_data[:]
@@ -1038,15 +1055,15 @@ def _outermost(handle: Any) -> Any:
     return handle
 
 
-def batch_size(dataset: tf.data.Dataset) -> int | None:
+def batch_size(dataset: tf.data.Dataset | tf.data.Iterator) -> int | None:
     """Return the batch size of the last batching step of a dataset.
 
     None where there is no such step, or its size is not known.
 
     Args:
-      dataset: no element of it is read; only the steps that it is made of are looked at.
+      dataset: or its iterator. No element is read; only the steps that it is made of are looked at.
     """
-    pending: list[Any] = [dataset]
+    pending: list[Any] = [getattr(dataset, "_dataset", dataset)]
     while pending:
         current = pending.pop(0)
         size = getattr(current, "_batch_size", None)

@@ -12,11 +12,13 @@ _ONCE = functools.partial(OpRecord, repeatable=False)
 
 # Calls of functions. Loops may run twice where their bodies may: see `tfckpt.capture.loops.purity`.
 _BRANCHES = functools.partial(_ONCE, calls=Calls.BRANCHES, first_argument=1)
+_ELEMENTS = functools.partial(_ONCE, calls=Calls.DATASET, first_argument=1)
 register(
     OpRecord("PartitionedCall", calls=Calls.FUNCTION),
     OpRecord("StatefulPartitionedCall", calls=Calls.FUNCTION),
     _BRANCHES("If"), _BRANCHES("StatelessIf"), _BRANCHES("Case"), _BRANCHES("StatelessCase"),
     _ONCE("While", calls=Calls.LOOP), _ONCE("StatelessWhile", calls=Calls.LOOP),
+    _ELEMENTS("ScanDataset"), _ELEMENTS("ReduceDataset"),
 )
 
 # Branches and loops whose ops stand in the graph itself.

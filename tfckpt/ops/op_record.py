@@ -63,6 +63,7 @@ class Calls(enum.Enum):
     FUNCTION = "function"  # one, once: the call is what its body is
     BRANCHES = "branches"  # one of several
     LOOP = "loop"  # a condition and a body, in turns
+    DATASET = "dataset"  # one for each element, by itself: what stands around it is not lowered
 
 
 class Branch(enum.Enum):

@@ -84,7 +84,8 @@ class LoweredStep:
         try:
             lowered = _Body(before, before, self._readers, graph, scope)
             named = {name: lowered.named_as_lowered(name) for name in before}
-            return InPlace(question(graph, (), tf_adapter.shown_definition(graph)),
+            return InPlace(question(graph, (), tf_adapter.shown_definition(graph),
+                                    config=self._plain.config),
                            _Body(before, before, self._readers, graph, scope, named).definition(
                                whole=True),
                            _Body(before, made, self._readers, graph, scope, named).definition())

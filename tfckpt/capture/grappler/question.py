@@ -208,6 +208,18 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
                     config, tf_adapter.own_gpu(), bool(getattr(graph, "outputs", True)))
 
 
+def config_of_datasets() -> bytes:
+    """Return the config of a question about a function that a dataset calls for each element.
+
+    The runtime of datasets switches two optimizers off (TensorFlow's `captured_function.cc`).
+    """
+    config = tf_adapter.configured()
+    rewriting = config.graph_options.rewrite_options
+    rewriting.constant_folding = rewriting.OFF
+    rewriting.layout_optimizer = rewriting.OFF
+    return config.SerializeToString()
+
+
 def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:
     return is_call(node.op) or lower and LOWER in node.attr
 

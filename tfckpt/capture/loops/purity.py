@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.purity import is_pure
 from tfckpt.capture.variables import ANY, argument, only_reads, origin, variable
-from tfckpt.ops import record
+from tfckpt.ops import Calls, record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _read(graph: tf.Graph) -> set[int]:
     handles: list[tf.Tensor] = []
     for op in graph.get_operations():
         known = record(op.type)
-        if known.calls is not None:
+        if known.calls not in (None, Calls.DATASET):
             handles += [op.inputs[i] for i in sorted(_read_by_all(op))]
         elif only_reads(op):
             handles += [t for t in op.inputs if t.dtype == tf.resource]

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.ir.edits import COPY
-from tfckpt.ops import record
+from tfckpt.ops import Calls, record
 
 ARGUMENT, RESULT, CONSTANT = "_Arg", "_Retval", "Const"
 SUM, SUM_OF_TWO = "AddN", "AddV2"
@@ -120,11 +120,15 @@ class Labels:
         return hashed((kind, self._attrs(definition), again))
 
     def _attrs(self, definition: Any) -> list[tuple[str, object]]:
-        """Return the attributes that say what is computed, but for those that nobody gave."""
-        usual = _defaults(definition.op)
+        """Return the attributes that say what is computed, but for those that nobody gave.
+
+        A dataset's function is a step by itself, and compared as such.
+        """
+        usual, alone = _defaults(definition.op), record(definition.op).calls is Calls.DATASET
         return [(name, self._attr(definition.attr[name])) for name in sorted(definition.attr)
                 if not name.startswith("_") and name not in NO_ARITHMETIC
-                and definition.attr[name] != usual.get(name)]
+                and definition.attr[name] != usual.get(name)
+                and not (alone and definition.attr[name].HasField("func"))]
 
     def _attr(self, value: Any) -> object:
         if value.HasField("func"):

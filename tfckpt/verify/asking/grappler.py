@@ -73,8 +73,9 @@ class Optimised:
         if edits is None and self._plain is not None:
             found = self._plain.answer()
         else:
-            found = grappler.question(self.live, (), self._edited(edits),
-                                      {} if edits is None else edits.renamed).answer()
+            found = grappler.question(
+                self.live, (), self._edited(edits), {} if edits is None else edits.renamed,
+                None if self._plain is None else self._plain.config).answer()
         self._tell_arguments(found)
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
