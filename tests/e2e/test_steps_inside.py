@@ -8,6 +8,10 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
+from tfckpt.capture.files import read_path
+from tfckpt.capture.steps import training_steps
+from tfckpt.carriers.files import plan_file_step, rewrite
+from tfckpt.request.options import make_options
 from tfckpt.verify import measure_peak, wait_for_certificates
 
 WIDTH, LAYERS = 96, 6
@@ -285,6 +289,31 @@ def test_a_dataset_says_how_large_its_batches_are(given):
     assert_same_bits(want, [step(batches()), *net.state()])
     assert step.report.applied and step.report.planned_for.endswith("a batch of 1500")
     assert step.report.baseline_peak_bytes > 1500 * WIDTH * 4 * 2 * LAYERS
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_saved_step_over_a_dataset(in_file, tmp_path, monkeypatch):
+    """What it calls for each element is rewritten before it is saved, or in the file."""
+    monkeypatch.setenv("TFCKPT_CERTIFICATES", "on")
+    _, plain = wrapped(over_dataset)
+    want = run(Trained(), plain)[:3]
+    module = tf.Module()
+    module.net, step = wrapped(over_dataset, input_signature=[tf.TensorSpec((4096, WIDTH))])
+    module.all_of_it = [*module.net.weights, *module.net.optimizer.variables]
+    module.step = step if in_file else tfckpt.checkpoint(step)
+    tf.saved_model.save(module, str(tmp_path))
+    if in_file:
+        document = read_path(str(tmp_path))
+        results = [plan_file_step(s, make_options()) for s in training_steps(document)]
+        assert any(result.report.applied for result in results)
+        assert wait_for_certificates()
+        assert all(r.report.identical for r in results if r.report.applied)
+        (tmp_path / "saved_model.pb").write_bytes(rewrite(document, results).serialized())
+    loaded = tf.saved_model.load(str(tmp_path))
+    before, after = measure_peak(plain, data()), measure_peak(loaded.step, data())
+    assert after < 0.7 * before, (after, before)
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert_same_bits(want, [loaded.step(data()).numpy() for _ in range(3)])
 
 
 @pytest.mark.parametrize("loops", [False, True])

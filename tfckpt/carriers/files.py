@@ -135,7 +135,9 @@ def plan_file_step(step: Step, options: Options) -> Result:
 def _grappler(step: Step) -> Callable[[Target], Optimised] | None:
     """Return what makes Grappler to be asked of a target; None where it cannot be."""
     is_function = bool(step.function) and hasattr(step.live, "inputs")
-    return functools.partial(Optimised, step.live, step.graph) if is_function else None
+    return functools.partial(
+        Optimised, step.live, step.graph,
+        config=None if step.plain is None else step.plain.config) if is_function else None
 
 
 def plain_peak(step: Step, part: Part) -> int:

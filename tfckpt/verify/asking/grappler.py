@@ -39,11 +39,13 @@ class Optimised:
       target: what runs it.
       plain: what the step was, where its ops are Grappler's already, marked so that Grappler leaves
         them alone: in which order those run that become ready together it says anew.
+      config: what Grappler is asked with, as a `Question` has it; None: as calls are.
     """
 
     def __init__(self, live: tf.Graph, graph: Graph, target: Target,
-                 plain: grappler.Question | None = None) -> None:
+                 plain: grappler.Question | None = None, config: bytes | None = None) -> None:
         self.live, self.graph, self.target, self._plain = live, graph, target, plain
+        self._config = config
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
         """Return the peak of the step as it would run, simulated; of the plain step in the middle.
@@ -75,7 +77,7 @@ class Optimised:
         else:
             found = grappler.question(
                 self.live, (), self._edited(edits), {} if edits is None else edits.renamed,
-                None if self._plain is None else self._plain.config).answer()
+                self._config).answer()
         self._tell_arguments(found)
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
