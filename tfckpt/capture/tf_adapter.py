@@ -547,6 +547,8 @@ def graph_called(call: tf.Operation, name: str,
 def function_copied(call: tf.Operation, name: str) -> FuncGraph:
     """Return a graph of its own of a function that an op calls; its ops keep their names.
 
+    It knows the functions that it calls by itself, as a traced graph does.
+
     Args:
       call: the op; the function is looked up in its graph.
       name: of the function, as `called_functions` returns it.
@@ -559,6 +561,13 @@ def function_copied(call: tf.Operation, name: str) -> FuncGraph:
     with graph.as_default():
         made = function_def_to_graph.function_def_to_graph(given)
     setattr(made, _ATTRIBUTES, dict(definition.attr))
+    pending = list(definition.node_def)
+    while pending:
+        for called in functions_named(pending.pop()):
+            function = None if made._is_function(called) else _function(graph, called)
+            if function is not None:
+                made._add_function(function)
+                pending += _definition(function).node_def
     return made
 
 
