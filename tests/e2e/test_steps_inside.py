@@ -190,6 +190,39 @@ def loops_over_dataset(net, x):
         0.0, updated)
 
 
+def truncated(net, x):
+    """Train a recurrent loop on a few steps at a time; its last state begins the next ones."""
+    h, rows = tf.zeros((2048, WIDTH)), tf.repeat(tf.reshape(x, (8, 512, WIDTH)), 4, 1)
+    for part in tf.range(2):
+        with tf.GradientTape() as tape:
+            loss = 0.0
+            for i in tf.range(4):
+                for w in net.other:
+                    h = tf.tanh(rows[part * 4 + i] + h @ w)
+                loss += tf.reduce_mean(h * h)
+        for w, g in zip(net.other, tape.gradient(loss, net.other), strict=True):
+            w.assign_sub(0.1 * g)
+    return h
+
+
+def recurrent_over_dataset(net, x):
+    """Train a recurrent loop on each element of a dataset."""
+    total = 0.0
+    sequences = tf.repeat(tf.reshape(x, (2, 8, 256, WIDTH)), 8, 2)
+    for rows in tf.data.Dataset.from_tensor_slices(sequences):
+        with tf.GradientTape() as tape:
+            h = tf.zeros((2048, WIDTH))
+            for i in tf.range(8):
+                for w in net.other:
+                    h = tf.tanh(rows[i] + h @ w)
+            loss = tf.reduce_mean(h * h)
+        for w, g in zip(net.other, tape.gradient(loss, net.other), strict=True):
+            w.assign_sub(0.1 * g)
+        total += loss
+    return total
+
+
+SEGMENTED = [truncated, recurrent_over_dataset]
 KINDS = [accumulated, carried, epochs, sometimes, folded, called, critic, convolved, called_there,
          delayed, over_dataset, epochs_over_dataset, loops_over_dataset]
 
@@ -232,6 +265,21 @@ def test_same_bits_in_less_memory(kind, monkeypatch):
     assert after < 0.75 * before, (after, before)
     assert wait_for_certificates()
     assert all(report.identical for report in step.reports.values()), step.report
+
+
+@pytest.mark.parametrize("kind", SEGMENTED)
+def test_loops_within_are_segmented(kind, monkeypatch):
+    monkeypatch.setenv("TFCKPT_CERTIFICATES", "on")
+    net, plain = wrapped(kind)
+    before, want = measure_peak(plain, data()), run(net, plain)
+    net, traced = wrapped(kind)
+    step = tfckpt.checkpoint(traced)
+    after, found = measure_peak(step, data()), run(net, step)
+    assert_same_bits(want, found)
+    assert step.report.segments, step.report
+    assert after < 0.75 * before, (after, before)
+    assert wait_for_certificates()
+    assert step.report.identical is not False
 
 
 def test_one_iteration_runs_at_a_time():

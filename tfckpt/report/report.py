@@ -168,7 +168,7 @@ class Report:
                          "gaps between them, threads")] if self.slack_bytes else []),
             *([("lower bound", f"{format_bytes(self.bound_bytes)}, by the largest op; the planned "
                 f"peak is {planned / self.bound_bytes:.2f} times that")]
-              if self.bound_bytes else []),
+              if 0 < self.bound_bytes <= planned else []),  # small ones may not count as it runs
             *([(self.compiled.label, str(self.compiled))] if self.compiled else []),
             *([("budget", self._budget)] if self.budget else []),
             ("measured peak", self._measured),

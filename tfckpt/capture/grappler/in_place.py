@@ -6,8 +6,9 @@ Grappler is asked first. Its answer takes the place of the ops of the trace, eac
 Grappler leaves it alone when the step is called: what is planned is what runs, and what a plan
 repeats is computed as in the plain step.
 
-  1. The answer reads the inputs of the trace, and computes its results; control outputs are those
-     that are left. Ops of the trace are hidden, and shown again where the change is taken back.
+  1. The answer reads the inputs of the trace, and computes its results, which a loop or branch
+     passes on through an op of its own; control outputs are those that are left. Ops of the trace
+     are hidden, and shown again where the change is taken back.
   2. Ops are called as Grappler calls them, in a scope of their own, and stand in the order of the
      trace.
   3. What a marked sum of three and more reads is sorted by name all the same. Where that would
@@ -52,8 +53,8 @@ from tfckpt.ops.names import ADD_N, ARG, IDENTITY, RETVAL
 
 _PASSED = "Func/"
 """Before the names of what passes arguments and results of an inlined function on."""
-_READ = "_read"
-"""Ends the names of what stands for the inputs of loops and branches."""
+_READ, _RESULT = "_read", "_result"
+"""End the names of what stands for inputs of loops and branches, and for what they return last."""
 _FUNCTIONS = 2
 """Element-wise functions in a row of which Grappler merges the last with a product."""
 _MOST_CONSTANTS = 64 << 20
@@ -172,7 +173,20 @@ def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDe
         name, _, slot = text.partition(":")
         return inputs[name] if name in inputs else made[name].outputs[int(slot or 0)]
 
-    outputs = [tensor(results[i]) for i in range(len(graph.outputs))]
+    def result(text: str) -> tf.Tensor:
+        """Return a result, passed on where a loop or branch makes it: another may take its place.
+
+        A `tf.function` passes on what it returns; the body of a loop does not.
+        """
+        made_by = tensor(text)
+        if not record(made_by.op.type).has_bodies:
+            return made_by
+        passed = tf_adapter.create_op(graph, IDENTITY, [made_by], [made_by.dtype],
+                                      f"{made_by.op.name}{_RESULT}", {}, "")
+        made[passed.name.removeprefix(scope)] = passed
+        return passed.outputs[0]
+
+    outputs = [result(results[i]) for i in range(len(graph.outputs))]
     for output, plain in zip(outputs, graph.outputs, strict=True):
         output.set_shape(plain.shape)
     changes.replace_results("outputs", outputs)

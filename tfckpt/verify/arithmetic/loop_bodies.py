@@ -5,7 +5,8 @@ only where they know both shapes, and add in the order of names. So what they ma
 compared: in the plain step once, in the rewritten one for the forward, for the segments that are
 run again, and for the gradient. Each op has to be there under its name, of the same kind, with the
 same attributes, and with operands of the same names, in the same order where that matters; of
-several ops that are equal another may stand for all. What a body is handed counts as one operand:
+several ops that are equal another may stand for all, also where what it reads of integers is
+computed by other equals. What a body is handed counts as one operand:
 which it is follows from the function. Ops may be missing, as nothing reads all that a segment makes
 which is run again; what is fused into others changes these. Left out is what does not round:
 integers, shapes and lists.
@@ -14,7 +15,7 @@ integers, shapes and lists.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +24,7 @@ from tfckpt.ir.edits import Edits, traced
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, LOWERED, NO_OP
 from tfckpt.plan.segments import MARK
-from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC, SAME_ENDS, called
+from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC, SAME_ENDS, called, hashed
 
 _AGAIN, _GRADIENT = "tfckpt_loop", "tfckpt_loop_1"
 _HANDED = "what the body is handed"
@@ -33,6 +34,8 @@ _PASSED = LOWERED | {IDENTITY, NO_OP}
 
 Body = dict[str, tuple]
 """By the name of an op within a body: its kind, attributes and operands."""
+Meanings = Mapping[str, str]
+"""What ops compute that are not compared, by name."""
 
 
 def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
@@ -46,15 +49,17 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
     loops = [entry.old for entry in edits.replaced if entry.new.endswith(MARK)]
     found: dict[str, None] = {}
     for forward, gradient in zip(loops[::2], loops[1::2], strict=True):
-        once, backward = (_body(plain, rf"{re.escape(traced(loop))}/body/_\d+/")
-                          for loop in (forward, gradient))
+        scopes = [rf"{re.escape(traced(loop))}/body/_\d+/" for loop in (forward, gradient)]
+        once, backward = (_body(plain, scope) for scope in scopes)
+        meant = [_meanings(plain, scope) for scope in scopes]
         copies = [clone.name for clone in edits.clones if clone.source == forward + MARK]
         for wanted, loop, which in (
                 *((once, loop, _AGAIN) for loop in (forward + MARK, *copies, gradient + MARK)),
                 (backward, gradient + MARK, _GRADIENT)):
             scope = rf"{re.escape(loop)}/body/_\d+/{which}/body/_\d+/"
             uses = _Uses(edited, scope)
-            made = _named_as_in(wanted, _body(edited, scope))
+            made = _named_as_in(wanted, meant[which == _GRADIENT], _body(edited, scope),
+                                _meanings(edited, scope))
             found.update(dict.fromkeys(name for name, op in made.items() if wanted.get(name) != op
                                        or uses.may_begin_otherwise(name, op)))
             if not made:
@@ -135,28 +140,61 @@ class _Uses:
         return not readers or not readers - {name} <= before
 
 
-def _named_as_in(wanted: Body, made: Body) -> Body:
+def _named_as_in(wanted: Body, wanted_meanings: Meanings, made: Body,
+                 made_meanings: Meanings) -> Body:
     """Return a body with the names that another has for the ops which stand for their equals.
 
     Of ops that compute the same from the same Grappler keeps one: which, depends on where the body
     stands. One alone of those missing in each body may be it.
     """
     while True:
-        missing = _by_value({name: op for name, op in wanted.items() if name not in made})
-        added = _by_value({name: op for name, op in made.items() if name not in wanted})
+        missing = _by_value({name: op for name, op in wanted.items() if name not in made},
+                            wanted_meanings)
+        added = _by_value({name: op for name, op in made.items() if name not in wanted},
+                          made_meanings)
         names = {names[0]: missing[op][0] for op, names in added.items()
                  if len(names) == len(missing.get(op, ())) == 1}
         if not names:
             return made
-        made = {names.get(name, name): (kind, attributes, _operands(
-            kind, (names.get(operand, operand) for operand in operands)))
+        made = {names.get(name, name): wanted[names[name]] if name in names else (
+            kind, attributes, _operands(kind, (names.get(operand, operand)
+                                               for operand in operands)))
             for name, (kind, attributes, operands) in made.items()}
 
 
-def _by_value(body: Body) -> dict[tuple, list[str]]:
+def _by_value(body: Body, meanings: Meanings) -> dict[tuple, list[str]]:
     found: dict[tuple, list[str]] = {}
-    for name, op in body.items():
+    for name, (kind, attributes, operands) in body.items():
+        op = kind, attributes, _operands(kind, (
+            meanings.get(operand, operand) if isinstance(operand, str) else operand
+            for operand in operands))
         found.setdefault(op, []).append(name)
+    return found
+
+
+def _meanings(definition: Any, scope: str) -> Meanings:
+    """Return what ops of a body compute that are not compared: integers and shapes, by name."""
+    pattern, compared = re.compile(scope), _body(definition, scope)
+    nodes = {_within(node.name, match[0]): (node, match[0]) for node in definition.node
+             if (match := pattern.match(node.name)) is not None}
+    constants = {node.name: node.attr["value"].SerializeToString(deterministic=True)
+                 for node in definition.node if record(node.op).is_constant}
+    found: dict[str, str] = {}
+
+    def meaning(name: str) -> str:
+        if name in compared or name not in nodes:
+            return name
+        if name not in found:
+            found[name] = name  # where it is needed for itself
+            node, place = nodes[name]
+            if node.op not in _PASSED:
+                found[name] = hashed((node.op, _attributes(node), [
+                    constants.get(text) or meaning(_within(text, place))
+                    for text in node.input if text[:1] != "^"]))
+        return found[name]
+
+    for name in nodes:
+        meaning(name)
     return found
 
 
