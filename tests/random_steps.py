@@ -1,6 +1,7 @@
 """Trains random steps plain and rewritten; prints a line for each, and how many failed.
 
     python -m tests.random_steps [--count N] [--seed S] [--native] [--verbose] [--limit SECONDS]
+    python -m tests.random_steps --style over_dataset
     python -m tests.random_steps --shrink SEED [--native]
 
 Steps are raw `tf.function`s that `tests.support.random_steps` draws from a seed: step number i of
@@ -122,7 +123,7 @@ def work() -> None:
         elif spec is not None:
             found = trial.try_spec(spec, task["native"])
         else:
-            found = trial.try_seed(task["seed"], task["native"])
+            found = trial.try_seed(task["seed"], task["native"], task["style"])
         faulthandler.cancel_dump_traceback_later()
         print(f"\n{MARK}{json.dumps(dataclasses.asdict(found))}", flush=True)
 
@@ -147,13 +148,13 @@ def line_of(seed: int, found: dict, verbose: bool) -> str:
 
 
 def run(count: int, seed: int, native: bool = False, verbose: bool = False,
-        limit: float = LIMIT) -> int:
-    """Train steps in turn; return how many failed."""
+        limit: float = LIMIT, style: str | None = None) -> int:
+    """Train steps in turn, of one style where it is given; return how many failed."""
     workers, kinds, said = Workers(limit), collections.Counter(), collections.Counter()
     started, saved = time.monotonic(), []
     for number in range(seed, seed + count):
         try:
-            found = workers.run({"seed": number, "native": native})
+            found = workers.run({"seed": number, "native": native, "style": style})
         except KeyboardInterrupt:
             break
         kinds[found["kind"]] += 1
@@ -193,7 +194,7 @@ def simpler(spec):
 def shrink(text: str | int, native: bool, limit: float) -> None:
     """Print the smallest step found that fails as one does."""
     workers = Workers(limit)
-    task = {"seed": text} if isinstance(text, int) else {"spec": text}
+    task = {"seed": text, "style": None} if isinstance(text, int) else {"spec": text}
     best = workers.run({**task, "native": native})
     print(line_of(0, best, True), flush=True)
     key, grew = _key(best), True
@@ -224,6 +225,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--native", action="store_true", help="by the native pass")
     parser.add_argument("--verbose", action="store_true", help="say what was drawn")
     parser.add_argument("--limit", type=float, default=LIMIT, help=f"seconds a step ({LIMIT:g})")
+    parser.add_argument("--style", default=None,
+                        help="how all take their gradients (`tests.support.random_steps.styles`)")
     parser.add_argument("--shrink", default=None, help="a seed or a spec that fails")
     parser.add_argument("--spec", default=None, help="train this step only")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -242,7 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(line_of(0, found, True))
         return int(found["kind"] in FAILURES)
     return int(bool(run(options.count, options.seed, options.native, options.verbose,
-                        options.limit)))
+                        options.limit, options.style)))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,14 @@ import tensorflow as tf
 from tests.support.random_steps import boxes, dense, images, rows, sequences, sources  # noqa: F401
 from tests.support.random_steps.draw import Draw, Needs, chain
 from tests.support.random_steps.optimizers import OPTIMIZERS
-from tests.support.random_steps.styles import EXECUTOR, SHARES, STYLES, TWICE, Model
+from tests.support.random_steps.styles import (
+    EXECUTOR,
+    INSTEAD,
+    SHARES,
+    STYLES,
+    TWICE,
+    Model,
+)
 
 BUDGETS: tuple[object, ...] = ("min", "min", "min", 0.8, 0.6, 0.45, "bytes")
 SOLVERS = ("auto", "auto", "auto", "auto", "chen", "approx_dp", "store_all", "acg", "auto")
@@ -78,8 +85,14 @@ class RandomStep:
     trail: list[str]
 
 
-def draw_spec(seed: int) -> Spec:
-    """Draw a step, but for its pieces, which `build` draws."""
+def draw_spec(seed: int, style: str | None = None) -> Spec:
+    """Draw a step, but for its pieces, which `build` draws; of a style where one is given."""
+    spec = _drawn(seed)
+    return spec if style is None else dataclasses.replace(
+        spec, style=style, compiled=spec.compiled and style not in EXECUTOR)
+
+
+def _drawn(seed: int) -> Spec:
     made = random.Random(f"step {seed}")
     compiled = made.random() < 0.1
     openness = made.choices(("static", "batch", "all"), (5, 3, 1))[0]
@@ -90,6 +103,10 @@ def draw_spec(seed: int) -> Spec:
     styles = [s for s in STYLES if not (compiled and s in EXECUTOR)
               and (s != "penalty" or source in sources.DIFFERENTIABLE)]
     style = made.choices(styles, [SHARES.get(s, 2) for s in styles])[0]
+    later = random.Random(f"style {seed}")
+    for instead, share in INSTEAD.items():
+        if style == "one_tape" and not compiled and later.random() < share:
+            style = instead
     options = {"budget": made.choice(BUDGETS), "solver": made.choice(SOLVERS),
                "free_moves": made.random() < 0.85}
     if options["solver"] == "auto" and made.random() < 0.15:

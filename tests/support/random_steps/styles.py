@@ -26,7 +26,7 @@ class Model:
 Step = Callable[..., object]
 TWICE = {"penalty", "curvature", "forward_mode"}
 """Styles that differentiate twice, be it forward."""
-EXECUTOR = {"in_a_loop", "jacobian", "forward_mode", "halves"}
+EXECUTOR = {"in_a_loop", "jacobian", "forward_mode", "halves", "over_dataset", "compiled_call"}
 """Styles that are not compiled."""
 
 
@@ -129,6 +129,30 @@ def in_a_loop(draw: Draw, model: Model, update: Update) -> Step:
     return step
 
 
+def over_dataset(draw: Draw, model: Model, update: Update) -> Step:
+    """Whole training steps for each element of a dataset."""
+    def step(x, y):
+        def train(last, element):
+            with tf.GradientTape() as tape:
+                loss = model(*element)
+            update(tape.gradient(loss, model.variables))
+            return loss + 0.0 * last
+        return tf.data.Dataset.from_tensors((x, y)).repeat(2).reduce(tf.constant(0.0), train)
+    return step
+
+
+def compiled_call(draw: Draw, model: Model, update: Update) -> Step:
+    """Whole training steps in a function that XLA compiles by itself."""
+    def train(x, y):
+        with tf.GradientTape() as tape:
+            loss = model(x, y)
+        update(tape.gradient(loss, model.variables))
+        return loss
+
+    compiled = tf.function(train, jit_compile=True)
+    return lambda x, y: compiled(x, y) + compiled(x, y)
+
+
 def penalty(draw: Draw, model: Model, update: Update) -> Step:
     """Return a penalty on the gradient by the features."""
     def step(x, y):
@@ -226,6 +250,10 @@ def nested(draw: Draw, model: Model, update: Update) -> Step:
 
 STYLES: dict[str, Callable[[Draw, Model, Update], Step]] = {f.__name__: f for f in (
     one_tape, by_gradients, persistent, two_tapes, twice, halves, in_a_loop, penalty, curvature,
-    jacobian, forward_mode, scaled, intermediate, nested)}
-SHARES = {"one_tape": 8, "in_a_loop": 1, "jacobian": 1, "forward_mode": 1}
+    jacobian, forward_mode, scaled, intermediate, nested, over_dataset, compiled_call)}
+SHARES = {"one_tape": 8, "in_a_loop": 1, "jacobian": 1, "forward_mode": 1, "over_dataset": 0,
+          "compiled_call": 0}
 """How often a style is drawn; 2 unless given."""
+INSTEAD = {"over_dataset": 0.15}
+"""How often one takes the place of `one_tape`, by a draw of its own: they came later, and the
+others are to stay what they were."""

@@ -111,13 +111,13 @@ def try_spec(spec: Spec, native: bool = False) -> Result:
     return result
 
 
-def try_seed(seed: int, native: bool = False) -> Result:
+def try_seed(seed: int, native: bool = False, style: str | None = None) -> Result:
     """Draw a step and train it; where TensorFlow refuses it (`REFUSED`), draw another one.
 
     The native pass sees no step whose every size is open, and none compiled.
     """
     for number in range(DRAWS):
-        spec = draw_spec(seed + number * 10**6)
+        spec = draw_spec(seed + number * 10**6, style)
         if native:
             spec = dataclasses.replace(spec, compiled=False,
                                        open=spec.open.replace("all", "batch"))
