@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import Document
-from tfckpt.capture.grappler.question import Question, config_of_datasets, question
+from tfckpt.capture.grappler.question import Question, question
+from tfckpt.capture.grappler.terms import terms_of_datasets
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten, readable
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import concrete_shapes, planned_shapes
@@ -186,7 +187,7 @@ def _function_step(meta: int, definition: tf.compat.v1.GraphDef, function: Any,
                    batch_size: int | None) -> list[Step]:
     live = tf_adapter.function_graph(function, definition)
     plain = question(live, (), tf_adapter.shown_definition(live),
-                     config=config_of_datasets() if _FOR_ELEMENTS in function.attr else None)
+                     terms=terms_of_datasets() if _FOR_ELEMENTS in function.attr else None)
     inlining = Inlining(live, definition.library.function)
     name = readable(function.signature.name)
     compiled = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b

@@ -16,6 +16,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler.lowered_bodies import InPlace, LoweredStep
 from tfckpt.capture.grappler.lowered_loops import NotRaised
 from tfckpt.capture.grappler.question import question
+from tfckpt.capture.grappler.terms import Terms
 from tfckpt.capture.op_attributes import results_of
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import CallSizes
@@ -73,13 +74,13 @@ class Around:
       jit_compile: whether XLA compiles it; ops may say so as well.
       options: how it is planned.
       shapes: more of the shapes in it; only asked where there is something to plan.
-      config: that Grappler is asked about it with, as a `Question` has it.
+      terms: in which Grappler is asked about it; None: as calls have it asked.
     """
 
     def __init__(self, graph: Any, jit_compile: bool, options: Options, shapes: Shapes,
-                 config: bytes | None = None) -> None:
+                 terms: Terms | None = None) -> None:
         self.graph, self.options, self.shapes = graph, options, functools.cache(shapes)
-        self.config = config
+        self.terms = terms
         self.compiled = jit_compile or tf_adapter.in_xla(graph)
         self._remembered = False
         self._lowered: LoweredStep | None = None
@@ -97,7 +98,7 @@ class Around:
                 self._compiler.definition  # noqa: B018 - cached, as it is now
         else:
             plain = question(self.graph, (), tf_adapter.shown_definition(self.graph),
-                             config=self.config)
+                             terms=self.terms)
             self._lowered = LoweredStep(plain)
             self._arithmetic = Arithmetic(self.graph, plain)
 

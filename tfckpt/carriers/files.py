@@ -137,7 +137,7 @@ def _grappler(step: Step) -> Callable[[Target], Optimised] | None:
     is_function = bool(step.function) and hasattr(step.live, "inputs")
     return functools.partial(
         Optimised, step.live, step.graph,
-        config=None if step.plain is None else step.plain.config) if is_function else None
+        terms=None if step.plain is None else step.plain.terms) if is_function else None
 
 
 def plain_peak(step: Step, part: Part) -> int:

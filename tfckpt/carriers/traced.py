@@ -20,6 +20,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.in_place import Body, optimise_in_place, wanted
 from tfckpt.capture.grappler.question import Question
+from tfckpt.capture.grappler.terms import Terms, terms_of_datasets
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
 from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes
@@ -63,8 +64,8 @@ class Traced:
         self._arithmetic: Arithmetic | None = None
 
     @property
-    def config(self) -> bytes | None:
-        """Return what Grappler is asked with, as a `Question` has it; None: as calls are."""
+    def terms(self) -> Terms | None:
+        """Return how Grappler is asked; None: as calls have it asked."""
         return None
 
     @property
@@ -81,7 +82,7 @@ class Traced:
         graph, sizes = self.func_graph, known_sizes()
         compiled = self.mark.jit_compile or tf_adapter.in_xla(graph)
         plain = None if compiled else grappler.question(
-            graph, (), tf_adapter.shown_definition(graph), config=self.config)
+            graph, (), tf_adapter.shown_definition(graph), terms=self.terms)
         self._body = None if plain is None else self._optimise(plain)
         inlining = self._inline()
         shapes, planned_for = planned_shapes(
@@ -101,7 +102,7 @@ class Traced:
                         asked_for(graph, found, options.target) if compiled else None,
                         functools.partial(Optimised, graph, found,
                                           plain=None if body is None else plain,
-                                          config=self.config),
+                                          terms=self.terms),
                         gradient_inside=lambda: gradient_inside(graph),
                         arithmetic=self._arithmetic,
                         doubt=functools.partial(self._doubt, compiled),
@@ -194,7 +195,7 @@ class Traced:
                                   placeholders=self.inputs)[0]
 
         self.inside, why = rewrite_inside(
-            Around(self.func_graph, self.mark.jit_compile, options, shapes, self.config),
+            Around(self.func_graph, self.mark.jit_compile, options, shapes, self.terms),
             self.changes, rewrite)
         return why
 
@@ -307,9 +308,9 @@ class InBody(Within):
     given = "what the loop's first iteration, or the branch, is given"
 
     @property
-    def config(self) -> bytes | None:
-        """Return what Grappler is asked about the step around it with."""
-        return self.around.config
+    def terms(self) -> Terms | None:
+        """Return how Grappler is asked about the step around it."""
+        return self.around.terms
 
     def capture(self, options: Options) -> Captured | None:
         """Return the function as a step; it is compared in the step around it.
@@ -344,9 +345,9 @@ class ForElement(Within):
     given = "an element of the dataset"
 
     @property
-    def config(self) -> bytes:
-        """Return what the runtime of datasets asks Grappler with."""
-        return grappler.config_of_datasets()
+    def terms(self) -> Terms:
+        """Return how the runtime of datasets asks Grappler."""
+        return terms_of_datasets()
 
 
 class CompiledCall(Within):

@@ -85,7 +85,7 @@ class LoweredStep:
             lowered = _Body(before, before, self._readers, graph, scope)
             named = {name: lowered.named_as_lowered(name) for name in before}
             return InPlace(question(graph, (), tf_adapter.shown_definition(graph),
-                                    config=self._plain.config),
+                                    terms=self._plain.terms),
                            _Body(before, before, self._readers, graph, scope, named).definition(
                                whole=True),
                            _Body(before, made, self._readers, graph, scope, named).definition())

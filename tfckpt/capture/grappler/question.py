@@ -22,6 +22,12 @@ from tfckpt.capture.grappler.colocation import colocate_inlined, hide_colocation
 from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
 from tfckpt.capture.grappler.machine import is_relaid, optimized, spelt
+from tfckpt.capture.grappler.terms import (
+    Terms,
+    stateful_kept,
+    terms_of_calls,
+    unmark,
+)
 from tfckpt.capture.inlining.inline import is_call
 from tfckpt.capture.nodes import LOWER, functions_of, is_loop, op_of
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
@@ -36,7 +42,7 @@ class Question:
         node for each result.
       running: what has to run, by name.
       inputs: tensors of the live graph, for what is known of their shapes.
-      config: a ConfigProto, serialised: what the thread that asks calls functions with.
+      terms: in which it is asked.
       gpu: a NamedDevice, serialised, where ops without a device run on a GPU.
       returns: whether the function has results.
     """
@@ -44,7 +50,7 @@ class Question:
     definition: tf.compat.v1.GraphDef
     running: tuple[str, ...]
     inputs: tuple[tf.Tensor, ...]
-    config: bytes
+    terms: Terms
     gpu: bytes = b""
     returns: bool = True
 
@@ -63,10 +69,12 @@ class Question:
           ValueError, MemoryError, tf.errors.OpError: Grappler does not accept the graph, or would
             not inline its functions as the runtime does.
         """
-        config = tf.compat.v1.ConfigProto.FromString(self.config)
+        config = tf.compat.v1.ConfigProto.FromString(self.terms.config)
         meta = self._inlined(config, lower)
         inlined(meta.graph_def)
         if lower or not has_loops(meta.graph_def):
+            if self._leaves_calls:
+                meta = self._inlined(config, lower, inline=False)
             found = self._needed(self._optimized(config, meta))
         else:
             found = self._around_loops(config, meta)
@@ -84,7 +92,8 @@ class Question:
         Raises:
           ValueError: its functions would not be inlined as the runtime does it.
         """
-        found = self._inlined(tf.compat.v1.ConfigProto.FromString(self.config), False).graph_def
+        config = tf.compat.v1.ConfigProto.FromString(self.terms.config)
+        found = self._inlined(config, False).graph_def
         for node in found.node:
             _show(node)
         self._add_functions(found)
@@ -93,6 +102,8 @@ class Question:
     def _around_loops(self, config: Any, meta: tf.compat.v1.MetaGraphDef
                       ) -> tf.compat.v1.GraphDef:
         """Return what Grappler makes of what is around loops and branches."""
+        if self._leaves_calls:
+            raise ValueError("it has loops or branches, and calls that are left to Grappler")
         lowered = self._inlined(config, lower=True)
         asked = tf.compat.v1.GraphDef.FromString(meta.graph_def.SerializeToString())
         for node in asked.node:
@@ -122,6 +133,9 @@ class Question:
         pending = [name for name in self.running if name in nodes]
         if not pending:
             return found
+        if self.terms.keeps_stateful:
+            pending += [node.name for node in found.node
+                        if tf_adapter.is_stateful_type(node.op) and node.name not in self._number]
         needed = {*pending, *(name for name in self._number if name in nodes)}
         while pending:
             for text in nodes[pending.pop()].input:
@@ -135,21 +149,39 @@ class Question:
         return found
 
     def _optimized(self, config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
-        """Return what Grappler makes of a graph whose functions are inlined."""
+        """Return what Grappler makes of a graph that the runtime hands over."""
         asking = type(config).FromString(config.SerializeToString())
-        rewriting = asking.graph_options.rewrite_options
-        rewriting.function_optimization = rewriting.OFF  # that is done
-        return optimized(asking, meta, self.gpu, self.returns)
+        if self.terms.inlines:
+            rewriting = asking.graph_options.rewrite_options
+            rewriting.function_optimization = rewriting.OFF  # that is done
+        if not self.terms.keeps_stateful:
+            return optimized(asking, meta, self.gpu, self.returns)
+        with stateful_kept(meta.graph_def) as marked:
+            found = optimized(asking, meta, self.gpu, self.returns)
+        unmark(found, marked)
+        return found
+
+    @functools.cached_property
+    def _leaves_calls(self) -> bool:
+        """Return whether calls are not inlined before Grappler is asked."""
+        return not self.terms.inlines and any(
+            is_call(node.op) for node in tf_adapter.nodes_with_bodies(self.definition))
 
     @functools.cached_property
     def _number(self) -> Mapping[str, int]:
         """Of each input, by the name of its op."""
         return {tensor.op.name: i for i, tensor in enumerate(self.inputs)}
 
-    def _inlined(self, config: Any, lower: bool) -> tf.compat.v1.MetaGraphDef:
+    def _inlined(self, config: Any, lower: bool, inline: bool = True
+                 ) -> tf.compat.v1.MetaGraphDef:
         """Return the graph as Grappler is asked about it: functions inlined, inputs fed."""
         meta = tf.compat.v1.MetaGraphDef(graph_def=self.definition)
-        meta.collection_def["train_op"].node_list.value.extend(self.running)
+        calls = frozenset() if inline else frozenset(
+            node.name for node in meta.graph_def.node if is_call(node.op))
+        meta.collection_def["train_op"].node_list.value.extend(
+            name for name in self.running if name not in calls)
+        meta.collection_def[_AWAITED].node_list.value.extend(
+            name for name in self.running if name in calls)
         hide_colocation(meta.graph_def)
         if not lower:
             for node in tf_adapter.nodes_with_bodies(meta.graph_def):
@@ -160,10 +192,16 @@ class Question:
                 given = self.inputs[self._number[node.name]]
                 if given.dtype not in (tf.resource, tf.variant):
                     _as_fed(node, given)
-        if any(_is_inlined(node, lower) for node in meta.graph_def.node):
+        if any(is_call(node.op) and inline or lower and LOWER in node.attr
+               for node in meta.graph_def.node):
             _refuse_clashes(meta.graph_def)
             known = {function.signature.name for function in meta.graph_def.library.function}
+            if not inline:
+                _rename_called(meta.graph_def, _HIDDEN.__add__)
             self._inline_calls(meta, config, lower)
+            if not inline:
+                _rename_called(meta.graph_def, lambda name: name.removeprefix(_HIDDEN))
+                self._add_functions(meta.graph_def)
             _refuse_functions_but(known, meta.graph_def)
             colocate_inlined(meta.graph_def)
         return meta
@@ -191,7 +229,7 @@ class Question:
 
 def question(graph: tf.Graph, wanted: Sequence[str] = (),
              definition: tf.compat.v1.GraphDef | None = None,
-             renamed: Mapping[str, str] | None = None, config: bytes | None = None) -> Question:
+             renamed: Mapping[str, str] | None = None, terms: Terms | None = None) -> Question:
     """Return a graph that runs by itself, for Grappler to be asked about.
 
     Args:
@@ -199,25 +237,13 @@ def question(graph: tf.Graph, wanted: Sequence[str] = (),
       wanted: the ops that a session would run, by name; a FuncGraph knows its own.
       definition: of the graph, where it is not what the graph shows now; changed here.
       renamed: ops of the graph in whose place the definition has others.
-      config: of another question, in whose terms this one is asked.
+      terms: in which the runtime asks; default those of a call by this thread.
     """
-    config = tf_adapter.configured().SerializeToString() if config is None else config
+    terms = terms or terms_of_calls()
     definition = tf_adapter.shown_definition(graph) if definition is None else definition
     running = [(renamed or {}).get(name, name) for name in as_body(graph, definition)]
     return Question(definition, tuple(running or wanted), tuple(getattr(graph, "inputs", ())),
-                    config, tf_adapter.own_gpu(), bool(getattr(graph, "outputs", True)))
-
-
-def config_of_datasets() -> bytes:
-    """Return the config of a question about a function that a dataset calls for each element.
-
-    The runtime of datasets switches two optimizers off (TensorFlow's `captured_function.cc`).
-    """
-    config = tf_adapter.configured()
-    rewriting = config.graph_options.rewrite_options
-    rewriting.constant_folding = rewriting.OFF
-    rewriting.layout_optimizer = rewriting.OFF
-    return config.SerializeToString()
+                    terms, tf_adapter.own_gpu(), bool(getattr(graph, "outputs", True)))
 
 
 def _is_inlined(node: tf.compat.v1.NodeDef, lower: bool) -> bool:
@@ -253,6 +279,15 @@ def _refuse_functions_but(known: Collection[str], definition: tf.compat.v1.Graph
 _HIDDEN = "tfckpt_hidden_"
 """Before what Grappler is not to see: functions of loops and branches."""
 _ASIDE = "_tfckpt_hidden_lower"
+_AWAITED = "tfckpt_awaited"
+"""Collection of calls that somebody waits for: they are kept, but not what they return."""
+
+
+def _rename_called(definition: tf.compat.v1.GraphDef, renamed: Callable[[str], str]) -> None:
+    """Have calls name other functions: Grappler leaves those alone that it does not find."""
+    for node in tf_adapter.nodes_with_bodies(definition):
+        for function in functions_of(node) if is_call(node.op) else ():
+            function.name = renamed(function.name)
 
 
 def _hide_loop(node: tf.compat.v1.NodeDef) -> None:

@@ -97,7 +97,7 @@ class Arithmetic:
         """
         try:
             ours = question(self.live, (), self._edited(edits), edits.renamed,
-                            self._plain.config).answer(lower=True)
+                            self._plain.terms).answer(lower=True)
             found = loop_bodies.differences(self._answer, ours, edits)
         except _REFUSALS as error:
             return _unknown(error)
@@ -140,7 +140,7 @@ class Arithmetic:
             if not self.marked:
                 return None
             edited = with_single_loops(edited, self.live)
-        return question(self.live, (), edited, renamed, self._plain.config)
+        return question(self.live, (), edited, renamed, self._plain.terms)
 
     @functools.cached_property
     def _answer(self) -> tf.compat.v1.GraphDef:

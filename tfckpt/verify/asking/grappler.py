@@ -15,6 +15,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.items import importable
 from tfckpt.capture.grappler.machine import is_relaid, says_more
+from tfckpt.capture.grappler.terms import Terms
 from tfckpt.capture.shapes import planned_shapes
 from tfckpt.capture.steps import imported
 from tfckpt.capture.tfgraph import capture
@@ -39,13 +40,14 @@ class Optimised:
       target: what runs it.
       plain: what the step was, where its ops are Grappler's already, marked so that Grappler leaves
         them alone: in which order those run that become ready together it says anew.
-      config: what Grappler is asked with, as a `Question` has it; None: as calls are.
+      terms: in which Grappler is asked; None: as calls have it asked.
     """
 
     def __init__(self, live: tf.Graph, graph: Graph, target: Target,
-                 plain: grappler.Question | None = None, config: bytes | None = None) -> None:
+                 plain: grappler.Question | None = None,
+                 terms: Terms | None = None) -> None:
         self.live, self.graph, self.target, self._plain = live, graph, target, plain
-        self._config = config
+        self._terms = terms
 
     def memory(self, edits: Edits | None = None) -> XlaMemory:
         """Return the peak of the step as it would run, simulated; of the plain step in the middle.
@@ -77,7 +79,7 @@ class Optimised:
         else:
             found = grappler.question(
                 self.live, (), self._edited(edits), {} if edits is None else edits.renamed,
-                self._config).answer()
+                self._terms).answer()
         self._tell_arguments(found)
         graph = imported(importable(found))
         fetches = [graph.get_operation_by_name(node.name).inputs[0]
