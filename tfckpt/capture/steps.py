@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import Document
 from tfckpt.capture.grappler.question import Question, question
-from tfckpt.capture.grappler.terms import terms_of_datasets
+from tfckpt.capture.grappler.terms import has_calls, terms_of_datasets
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten, readable
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import concrete_shapes, planned_shapes
@@ -61,6 +61,12 @@ class Step:
     compiled: bool = False
     plain: Question | None = None
     layers: tuple[str, ...] = ()
+
+    @property
+    def inlined_late(self) -> bool:
+        """Return whether Grappler itself inlines functions that it calls, for a dataset."""
+        return self.plain is not None and not self.plain.terms.inlines and (
+            has_calls(self.plain.definition))
 
     @property
     def leaves_open(self) -> bool:

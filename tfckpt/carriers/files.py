@@ -70,7 +70,7 @@ class InFile:
         step = self.step
         return Captured(step.name, step.graph, step.live, step.compiled, grappler=_grappler(step),
             arithmetic=None if self._arithmetic is None else self,
-            doubt=functools.partial(doubt, step.live, step.compiled),
+            doubt=functools.partial(doubt, step.live, step.compiled, step.inlined_late),
             layers=step.names)
 
     def apply(self, edits: Edits) -> None:

@@ -20,7 +20,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler import question as grappler
 from tfckpt.capture.grappler.in_place import Body, optimise_in_place, wanted
 from tfckpt.capture.grappler.question import Question
-from tfckpt.capture.grappler.terms import Terms, terms_of_datasets
+from tfckpt.capture.grappler.terms import Terms, has_calls, terms_of_datasets
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
 from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes
@@ -343,6 +343,13 @@ class ForElement(Within):
     """The function that a dataset calls for each element, which runs by itself."""
 
     given = "an element of the dataset"
+
+    def __init__(self, function: Function, mark: Mark, around: Around) -> None:
+        super().__init__(function, mark, around)
+        self._calls = has_calls(tf_adapter.shown_definition(function.graph))
+
+    def _doubt(self, compiled: bool) -> str:
+        return doubt(self.func_graph, compiled, self._calls)
 
     @property
     def terms(self) -> Terms:

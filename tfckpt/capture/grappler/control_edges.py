@@ -34,8 +34,8 @@ def _executed(name: str) -> str:
     return found[1] if found else name
 
 
-def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]]
-                   ) -> None:
+def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collection[str]],
+                   bodies: bool = True) -> None:
     """Have bodies, lowered loops and branches wait for no more than their calls did.
 
     A lowered loop's condition waits for the first of what it is given: that keeps its constants in
@@ -44,6 +44,7 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
     Args:
       definition: what became of a graph whose calls were inlined; changed.
       calls: what those of the step, not those of functions, wait for.
+      bodies: whether the runtime inlines functions, and not Grappler itself.
     """
     kinds = {node.name: node.op for node in definition.node}
     arguments: dict[str, dict[str, None]] = {}
@@ -53,6 +54,8 @@ def wait_as_called(definition: tf.compat.v1.GraphDef, calls: Mapping[str, Collec
     empty = set()
     for node in definition.node:
         if node.op == NO_OP and (found := _BEFORE_BODY.match(node.name)):
+            if not bodies:
+                continue
             given = arguments.get(found[1], {})
         elif node.op == NO_OP and (found := _BEFORE_LOOP.match(node.name)) or (
                 node.op in SWITCHES and (found := _BEFORE_BRANCH.match(node.name))):

@@ -24,6 +24,7 @@ from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loo
 from tfckpt.capture.grappler.machine import is_relaid, optimized, spelt
 from tfckpt.capture.grappler.terms import (
     Terms,
+    has_calls,
     stateful_kept,
     terms_of_calls,
     unmark,
@@ -73,9 +74,8 @@ class Question:
         meta = self._inlined(config, lower)
         inlined(meta.graph_def)
         if lower or not has_loops(meta.graph_def):
-            if self._leaves_calls:
-                meta = self._inlined(config, lower, inline=False)
-            found = self._needed(self._optimized(config, meta))
+            found = self._needed(self._inlined_there(config) if self._leaves_calls
+                                 else self._optimized(config, meta))
         else:
             found = self._around_loops(config, meta)
             self._add_functions(found)
@@ -102,8 +102,6 @@ class Question:
     def _around_loops(self, config: Any, meta: tf.compat.v1.MetaGraphDef
                       ) -> tf.compat.v1.GraphDef:
         """Return what Grappler makes of what is around loops and branches."""
-        if self._leaves_calls:
-            raise ValueError("it has loops or branches, and calls that are left to Grappler")
         lowered = self._inlined(config, lower=True)
         asked = tf.compat.v1.GraphDef.FromString(meta.graph_def.SerializeToString())
         for node in asked.node:
@@ -151,7 +149,7 @@ class Question:
     def _optimized(self, config: Any, meta: tf.compat.v1.MetaGraphDef) -> tf.compat.v1.GraphDef:
         """Return what Grappler makes of a graph that the runtime hands over."""
         asking = type(config).FromString(config.SerializeToString())
-        if self.terms.inlines:
+        if not self._leaves_calls:
             rewriting = asking.graph_options.rewrite_options
             rewriting.function_optimization = rewriting.OFF  # that is done
         if not self.terms.keeps_stateful:
@@ -163,9 +161,22 @@ class Question:
 
     @functools.cached_property
     def _leaves_calls(self) -> bool:
-        """Return whether calls are not inlined before Grappler is asked."""
-        return not self.terms.inlines and any(
-            is_call(node.op) for node in tf_adapter.nodes_with_bodies(self.definition))
+        """Return whether calls are left to Grappler; beside loops that is not told apart."""
+        return not self.terms.inlines and has_calls(self.definition) and not has_loops(
+            self.definition)
+
+    def _inlined_there(self, config: Any) -> tf.compat.v1.GraphDef:
+        """Return what Grappler makes of a graph in which it inlines functions itself.
+
+        The runtime has it place what these return; here they are placed after that, and it is asked
+        again.
+        """
+        meta = self._inlined(config, lower=False, inline=False)
+        meta.graph_def.CopyFrom(self._optimized(config, meta))
+        for node in meta.graph_def.node:
+            node.device = spelt(node.device, self.gpu)
+            node.attr.pop("_class", None)
+        return self._optimized(config, meta)
 
     @functools.cached_property
     def _number(self) -> Mapping[str, int]:
@@ -192,16 +203,10 @@ class Question:
                 given = self.inputs[self._number[node.name]]
                 if given.dtype not in (tf.resource, tf.variant):
                     _as_fed(node, given)
-        if any(is_call(node.op) and inline or lower and LOWER in node.attr
-               for node in meta.graph_def.node):
+        if inline and any(_is_inlined(node, lower) for node in meta.graph_def.node):
             _refuse_clashes(meta.graph_def)
             known = {function.signature.name for function in meta.graph_def.library.function}
-            if not inline:
-                _rename_called(meta.graph_def, _HIDDEN.__add__)
             self._inline_calls(meta, config, lower)
-            if not inline:
-                _rename_called(meta.graph_def, lambda name: name.removeprefix(_HIDDEN))
-                self._add_functions(meta.graph_def)
             _refuse_functions_but(known, meta.graph_def)
             colocate_inlined(meta.graph_def)
         return meta
@@ -216,7 +221,7 @@ class Question:
         calls = {node.name: {name[1:] for name in node.input if name.startswith("^")}
                  for node in meta.graph_def.node if _is_inlined(node, lower)}
         meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
-        wait_as_called(meta.graph_def, calls)
+        wait_as_called(meta.graph_def, calls, bodies=self.terms.inlines)
         for node in meta.graph_def.node:
             node.device = spelt(node.device, self.gpu)
             if node.name in calls and node.op == IDENTITY_N:  # kept for who only waits for it
@@ -281,13 +286,6 @@ _HIDDEN = "tfckpt_hidden_"
 _ASIDE = "_tfckpt_hidden_lower"
 _AWAITED = "tfckpt_awaited"
 """Collection of calls that somebody waits for: they are kept, but not what they return."""
-
-
-def _rename_called(definition: tf.compat.v1.GraphDef, renamed: Callable[[str], str]) -> None:
-    """Have calls name other functions: Grappler leaves those alone that it does not find."""
-    for node in tf_adapter.nodes_with_bodies(definition):
-        for function in functions_of(node) if is_call(node.op) else ():
-            function.name = renamed(function.name)
 
 
 def _hide_loop(node: tf.compat.v1.NodeDef) -> None:

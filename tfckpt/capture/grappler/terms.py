@@ -1,8 +1,8 @@
 """How the runtime asks Grappler about a function: what it does first, and what it forbids.
 
 A function that is called eagerly has its functions inlined, and its loops lowered, before Grappler
-sees it. That of a dataset only has its loops lowered: Grappler inlines the functions itself, among
-all else that it does, and removes no op with state (TensorFlow's `captured_function.cc`).
+sees it. That of a dataset only has its loops lowered: Grappler inlines the functions itself, and
+removes no op with state (TensorFlow's `captured_function.cc`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.inlining.inline import is_call
 from tfckpt.ir.edits import PROTECTED
+
+_COMPILED = "_XlaMustCompile"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Terms:
 
     Attributes:
       config: a ConfigProto, serialised.
-      inlines: whether functions are inlined first.
+      inlines: whether the runtime inlines functions, whose bodies wait for less then.
       keeps_stateful: whether ops with state stay, with all that they need, though nothing needs
         them.
     """
@@ -45,6 +48,16 @@ def terms_of_datasets() -> Terms:
     rewriting.constant_folding = rewriting.OFF
     rewriting.layout_optimizer = rewriting.OFF
     return Terms(config.SerializeToString(), inlines=False, keeps_stateful=True)
+
+
+def has_calls(definition: tf.compat.v1.GraphDef) -> bool:
+    """Return whether functions are called in a graph, or in the functions of it.
+
+    Args:
+      definition: the graph.
+    """
+    return any(is_call(node.op) and not (_COMPILED in node.attr and node.attr[_COMPILED].b)
+               for node in tf_adapter.nodes_with_bodies(definition))
 
 
 @contextlib.contextmanager

@@ -160,11 +160,14 @@ def _with_writers(ops: Sequence[Op], loop: int, again: Again, writers: Sequence[
                   ) -> tuple[Again, tuple[str, ...]]:
     """Return what becomes of a loop or branches whose variables some ops may write.
 
-    And the names of those of them that come later.
+    And the names of those of them that come later. What hands a result out of the step has waited
+    for all writes, and is no part of the backward.
     """
     before = ancestors(ops, [loop])
     later = [w for w in writers if w not in before]
+    read = {source for op in ops for source, _ in op.inputs}
     reading = [i for i, op in enumerate(ops) if op.region == BACKWARD
+               and (i in read or not record(op.type).passes_on)
                and any(source == loop for source, _ in op.inputs)]
     needed = ancestors(ops, reading)
     for w in later:

@@ -31,21 +31,26 @@ ELSEWHERE = ("of a step on several devices, on another than the default or with 
              "known whether the arithmetic stays the same")
 IMPORTED = ("of a step that is imported into another graph it is not known whether the arithmetic "
             "stays the same")
+FOR_ELEMENTS = ("of a step for each element of a dataset that calls functions it is not known "
+                "whether the arithmetic stays the same")
 AT_TOP = "of a step that a session runs it is not known whether the arithmetic stays the same"
 IN_A_LOOP = ("the step is called in a loop or branch of another function, where TensorFlow may "
              "fuse less of it than where it runs by itself; that is not looked into")
 _REFUSALS = (ValueError, TfckptError, MemoryError, tf.errors.OpError)
 
 
-def doubt(live: Any, compiled: bool) -> str:
+def doubt(live: Any, compiled: bool, called: bool = False) -> str:
     """Return why nothing can be said of a step; "" where Grappler's answer is what will run.
 
     Args:
       live: TensorFlow's graph that the step was read from; not changed.
       compiled: whether XLA compiles the step.
+      called: whether Grappler itself inlines functions in it, among all else that it does.
     """
     if compiled:
         return COMPILED
+    if called:
+        return FOR_ELEMENTS
     if not hasattr(live, "inputs"):
         return AT_TOP
     if tf_adapter.is_traced_in_control_flow(live):
