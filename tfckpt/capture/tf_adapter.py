@@ -1649,7 +1649,7 @@ def run_virtually(definition: tf.compat.v1.GraphDef, fetches: Sequence[str], *, 
         peak, live = machine.DeterminePeakMemoryUsage(made)[device.name]
         _, _, stats = machine.MeasureCosts(made)
     return VirtualRun(peak, tuple((name, slot, size) for name, slot, size, *_ in live),
-                      {node.node_name: node.op_end_rel_nanos / (1e9 * _SLOWED)
+                      {node.node_name: max(0, node.op_end_rel_nanos) / (1e9 * _SLOWED)
                        for entry in stats.dev_stats for node in entry.node_stats})
 
 

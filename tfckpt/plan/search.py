@@ -27,12 +27,12 @@ from tfckpt.plan.rescheduling import neighbourhood
 from tfckpt.simulate.order import base_order, deferrable, moves_of_xla, releasable
 
 OBJECTIVES = ("time", "memory")
-EVALUATIONS, FEWEST, MOST = 300_000, 60, 600
+EVALUATIONS, FEWEST, MOST = 600_000, 60, 600
 """Candidates priced: the first divided by the graph's vertices, within the other two."""
 DESCENT, CLIMB, SOLVER = 0.3, 0.3, 0.1
 """Of the evaluations, what leading down the best start of `OWN` may take, what making it faster on
 the way back, and what each further solver's best start."""
-CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 2_000_000, 100, 4_000, 14_000
+CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 12_000_000, 100, 4_000, 14_000
 """Changes of single copies tried in `tfckpt.plan.rescheduling`: the first divided by the vertices,
 so that the work is the same for all; but not more than the second for each vertex (the third where
 these are few), and at most the fourth."""

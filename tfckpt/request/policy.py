@@ -169,7 +169,7 @@ def _near(pattern: str, shown: Mapping[int, str], layers: LayerNames) -> str:
     parts = sorted(dict.fromkeys(part for name in shown.values() for part in name.split("/")),
                    key=lambda part: part not in layers.layers)
     wanted = max(pattern.strip("/").split("/"), key=len)
-    near = near or _close(wanted.strip("*?"), parts, 0.4) or parts[:_NEAR]
+    near = near or list(dict.fromkeys([*_close(wanted.strip("*?"), parts, 0.4), *parts]))[:_NEAR]
     more = len(parts) - len(near)
     return ", ".join(map(repr, near)) + (f" and {more} more names" if more > 0 else "")
 
