@@ -32,9 +32,9 @@ EVALUATIONS, FEWEST, MOST = 600_000, 60, 600
 DESCENT, CLIMB, SOLVER = 0.3, 0.3, 0.1
 """Of the evaluations, what leading down the best start of `OWN` may take, what making it faster on
 the way back, and what each further solver's best start."""
-CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 12_000_000, 100, 4_000, 14_000
+CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 12_000_000, 50, 10_000, 14_000
 """Changes of single copies tried in `tfckpt.plan.rescheduling`: the first divided by the vertices,
-so that the work is the same for all; but not more than the second for each vertex (the third where
+as all else takes longer there; but not more than the second for each vertex (the third where
 these are few), and at most the fourth."""
 OWN_CHANGES, SOLVER_CHANGES = 0.5, 0.1
 """Of these, what goes to `OWN`, and to each further solver."""
