@@ -78,8 +78,9 @@ class Records:
         self.open_for = None
         warnings.warn(
             f"tfckpt: {name} was planned for {planned} and is called with {sizes} now: its peak "
-            "will be higher than planned. Call it with its largest batch first, or leave the "
-            "dimension out of the input_signature, so that each size is planned", stacklevel=5)
+            "will be higher than planned. Call it with its largest batch first, pass batch_size=, "
+            "or let each size be traced and planned: without an open dimension in an "
+            "input_signature", stacklevel=5)
 
     def add(self, signature: str, report: Report, graph: tf.Graph) -> None:
         """Note the report of a trace, and its graph for as long as TensorFlow keeps that.

@@ -27,6 +27,7 @@ from tests.support.random_steps.styles import (
     STYLES,
     TWICE,
     Model,
+    compiled_call,
 )
 
 BUDGETS: tuple[object, ...] = ("min", "min", "min", 0.8, 0.6, 0.45, "bytes")
@@ -58,6 +59,11 @@ class Spec:
     compiled: bool
     options: tuple[tuple[str, Any], ...]
     slots: tuple[tuple[int, str], ...] | None = None
+
+    @property
+    def by_xla(self) -> bool:
+        """Whether XLA compiles the step, or all that it consists of."""
+        return self.compiled or self.style == compiled_call.__name__
 
     @property
     def needs(self) -> Needs:

@@ -169,11 +169,11 @@ def _compared(spec: Spec, wanted: zoo.Trained, native: bool) -> Result:
         tfckpt.verify.wait_for_certificates()
     if faults:
         raise Failed(INTERNAL, " | ".join(faults))
-    texts = zoo.differences(found, wanted, spec.compiled)
+    texts = zoo.differences(found, wanted, spec.by_xla)
     if texts and not _as_far_as_xla(spec, found, wanted):
         text = f"{len(texts)} differ: " + "; ".join(texts[:3])
         for _ in range(PLAIN_AGAIN):
-            if zoo.differences(_plain(spec)[1], wanted, spec.compiled):
+            if zoo.differences(_plain(spec)[1], wanted, spec.by_xla):
                 raise Failed(UNREPEATABLE, text)
         if not any(report.identical is False or report.certificate == FOR_ELEMENTS
                    for report in found.reports):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from tfckpt.cost.views import is_element_wise
@@ -101,7 +102,8 @@ class XlaDelays:
                 continue  # before the first gradient, the end of the forward must do
             for slot, tensor in enumerate(builder.op(vertex).outputs):
                 result = (made.ops[0], slot)
-                if tensor.dtype not in FLOATS or builder.is_resident(result):
+                if tensor.dtype not in FLOATS or builder.is_resident(result) or (
+                        self._needs_later(result, position)):
                     continue
                 found = builder.tensor_name(result), tensor.dtype
                 latest = latest or found
@@ -236,7 +238,7 @@ class XlaDelays:
         builder = self.builder
         gradient = next((t for t in op.inputs if self._is_gradient(t)), None)
         self.gradient = gradient or self.gradient
-        if self.gradient is None:
+        if self.gradient is None or self._needs_later(self.gradient, position):
             return
         for i, tensor in enumerate(op.inputs):
             if (gradient is not None and self._is_weight(tensor)
@@ -244,6 +246,26 @@ class XlaDelays:
                     and self._is_kept(tensor, position)):
                 late = self._late(tensor, self.gradient, self._kind(op))
                 builder.rewires.append(Rewire(op.name, i, late))
+
+    def _needs_later(self, tensor: TensorId, position: int) -> bool:
+        """Return whether a tensor needs what comes at a position of the schedule or after it.
+
+        It may need the shape of that: a schedule does not wait for what reads shapes alone.
+        """
+        return self._last_needed[tensor[0]] >= position
+
+    @functools.cached_property
+    def _last_needed(self) -> list[int]:
+        """Return for each op the last position in the schedule of all that it needs."""
+        builder = self.builder
+        found = [-1] * len(builder.graph.ops)
+        for position, (vertex, copy) in enumerate(builder.plan.schedule):
+            for made in () if copy else builder.cost.vertices[vertex].ops:
+                found[made] = position
+        for i, op in enumerate(builder.graph.ops):
+            for needed in (*(source for source, _ in op.inputs), *op.controls):
+                found[i] = max(found[i], found[needed])
+        return found
 
     def _is_gradient(self, tensor: TensorId) -> bool:
         """Return whether a tensor is made of what the backward made, not the forward alone."""
