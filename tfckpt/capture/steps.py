@@ -20,6 +20,7 @@ from tfckpt.capture import tf_adapter
 from tfckpt.capture.files import Document
 from tfckpt.capture.grappler.question import Question, question
 from tfckpt.capture.grappler.terms import has_calls, terms_of_datasets
+from tfckpt.capture.inlining.compiled_calls import is_compiled
 from tfckpt.capture.inlining.inline import Inlining, is_rewritten, readable
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.capture.shapes import concrete_shapes, planned_shapes
@@ -196,7 +197,7 @@ def _function_step(meta: int, definition: tf.compat.v1.GraphDef, function: Any,
                      terms=terms_of_datasets() if _FOR_ELEMENTS in function.attr else None)
     inlining = Inlining(live, definition.library.function)
     name = readable(function.signature.name)
-    compiled = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
+    compiled = is_compiled(function.attr)
     graph = capture(live, shapes=known_shapes(live, batch_size, definition.library),
                     inlining=inlining, compiled=compiled)
     graph = dataclasses.replace(graph, name=name)

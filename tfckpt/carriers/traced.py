@@ -275,6 +275,12 @@ class Within(Traced):
             mark, name=f"{mark.name}, in {function.op!r}", records=records,
             jit_compile=around.compiled or function.place is Place.COMPILED), function.graph.inputs)
         self.function, self.around = function, around
+        called_in = around.graph if function.place is Place.OP else function.graph
+        self._inlined_late = (self.terms is not None and not self.terms.inlines
+                              and has_calls(tf_adapter.shown_definition(called_in)))
+
+    def _doubt(self, compiled: bool) -> str:
+        return doubt(self.func_graph, compiled, self._inlined_late)
 
     def capture(self, options: Options) -> Captured | None:
         """Return the function as a step; None where it only has a gradient of what it is handed.
@@ -343,13 +349,6 @@ class ForElement(Within):
     """The function that a dataset calls for each element, which runs by itself."""
 
     given = "an element of the dataset"
-
-    def __init__(self, function: Function, mark: Mark, around: Around) -> None:
-        super().__init__(function, mark, around)
-        self._calls = has_calls(tf_adapter.shown_definition(function.graph))
-
-    def _doubt(self, compiled: bool) -> str:
-        return doubt(self.func_graph, compiled, self._calls)
 
     @property
     def terms(self) -> Terms:

@@ -178,11 +178,11 @@ def _take(graph: Any, shown: Sequence[tf.Operation], asked: tf.compat.v1.GraphDe
 
         A `tf.function` passes on what it returns; the body of a loop does not.
         """
-        made_by = tensor(text)
-        if not record(made_by.op.type).has_bodies:
-            return made_by
-        passed = tf_adapter.create_op(graph, IDENTITY, [made_by], [made_by.dtype],
-                                      f"{made_by.op.name}{_RESULT}", {}, "")
+        given = tensor(text)
+        if not record(given.op.type).has_bodies:
+            return given
+        passed = tf_adapter.create_op(graph, IDENTITY, [given], [given.dtype],
+                                      f"{given.op.name}{_RESULT}", {}, "")
         made[passed.name.removeprefix(scope)] = passed
         return passed.outputs[0]
 

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.inlining.compiled_calls import is_compiled
 from tfckpt.capture.inlining.inline import is_call
 from tfckpt.ir.edits import PROTECTED
-
-_COMPILED = "_XlaMustCompile"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ def has_calls(definition: tf.compat.v1.GraphDef) -> bool:
     Args:
       definition: the graph.
     """
-    return any(is_call(node.op) and not (_COMPILED in node.attr and node.attr[_COMPILED].b)
+    return any(is_call(node.op) and not is_compiled(node.attr)
                for node in tf_adapter.nodes_with_bodies(definition))
 
 

@@ -33,13 +33,18 @@ def is_compiled_call(op: tf.Operation) -> bool:
     """
     if record(op.type).calls is not Calls.FUNCTION:
         return False
-    if _is_true(tf_adapter.node_attrs(op)):
+    if is_compiled(tf_adapter.node_attrs(op)):
         return True
     function = tf_adapter.find_function(op.graph, tf_adapter.called_function(op))
-    return function is not None and _is_true(function.attr)
+    return function is not None and is_compiled(function.attr)
 
 
-def _is_true(attrs: Any) -> bool:
+def is_compiled(attrs: Any) -> bool:
+    """Return whether the attributes of a call, or of a function, have XLA compile it by itself.
+
+    Args:
+      attrs: AttrValues by name.
+    """
     return _COMPILED in attrs and attrs[_COMPILED].b
 
 

@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.body import Placed, read_body
+from tfckpt.capture.inlining.compiled_calls import is_compiled
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.regions import is_gradient_scope
 from tfckpt.ops import Calls, record
@@ -261,7 +262,7 @@ def _is_backward(function: Any) -> bool:
 def _why_special(call: tf.Operation) -> str:
     """Return why a call is more than its function's body, by the call's own attributes (rule 6)."""
     attrs = tf_adapter.node_attrs(call)
-    if "_XlaMustCompile" in attrs and attrs["_XlaMustCompile"].b:
+    if is_compiled(attrs):
         return _COMPILED
     if "executor_type" in attrs and attrs["executor_type"].s:
         return "it has an executor of its own"
@@ -283,7 +284,7 @@ def _why_opaque(name: str, find: Callable[[str], Any]) -> str:
     true = {key for key, value in function.attr.items() if value.b}
     if "_noinline" in true:
         return "it is marked _noinline"
-    if "_XlaMustCompile" in true:
+    if is_compiled(function.attr):
         return _COMPILED
     if "api_implements" in function.attr:
         return "TensorFlow may put another implementation in its place (experimental_implements)"
