@@ -14,7 +14,7 @@ import tfckpt
 from tests.support import process
 from tests.support.passes import replace_pass
 from tfckpt.ir.edits import AddControl
-from tfckpt.plan import loop_choice
+from tfckpt.plan.loops import choice
 
 WIDTH, BATCH, LENGTH = 64, 1024, 12
 """An entry of a list takes 256 KiB, since the CPU's allocator counts no less."""
@@ -67,7 +67,7 @@ def test_what_a_loop_keeps_is_in_the_planned_plain_peak(make):
 @pytest.fixture
 def whole(monkeypatch):
     """Loops are recomputed whole; in segments: `test_segmented_loops.py`."""
-    monkeypatch.setattr(loop_choice, "choices", lambda graph, target: [])
+    monkeypatch.setattr(choice, "choices", lambda graph, target: [])
 
 
 def stacked(layer_type):

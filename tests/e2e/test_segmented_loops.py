@@ -12,7 +12,7 @@ from tests.support import loops, process
 from tests.support.loops import SEGMENT
 from tfckpt.capture.grappler.question import question
 from tfckpt.capture.loops import compiled
-from tfckpt.plan.segments import MARK
+from tfckpt.plan.loops.segments import MARK
 from tfckpt.rewrite import realise
 from tfckpt.verify.arithmetic import loop_bodies
 from tfckpt.verify.arithmetic.certified import Arithmetic

@@ -12,8 +12,9 @@ from tfckpt.errors import PlanError, RewriteError
 from tfckpt.ir.edits import check_edits
 from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor
 from tfckpt.ir.target import HERE
-from tfckpt.plan import loop_choice
-from tfckpt.plan.segments import MARK, SEGMENTED, best_length, in_segments, segmentable
+from tfckpt.plan.loops import choice
+from tfckpt.plan.loops.change import in_segments
+from tfckpt.plan.loops.segments import MARK, SEGMENTED, best_length, segmentable
 
 STATE, ENTRY = 1000, 3000
 NUMBER = Tensor("int32", (), 4)
@@ -116,12 +117,12 @@ def test_other_loops_are_refused():
 
 
 def test_choices_take_what_saves_and_longer_segments_for_several():
-    found = loop_choice.choices(_step(trips=100, loops=4), HERE)
+    found = choice.choices(_step(trips=100, loops=4), HERE)
     assert set(found[0]) == {"loop0", "loop1", "loop2", "loop3"}
-    assert len(found) <= loop_choice.CHOICES and all(found)
+    assert len(found) <= choice.CHOICES and all(found)
     together, alone = (next(iter(f.values())) for f in found[:2])
     assert together > alone
-    assert loop_choice.choices(_step(trips=2, entry=1), HERE) == []
+    assert choice.choices(_step(trips=2, entry=1), HERE) == []
 
 
 def test_the_cost_graph_counts_a_segment_while_the_gradient_runs():

@@ -164,14 +164,14 @@ def _recomputing_all(graph: Any, *_: object) -> Any:
 
 def _in_segments(choose: Callable) -> Callable:
     """Have all loops recomputed in segments that can be; in place of `with_loops_in_segments`."""
-    from tfckpt.plan import loop_choice
-    from tfckpt.plan.segments import segmentable
+    from tfckpt.plan.loops import choice
+    from tfckpt.plan.loops.segments import segmentable
 
     def decisions(graph: Any, cost: Any, plans: Callable, *, target: Any,
                   allowed: Callable[[], bool], **options: Any) -> Iterator:
         lengths = {op.name: SEGMENT for op in segmentable(graph)}
         if lengths and allowed():
-            yield from loop_choice._decisions(graph, cost, lengths, plans, target)
+            yield from choice._decisions(graph, cost, lengths, plans, target)
         yield from choose(graph, cost, plans, target=target, allowed=lambda: False, **options)
 
     return decisions

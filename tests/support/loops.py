@@ -6,8 +6,8 @@ import pytest
 
 from tfckpt.driving import proposals
 from tfckpt.driving.parts import Proposal
-from tfckpt.plan import loop_choice
-from tfckpt.plan.segments import segmentable
+from tfckpt.plan.loops import choice
+from tfckpt.plan.loops.segments import segmentable
 
 SEGMENT = 4
 """Iterations of a segment."""
@@ -18,7 +18,7 @@ def forced(monkeypatch):
     """All loops that can be are recomputed in segments, whether that saves anything or not."""
     def decisions(graph, cost, plans, *, target, **options):
         lengths = {op.name: SEGMENT for op in segmentable(graph)}
-        return loop_choice._decisions(graph, cost, lengths, plans, target)
+        return choice._decisions(graph, cost, lengths, plans, target)
 
     monkeypatch.setattr(proposals, "with_loops_in_segments", decisions)
     monkeypatch.setattr(proposals.Search, "_proposal",

@@ -27,7 +27,7 @@ from tfckpt.ir.target import Target
 from tfckpt.ops import record
 from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import Decision, decisions_of
-from tfckpt.plan.loop_choice import with_loops_in_segments
+from tfckpt.plan.loops.choice import with_loops_in_segments
 from tfckpt.plan.names import AUTO
 from tfckpt.plan.planner import Memory, StepPlanner, plans_of
 from tfckpt.request.options import Options

@@ -18,7 +18,7 @@ from tfckpt.ir.hlo import XlaBuffer, XlaMemory
 from tfckpt.ir.schedule import Fence, Moves, Plan, Wait, resolve
 from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion, with_derivatives
-from tfckpt.plan.loop_choice import segmented
+from tfckpt.plan.loops.choice import segmented
 from tfckpt.plan.search import Point
 from tfckpt.report.values import CompiledReport
 from tfckpt.simulate.check import check_plan

@@ -6,7 +6,7 @@ so that TensorFlow's optimizers fuse and reorder them as in the plain step. That
 have readers, though nothing needs them, is part of it: what is pushed onto a list nobody reads
 would have a reader less. Their lengths count the segments.
 
-Layouts of arguments and results are those of `tfckpt.plan.segments`.
+Layouts of arguments and results are those of `tfckpt.plan.loops.change`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ir.graph import BOUND, COUNTER
 from tfckpt.ops import names, record
-from tfckpt.plan.segments import SEGMENTED, Role, extras, kept_slots
+from tfckpt.plan.loops.segments import SEGMENTED, Role, extras, kept_slots
 from tfckpt.rewrite.loops.bodies import INT, VARIANT, FunctionBody, name_of, named, with_own_calls
 from tfckpt.rewrite.loops.spared import Spared, add_invariant, spared
 

@@ -10,7 +10,7 @@ import dataclasses
 
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import AddControl, Edits
-from tfckpt.plan.segments import SEGMENTED, Role
+from tfckpt.plan.loops.segments import SEGMENTED, Role
 from tfckpt.rewrite.passes.manager import Context, Pass, Property
 
 

@@ -8,7 +8,7 @@ reads (as in `tfckpt.rewrite.xla.guards`), so that the list of a gradient is mad
 backward. No number changes.
 
 Only loops of rewritten steps are looked at. Where sizes differ from call to call the list is as
-large as XLA has been told (`tfckpt.plan.segments`), or as the rows that it is like.
+large as XLA has been told (`tfckpt.plan.loops.change`), or as the rows that it is like.
 """
 
 from __future__ import annotations

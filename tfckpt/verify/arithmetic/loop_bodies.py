@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfckpt.ir.edits import Edits, traced
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, LOWERED, NO_OP
-from tfckpt.plan.segments import MARK
+from tfckpt.plan.loops.segments import MARK
 from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC, SAME_ENDS, called, hashed
 
 _AGAIN, _GRADIENT = "tfckpt_loop", "tfckpt_loop_1"

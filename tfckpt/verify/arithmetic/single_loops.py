@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfckpt.capture import tf_adapter
 from tfckpt.ir.edits import KEPT_SLOTS
 from tfckpt.ops.names import IDENTITY
-from tfckpt.plan.segments import MARK
+from tfckpt.plan.loops.segments import MARK
 
 
 def has_segments(definition: Any) -> bool:

@@ -1,11 +1,11 @@
 """Keep what a loop's gradient reads, recompute the loop whole, or segment by segment.
 
-A graph whose loops are recomputed in segments (`tfckpt.plan.segments.in_segments`) is a step like
-any other. So one decision means to plan several such graphs against the same plain step, and to
-take the best plan of all: with all loops that save anything in segments, and with those alone that
-save most for their time. Segments are as long as takes the minimum memory for the loop by itself;
-and, where several loops are in segments, for all: their states exist at the same time, while one
-segment at a time is computed again.
+A graph whose loops are recomputed in segments (`tfckpt.plan.loops.change.in_segments`) is a step
+like any other. So one decision means to plan several such graphs against the same plain step, and
+to take the best plan of all: with all loops that save anything in segments, and with those alone
+that save most for their time. Segments are as long as takes the minimum memory for the loop by
+itself; and, where several loops are in segments, for all: their states exist at the same time,
+while one segment at a time is computed again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tfckpt.ir.graph import Graph, Op
 from tfckpt.ir.target import Target
 from tfckpt.plan.choosing.rules import best_of
 from tfckpt.plan.forward_ad import Decision
-from tfckpt.plan.segments import (
+from tfckpt.plan.loops.change import in_segments
+from tfckpt.plan.loops.segments import (
     Lengths,
     best_length,
     entry_bytes,
-    in_segments,
     list_bytes,
     segmentable,
     state_bytes,

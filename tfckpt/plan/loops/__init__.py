@@ -1,0 +1,1 @@
+"""How loops are recomputed: whole, or segment by segment."""

@@ -1,0 +1,142 @@
+"""Loops that can be recomputed segment by segment: how long segments are, and what they take."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from tfckpt.ir.graph import Graph, Op, Segments
+
+SEGMENTED = "segments"
+"""Attribute of a new loop until its functions are made: see `Role`."""
+MARK = "-tfckpt_segments"
+"""Suffix of the names of loops that replace others."""
+
+Lengths = Mapping[str, int]
+"""Iterations of a segment, by the name of the forward's loop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """The task of a new loop.
+
+    Attributes:
+      forward, gradient: names of the two loops that are replaced.
+      length: iterations of a segment.
+      count: how many segments there are, at most, in a call of the planned sizes.
+      is_gradient: whether it takes the place of the gradient's loop.
+      compiled: whether XLA compiles it, which is given no lists that stay empty.
+      segments: how the loops belong together.
+    """
+
+    forward: str
+    gradient: str
+    length: int
+    count: int
+    is_gradient: bool
+    compiled: bool
+    segments: Segments
+
+
+def new_name(loop: str) -> str:
+    """Return the name of what takes the place of a loop.
+
+    Args:
+      loop: name of the op that is replaced, of the forward's loop or the gradient's.
+    """
+    return loop + MARK
+
+
+def extras(segments: Segments, count: int) -> tuple[int, ...]:
+    """Return the slots of the forward's loop that the gradient's new loop is given.
+
+    Args:
+      segments: how the forward's loop and the gradient's belong together.
+      count: how many slots it has.
+    """
+    states = frozenset(segments.states)
+    return tuple(n for n in range(count) if n not in states)
+
+
+def kept_slots(segments: Segments, count: int) -> tuple[int, ...]:
+    """Return the slots of the gradient's loop that its new loop has too, in order.
+
+    Args:
+      segments: how the forward's loop and the gradient's belong together.
+      count: how many slots the gradient's loop has.
+    """
+    gone = frozenset(segments.residuals)
+    return tuple(n for n in range(count) if n not in gone)
+
+
+def state_bytes(op: Op) -> int:
+    """Return the bytes of a loop's states.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+    """
+    assert op.loop is not None and op.loop.segments is not None
+    return sum(op.outputs[slot].bytes or 0 for slot in op.loop.segments.states)
+
+
+def list_bytes(op: Op) -> int:
+    """Return the bytes of the lists that a loop fills.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+    """
+    loop = op.loop
+    assert loop is not None and loop.segments is not None
+    return sum(op.outputs[slot].bytes or 0 for slot in loop.segments.lists
+               if slot not in loop.shares)
+
+
+def entry_bytes(op: Op) -> float:
+    """Return the bytes that an iteration of a loop adds to its lists when a segment runs again.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+    """
+    loop = op.loop
+    assert loop is not None and loop.segments is not None
+    alike = sum(op.outputs[slot].bytes or 0 for slot in loop.segments.invariant
+                if slot not in loop.shares)
+    return (list_bytes(op) - alike) / max(loop.trips, 1)
+
+
+def best_length(op: Op, share: float = 1.0) -> int:
+    """Return the length of a loop's segments with which it keeps the fewest bytes.
+
+    Args:
+      op: a loop that can be recomputed segment by segment.
+      share: factor by which the states count more: they stay allocated while other loops run.
+    """
+    assert op.loop is not None
+    trips = max(op.loop.trips, 1)
+    state, entry = share * state_bytes(op), entry_bytes(op)
+    return min(range(1, trips + 1), key=lambda k: math.ceil(trips / k) * state + k * entry)
+
+
+def segmentable(graph: Graph) -> tuple[Op, ...]:
+    """Return the loops that can be recomputed segment by segment, in the order of the graph.
+
+    Args:
+      graph: the step.
+
+    Returns:
+      Loops of the forward, of more than one iteration, whose gradient's loop is in the graph and
+      whose lists nothing fetches.
+    """
+    by_name = {op.name: op for op in graph.ops}
+    fetched = {(graph.ops[i].name, slot) for i, slot in graph.fetches}
+    found = []
+    for op in graph.ops:
+        segments = op.loop.segments if op.loop is not None else None
+        if segments is None or segments.gradient not in by_name:
+            continue
+        hidden = {*((op.name, slot) for slot in segments.lists),
+                  *((segments.gradient, slot) for slot in (0, *segments.residuals))}
+        if hidden.isdisjoint(fetched) and op.loop is not None and op.loop.trips > 1:
+            found.append(op)
+    return tuple(found)
