@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import heapq
+import itertools
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, cast
 
 from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.ir.edits import TAKES
-from tfckpt.ir.graph import Graph, Op, TensorId
+from tfckpt.ir.graph import FORWARD, Graph, Op, TensorId
 from tfckpt.ops import record
 
-_Node = tuple[int, int]
-"""An iteration, and an op of the body."""
+_Order = Callable[["_Tensors", Sequence[Collection[int]]], Sequence[int]]
+"""Says in which order ops run, from their tensors and what each needs."""
 _MOST_OPS = 20_000
 """Ops of iterations that are looked at together."""
 
@@ -24,8 +27,10 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
     """Return the bytes that an op's body, or the largest of its branches, holds at most.
 
     An iteration's results are counted as the loop's, and so is what its lists keep. Iterations that
-    wait for little of what the one before computes run at the same time. What the gradient of
-    branches holds has room in what it has read by then of what they kept; more than that counts.
+    wait for little of what the one before computes run at the same time; in the forward they do so
+    before the lists are full, and count as far as they hold more than what fills these. What the
+    gradient of branches holds has room in what it has read by then of what they kept; more than
+    that counts.
 
     Args:
       graph: that the op belongs to.
@@ -36,7 +41,8 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
     most = max((takes or _held(_Runs(body, kernels_by)) for body, takes in zip(
         op.bodies, told or (0,) * len(op.bodies), strict=True)), default=0)
     if op.loop is not None and op.loop.at_once > 1 and op.loop.arguments:
-        together = _held(_Runs(op.loop.body, kernels_by, op.loop.at_once, op.loop.arguments))
+        together = _held(_Runs(op.loop.body, kernels_by, op.loop.at_once, op.loop.arguments,
+                               op.region == FORWARD))
         most = max(most, min(together, op.loop.at_once * most))
     if record(op.type).chooses and _takes_out(graph, op):
         most -= sum(graph.ops[i].outputs[slot].bytes or 0 for i, slot in op.inputs
@@ -51,23 +57,26 @@ class _Runs:
     Attributes:
       body, kernels_by: as for `working_bytes`.
       at_once, arguments: of the loop, where several iterations run at the same time.
+      fills: whether the lists are not full before the last iteration is over.
     """
 
     body: Graph
     kernels_by: str
     at_once: int = 1
     arguments: tuple[int, ...] = ()
+    fills: bool = False
 
     def __hash__(self) -> int:
         return hash((len(self.body.ops), self.body.fetches, self.at_once, self.kernels_by))
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, _Runs)
-        return (self.at_once, self.arguments, self.kernels_by, self.body.fetches) == (
-            other.at_once, other.arguments, other.kernels_by, other.body.fetches) and all(
-                _same_but_for_names(*ops) for ops in zip(
-                    self.body.ops, other.body.ops, strict=False)) and (
-            len(self.body.ops) == len(other.body.ops))
+        return (
+            (self.at_once, self.arguments, self.fills) == (
+                other.at_once, other.arguments, other.fills)
+            and (self.kernels_by, self.body.fetches) == (other.kernels_by, other.body.fetches)
+            and len(self.body.ops) == len(other.body.ops)
+            and all(map(_same_but_for_names, self.body.ops, other.body.ops)))
 
 
 def _same_but_for_names(one: Op, other: Op) -> bool:
@@ -82,14 +91,14 @@ def _held(runs: _Runs) -> int:
     """Return the bytes that a body holds at most, or several iterations of it."""
     if runs.at_once == 1:
         return _peak(runs.body, runs.kernels_by)
-    return max(_peak(_several(runs, newest), runs.kernels_by) for newest in (False, True))
+    orders = (_oldest, _newest) if runs.fills else (_oldest, _newest, _growing)
+    return max(_peak(_several(runs, order), runs.kernels_by, runs.fills) for order in orders)
 
 
-def _several(loop: _Runs, newest: bool) -> Graph:
+def _several(loop: _Runs, order: _Order) -> Graph:
     """Return several iterations as one body, in an order in which an executor may run them.
 
-    Of what is ready the oldest is taken first, or the newest. What an iteration hands on is counted
-    but for the last one's, which is the loop's.
+    What an iteration hands on is counted but for the last one's, which is the loop's.
     """
     body, count = loop.body, min(loop.at_once, max(1, _MOST_OPS // max(len(loop.body.ops), 1)))
     slot_of = {op: slot for slot, op in enumerate(loop.arguments)}
@@ -102,60 +111,141 @@ def _several(loop: _Runs, newest: bool) -> Graph:
 
     nodes = [(turn, i) for turn in range(count) for i in range(len(body.ops))
              if not (turn and i in slot_of)]
-    inputs = {(turn, i): [read(turn, t) for t in body.ops[i].inputs] for turn, i in nodes}
-    needed = {node: {(turn, op) for turn, (op, _) in inputs[node] or (
-        [read(node[0], (first, 0))] if node[0] else [])} for node in nodes}
-    number = {node: n for n, node in enumerate(_in_turn(nodes, needed, newest))}
-    ops = tuple(dataclasses.replace(body.ops[i], inputs=tuple(
-        (number[of, op], slot) for of, (op, slot) in inputs[turn, i])) for turn, i in number)
-    fetches = tuple((number[of, op], slot) for of, (op, slot) in (
-        read(count - 1, t) for t in body.fetches))
-    return Graph(body.name, ops, fetches, ())
+    number = {node: n for n, node in enumerate(nodes)}
+    inputs = [[(number[of, op], slot) for of, (op, slot) in (
+        read(turn, t) for t in body.ops[i].inputs)] for turn, i in nodes]
+    whole = Graph(body.name, tuple(
+        dataclasses.replace(body.ops[i], inputs=tuple(read_))
+        for (_, i), read_ in zip(nodes, inputs, strict=True)), tuple(
+            (number[of, op], slot) for of, (op, slot) in (
+                read(count - 1, t) for t in body.fetches)), ())
+    needed = []
+    for (turn, _), op in zip(nodes, whole.ops, strict=True):
+        of, (start, _) = read(turn, (first, 0))
+        began = {number[of, start]} if turn else set[int]()
+        needed.append({source for source, _ in op.inputs} or began)
+    return _reordered(whole, order(_Tensors(whole, loop.fills), needed))
 
 
-def _in_turn(nodes: Sequence[_Node], needed: Mapping[_Node, Collection[_Node]], newest: bool
-             ) -> list[_Node]:
-    """Return nodes in an order in which each comes after those that it needs."""
-    readers: dict[_Node, list[_Node]] = {node: [] for node in nodes}
-    for node in nodes:
-        for source in sorted(needed[node]):
-            readers[source].append(node)
-    left = {node: len(needed[node]) for node in nodes}
-    ready = deque(node for node in nodes if not left[node])
+def _reordered(body: Graph, order: Sequence[int]) -> Graph:
+    """Return a graph with its ops in another order."""
+    place = {old: new for new, old in enumerate(order)}
+
+    def moved(tensors: Iterable[TensorId]) -> tuple[TensorId, ...]:
+        return tuple((place[i], slot) for i, slot in tensors)
+
+    return dataclasses.replace(body, ops=tuple(dataclasses.replace(
+        body.ops[i], inputs=moved(body.ops[i].inputs)) for i in order), fetches=moved(body.fetches))
+
+
+def _oldest(tensors: _Tensors, needed: Sequence[Collection[int]]) -> list[int]:
+    """Return the order that takes the oldest of what is ready."""
+    return _in_turn(needed, deque[int](), deque.append, deque.popleft)
+
+
+def _newest(tensors: _Tensors, needed: Sequence[Collection[int]]) -> list[int]:
+    """Return the order that takes the newest of what is ready."""
+    return _in_turn(needed, deque[int](), deque.append, deque.pop)
+
+
+def _growing(tensors: _Tensors, needed: Sequence[Collection[int]]) -> list[int]:
+    """Return the order that takes of what is ready what makes memory grow most.
+
+    So do threads that compute the terms of a gradient's sums over iterations before they add these.
+    """
+    left = collections.Counter(t for read in tensors.read for t in read)
+    since = itertools.count()
+
+    def growth(op: int) -> int:
+        return sum(tensors.allocated[op].values()) - sum(
+            tensors.size.get(t, 0) for t in tensors.read[op] if left[t] == 1)
+
+    def add(ready: list[tuple[int, int, int]], op: int) -> None:
+        heapq.heappush(ready, (-growth(op), next(since), op))
+
+    def take(ready: list[tuple[int, int, int]]) -> int:
+        while True:
+            grows, _, op = heapq.heappop(ready)
+            if -grows > growth(op):  # what reads the same as well has run meanwhile
+                add(ready, op)
+                continue
+            left.subtract(tensors.read[op])
+            return op
+
+    return _in_turn(needed, [], add, take)
+
+
+def _in_turn(needed: Sequence[Collection[int]], ready: Any, add: Callable[[Any, int], None],
+             take: Callable[[Any], int]) -> list[int]:
+    """Return ops in an order in which each comes after those that it needs."""
+    readers: list[list[int]] = [[] for _ in needed]
+    for op, sources in enumerate(needed):
+        for source in sources:
+            readers[source].append(op)
+    left = [len(sources) for sources in needed]
     order = []
+    for op, count in enumerate(left):
+        if not count:
+            add(ready, op)
     while ready:
-        order.append(ready.pop() if newest else ready.popleft())
+        order.append(take(ready))
         for reader in readers[order[-1]]:
             left[reader] -= 1
             if not left[reader]:
-                ready.append(reader)
+                add(ready, reader)
     return order
 
 
-def _peak(body: Graph, kernels_by: str) -> int:
+class _Tensors:
+    """The temporary tensors of a body.
+
+    What is put into a list or an optional is counted elsewhere, and so is what the body hands out.
+    Where lists are not full yet the first are allocated here, and stay.
+
+    Attributes:
+      put: what is put away so.
+      allocated: of each op, what it allocates, with its bytes.
+      read: of each op, what it reads of these.
+      size: bytes of what is gone once it has been read. What is taken out of a list or an optional
+        was there before.
+    """
+
+    def __init__(self, body: Graph, fills: bool = False) -> None:
+        root = roots(body)
+        self.put = _put_away(body, root)
+        elsewhere = {root[i][slot] for i, slot in body.fetches} - {RESIDENT}
+        if not fills:
+            elsewhere |= self.put
+        made = [{(i, slot): t.bytes or 0 for slot, t in enumerate(op.outputs)
+                 if root[i][slot] == (i, slot) and (i, slot) not in elsewhere}
+                for i, op in enumerate(body.ops)]
+        self.all = {t: size for tensors in made for t, size in tensors.items()}
+        self.size = {t: size for t, size in self.all.items() if t not in self.put}
+        self.read = [tuple(t for t in dict.fromkeys(root[s][slot] for s, slot in op.inputs)
+                           if t in self.all) for op in body.ops]
+        self.allocated: list[dict[TensorId, int]] = [
+            {} if _takes_out(body, op) else tensors
+            for op, tensors in zip(body.ops, made, strict=True)]
+
+
+def _peak(body: Graph, kernels_by: str, fills: bool = False) -> int:
     """Return the most bytes of temporary tensors that live at once, in the order of the body.
 
-    What is taken out of a list or an optional is there before, and gone once it has been read.
+    Lists that are not full before its end count as if they were: so what is not there yet counts
+    less than nothing.
     """
-    root = roots(body)
-    elsewhere = _counted_elsewhere(body, root)
-    last = {root[source][slot]: i for i, op in enumerate(body.ops) for source, slot in op.inputs}
-    size: dict[TensorId, int] = {}
+    tensors = _Tensors(body, fills)
+    last = {t: i for i, read in enumerate(tensors.read) for t in read}
     live = peak = 0
     for i, op in enumerate(body.ops):
-        made = {(i, slot): t.bytes or 0 for slot, t in enumerate(op.outputs)
-                if root[i][slot] == (i, slot) and (i, slot) not in elsewhere}
-        dying = [t for t in dict.fromkeys(root[s][slot] for s, slot in op.inputs)
-                 if last[t] == i and t in size]
-        allocated = 0 if _takes_out(body, op) else sum(made.values())
-        taken = _taken_over(op, made, [size[t] for t in dying])
-        peak = max(peak, live + allocated - taken + working_bytes(body, op, kernels_by)
+        dying = [tensors.size[t] for t in tensors.read[i] if last[t] == i and t in tensors.size]
+        made = tensors.allocated[i]
+        taken = _taken_over(op, made, dying)
+        peak = max(peak, live + sum(made.values()) - taken + working_bytes(body, op, kernels_by)
                    + rearranged_bytes(body, op) + kernel_workspace(body, op, kernels_by)
                    + op.workspace)
-        size.update({t: n for t, n in made.items() if t in last})
-        live += (sum(made[t] for t in made if t in last) if allocated else 0) - sum(
-            map(size.pop, dying))
-    return peak
+        live += sum(made[t] for t in made if t in last) - sum(dying)
+    return peak - sum(size for t, size in tensors.all.items() if t in tensors.put)
 
 
 def _takes_out(body: Graph, op: Op) -> bool:
@@ -170,9 +260,9 @@ def _taken_over(op: Op, made: dict[TensorId, int], dying: list[int]) -> int:
     return sizes[0] if record(op.type).reuses_input and len(sizes) == 1 and sizes[0] in dying else 0
 
 
-def _counted_elsewhere(body: Graph, root: list[tuple[TensorId, ...]]) -> frozenset[TensorId]:
-    """Return what the body hands out, as it is or in a list or an optional."""
-    found = {root[i][slot] for i, slot in body.fetches}
+def _put_away(body: Graph, root: list[tuple[TensorId, ...]]) -> frozenset[TensorId]:
+    """Return what the body puts into lists or optionals."""
+    found: set[TensorId] = set()
     for op in body.ops:
         known = record(op.type)
         put = op.inputs if known.wraps else () if known.lists.entry is None else (
