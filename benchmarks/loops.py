@@ -2,14 +2,15 @@
 and of the rewritten step.
 
     python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,accumulate,critic,epoch]
-        [--compiled] [--tiny]
+        [--budgets=min,0.3,0.6] [--compiled] [--tiny]
 
-Each job runs in a process of its own with one inter-op thread, budget "min". Measured are the
+Each job runs in a process of its own with one inter-op thread, for each budget. Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
 calls), and the processor's seconds of a call (minimum of five, plain and rewritten step in turns).
 Entries of the loops' lists are large enough for the allocator to count. Printed too: over the
 measured peak the expected one (the middle of what is simulated) and the planned one (the worst of
-it, which a budget counts), and whether losses and weights of three steps are the same in every bit.
+it, which a budget counts); how many iterations segments have, and how many at the end are in none;
+and whether losses and weights of three steps are the same in every bit.
 With `--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer
 assignment.
 """
@@ -26,11 +27,12 @@ from benchmarks.rows import head, in_own_process, line
 FLAGS = flags.FLAGS
 flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat", "accumulate",
                            "critic", "epoch"], "Which to measure.")
+flags.DEFINE_list("budgets", ["min"], "Budgets: min, or fractions of the plain peak.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
 flags.DEFINE_string("one", "", "The job that this process measures, for the program itself.")
 
-_COLUMNS = ("job", "plain MB", "ours MB", "ours / plain", "expected / measured",
+_COLUMNS = ("job", "budget", "plain MB", "ours MB", "ours / plain", "expected / measured",
             "planned / measured", "time", "segments", "identical")
 _CALLS = 5
 _OPEN = {"open3": (None, None), "fit3": (None, 64)}
@@ -231,8 +233,10 @@ def measure() -> dict:
     batch, length = _OPEN.get(FLAGS.one, x.shape[:2])
     signature = [tf.TensorSpec((batch, length and x.shape[1], _FEATURES))] if (
         FLAGS.one in _OPEN) else None
+    (budget,) = FLAGS.budgets
     plain, ours = (wrap(tf.function(train, signature, jit_compile=FLAGS.compiled))
-                   for wrap in (lambda f: f, tfckpt.checkpoint))
+                   for wrap in (lambda f: f, tfckpt.checkpoint(
+                       budget=budget if budget == "min" else float(budget))))
     start = [w.numpy() for w in weights]
     found = []
     for step in (plain, ours):
@@ -255,19 +259,21 @@ def measure() -> dict:
             "segments": report.segments, "identical": found[0] == found[1]}
 
 
-def row(name: str) -> str:
-    """Return the line of one job."""
+def row(name: str, budget: str) -> str:
+    """Return the line of one job and budget."""
     said = in_own_process(name, "benchmarks.loops", [
-        f"--one={name}", f"--tiny={FLAGS.tiny}", f"--compiled={FLAGS.compiled}"])
+        f"--one={name}", f"--budgets={budget}", f"--tiny={FLAGS.tiny}",
+        f"--compiled={FLAGS.compiled}"])
     if not said:
-        return line([name, *["failed"] * (len(_COLUMNS) - 1)])
+        return line([name, budget, *["failed"] * (len(_COLUMNS) - 2)])
     found = json.loads(said.splitlines()[-1])
     before, after = found["peaks"]
     plain, ours = found["seconds"]
-    return line([name, f"{before / 1e6:.1f}", f"{after / 1e6:.1f}", f"{after / before:.2f}",
+    return line([name, budget, f"{before / 1e6:.1f}", f"{after / 1e6:.1f}", f"{after / before:.2f}",
                  f"{found['expected'] / after:.2f}", f"{found['planned'] / after:.2f}",
                  f"{ours / plain:.2f}x",
-                 ", ".join(str(length) for _, length in found["segments"]) or "none",
+                 ", ".join(f"{length} (last {last})" if last else str(length)
+                           for _, length, last in found["segments"]) or "none",
                  "yes" if found["identical"] else "no"])
 
 
@@ -278,7 +284,8 @@ def main(argv: list[str]) -> None:
         return
     print(head(_COLUMNS))
     for name in FLAGS.jobs:
-        print(row(name), flush=True)
+        for budget in FLAGS.budgets:
+            print(row(name, budget), flush=True)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def _alike(make, count=1, **options):
     found, step = _train(make, tfckpt.checkpoint, **options)
     report = step.report
     assert report.applied and len(report.segments) == count, str(report)
-    assert {length for _, length in report.segments} == {SEGMENT}
+    assert {length for _, length, _ in report.segments} == {SEGMENT}
     assert [n for n, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b] == []
     given = options.get("inputs")
     certificate = tfckpt.verify.same_arithmetic(
@@ -368,11 +368,26 @@ def test_what_a_body_is_handed_may_be_a_constant_or_a_tensor_made_before(forced)
     _alike(_scaled(0.35))
 
 
-def test_a_loop_is_left_alone_whose_arithmetic_would_change(forced):
-    """Grappler folds the product of two constants into one in the plain loop, and in no other."""
-    _, step = _train(_scaled(0.7, 0.3), tfckpt.checkpoint)
+def test_what_is_folded_in_the_plain_loop_is_folded_in_segments(forced):
+    """The product of two constants: a list that nothing needs would be a reader more of one."""
+    wanted, _ = _train(_scaled(0.7, 0.3), lambda f: f)
+    found, step = _train(_scaled(0.7, 0.3), tfckpt.checkpoint)
+    assert found == wanted and step.report.identical is not False
+
+
+def test_a_loop_is_left_alone_whose_arithmetic_would_change(forced, monkeypatch):
+    """A product of another kind stands for what Grappler makes otherwise in a segment."""
+    def spoilt(plain, edited, edits):
+        for node in edited.node:
+            if "/tfckpt_loop/body/" in node.name and "MatMul" in node.op:
+                node.op = "BatchMatMulV2"
+        return differences(plain, edited, edits)
+
+    differences = loop_bodies.differences
+    monkeypatch.setattr(loop_bodies, "differences", spoilt)
+    _, step = _train(_scaled(0.7), tfckpt.checkpoint)
     assert not step.report.segments
-    assert any("not known to compute in the same arithmetic: while/mul" in line
+    assert any("not known to compute in the same arithmetic: while/" in line
                for line in step.report.rejected)
 
 
@@ -437,6 +452,7 @@ def _copies_of_loops(step, x):
             and (MARK + "-tfckpt") in op.name]
 
 
+@pytest.mark.parametrize("forced", [0], indirect=True)
 def test_they_are_recomputed_as_wholes_too(forced):
     """Of layers in a row what one hands to the next is kept no more either."""
     make = _stack(5, WIDTH, LENGTH, BATCH)
@@ -448,6 +464,7 @@ def test_they_are_recomputed_as_wholes_too(forced):
     assert certificate.same, certificate
 
 
+@pytest.mark.parametrize("forced", [0], indirect=True)
 def test_a_difference_in_a_copy_of_one_is_seen(forced, monkeypatch):
     """A product of another kind stands for what Grappler makes otherwise in the copy."""
     asked = []
@@ -467,6 +484,19 @@ def test_a_difference_in_a_copy_of_one_is_seen(forced, monkeypatch):
     make = _stack(5, WIDTH, LENGTH, BATCH)
     _train(make, lambda f: tfckpt.checkpoint(f, objective="memory"), steps=1)
     assert asked[0] == () != asked[1]
+
+
+@pytest.mark.parametrize("budget", [0.35, 0.6, 0.85])
+def test_a_larger_budget_runs_fewer_iterations_twice(budget):
+    """Measured: it is met, and most of it is used."""
+    make, x = _layers(lambda: keras.layers.GRU(64, use_cudnn=False), shape=(64, WIDTH),
+                      batch=1024), _inputs(1024, 64, WIDTH)
+    wanted, plain = _train(make, lambda f: f, inputs=x)
+    found, step = _train(make, lambda f: tfckpt.checkpoint(f, budget=budget), inputs=x)
+    ((_, length, last),) = step.report.segments
+    assert found == wanted and 64 * (budget - 0.35) < last < 64 * budget + length, step.report
+    before, after = (tfckpt.verify.measure_peak(s, x, repeats=3) for s in (plain, step))
+    assert 0.6 * budget < after / before < 1.03 * budget, step.report
 
 
 def test_a_stack_needs_less_than_its_sequences():

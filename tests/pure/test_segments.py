@@ -9,24 +9,34 @@ import pytest
 
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.errors import PlanError, RewriteError
-from tfckpt.ir.edits import check_edits
+from tfckpt.ir.edits import TRIPS, check_edits
 from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor
 from tfckpt.ir.target import HERE
+from tfckpt.plan.choosing.planned import baseline
+from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.loops import choice
 from tfckpt.plan.loops.change import in_segments
-from tfckpt.plan.loops.segments import MARK, SEGMENTED, best_length, segmentable
+from tfckpt.plan.loops.segments import (
+    LAST,
+    MARK,
+    SEGMENTED,
+    Cut,
+    best_length,
+    segmentable,
+)
+from tfckpt.plan.planner import plans_of
 
 STATE, ENTRY = 1000, 3000
 NUMBER = Tensor("int32", (), 4)
+EMPTY = Graph("body", (), (), ())
 
 
-def _step(trips=12, entry=ENTRY, loops=1):
+def _step(trips=12, entry=ENTRY, loops=1, body=EMPTY):
     """Return a chain of loops, each with its gradient's; a loop has a counter, a bound, a state, a
     list.
 
     The gradient's loops stand in the reverse order, each fed by the one before it.
     """
-    body = Graph("body", (), (), ())
     ops = [Op("x", "Placeholder", (), (), (Tensor("float32", (250,), STATE),), FORWARD, False),
            Op("zero", "Const", (), (), (NUMBER,), FORWARD, True),
            Op("empty", "EmptyTensorList", (), (), (Tensor("variant", (), 0),), FORWARD, True)]
@@ -63,7 +73,7 @@ def test_the_length_of_segments_takes_the_minimum_of_memory(trips, entry):
 
 @pytest.mark.parametrize("length", [1, 5, 12])
 def test_states_and_entries_of_one_segment_are_kept(length):
-    graph, edits = in_segments(_step(), {"loop0": length})
+    graph, edits = in_segments(_step(), {"loop0": Cut(length)})
     new = {op.name: op for op in graph.ops}
     forward, backward = new["loop0" + MARK], new["gradient0" + MARK]
     count = -(-12 // length)
@@ -76,9 +86,49 @@ def test_states_and_entries_of_one_segment_are_kept(length):
         (False, length, count), (True, length, count)]
 
 
-def test_the_edits_give_the_graph_that_is_planned():
+@pytest.mark.parametrize("length, last", [(3, 3), (4, 5), (1, 11)])
+def test_the_last_iterations_keep_their_lists_and_run_once(length, last):
+    graph, edits = in_segments(_step(), {"loop0": Cut(length, last)})
+    new = {op.name: op for op in graph.ops}
+    over, kept, again, backward = (new[name] for name in (
+        "loop0" + MARK, "loop0" + LAST, "gradient0" + MARK, "gradient0" + LAST))
+    count = -(-(12 - last) // length)
+    assert sum(t.bytes for t in over.outputs if t.dtype == "variant") == count * (STATE + 4)
+    assert kept.outputs[3].bytes == last * ENTRY and kept.workspace == backward.workspace == 0
+    assert [op.loop.trips for op in (over, kept, again, backward)] == [
+        12 - last, last, 12 - last, last]
+    assert {clone.name: (clone.source, clone.attrs[TRIPS]) for clone in edits.clones} == {
+        "loop0" + LAST: ("loop0", last), "gradient0" + LAST: ("gradient0", last)}
+    assert [op.attrs[SEGMENTED].count for op in edits.added if SEGMENTED in op.attrs] == [count] * 2
+
+    def read(op, slot):
+        source, number = op.inputs[slot]
+        return graph.ops[source].name, number
+
+    assert read(kept, 2) == (over.name, 2) and read(backward, 4) == (kept.name, 3)
+    assert read(again, 4) == (backward.name, 3)  # after the segments left and three that are passed
+    assert read(kept, 1) == ("zero", 0) and read(over, 1) == (over.name + "_end", 0)
+    ran = new[read(backward, 2)[0]]
+    assert [read(ran, n) for n in range(2)] == [(kept.name, 0), (over.name, 0)]
+
+
+def test_xla_keeps_no_last_iterations_and_such_without_a_bound_are_not_told_apart():
+    plain = _step()
+    with pytest.raises(PlanError, match="'loop0' cannot be recomputed in segments"):
+        in_segments(plain, {"loop0": Cut(3, 2)}, fixed=True)
+    unbounded = dataclasses.replace(plain, ops=tuple(
+        dataclasses.replace(op, loop=dataclasses.replace(op.loop, segments=dataclasses.replace(
+            op.loop.segments, bounded=False))) if op.name == "loop0" else op for op in plain.ops))
+    in_segments(unbounded, {"loop0": Cut(3)})
+    with pytest.raises(PlanError, match="'loop0' cannot be recomputed in segments"):
+        in_segments(unbounded, {"loop0": Cut(3, 2)})
+
+
+@pytest.mark.parametrize("last", [0, 4])
+def test_the_edits_give_the_graph_that_is_planned(last):
     plain = _step(loops=3)
-    graph, edits = in_segments(plain, {"loop0": 3, "loop1": 4, "loop2": 5})
+    graph, edits = in_segments(
+        plain, {"loop0": Cut(3, last), "loop1": Cut(4), "loop2": Cut(5, last // 2)})
     check_edits(plain, edits)
     created = {op.name: op for op in edits.added}
     for op in graph.ops:
@@ -87,23 +137,25 @@ def test_the_edits_give_the_graph_that_is_planned():
         if op.name in created:
             assert list(created[op.name].inputs) == read and list(created[op.name].controls) == (
                 waits), op.name
-    assert {op.name for op in graph.ops if MARK in op.name} == set(created)
+    assert {op.name for op in graph.ops if MARK in op.name or LAST in op.name} == set(created)
     end = next(op for op in graph.ops if op.name == "end")
-    assert [graph.ops[i].name for i in end.controls] == ["loop0" + MARK]
+    assert [graph.ops[i].name for i in end.controls] == ["loop0" + (LAST if last else MARK)]
     assert {entry.old for entry in edits.replaced} == {
         f"{kind}{n}" for kind in ("loop", "gradient") for n in range(3)}
 
 
-def test_a_gradient_waits_for_the_one_before_it():
-    """Else it would run the loop again before the backward is there."""
-    graph, _ = in_segments(_step(loops=2), {"loop0": 3, "loop1": 3})
+@pytest.mark.parametrize("last", [0, 2])
+def test_a_gradient_waits_for_the_one_before_it(last):
+    """Else it would run the loop again before the backward is there, or before lists are gone."""
+    graph, _ = in_segments(_step(loops=2), {"loop0": Cut(3, last), "loop1": Cut(3)})
     op = next(op for op in graph.ops if op.name == "gradient0" + MARK)
-    assert "gradient1" + MARK in [graph.ops[i].name for i in op.controls]
+    before = "loop0" + MARK + "_over3" if last else "gradient1" + MARK
+    assert before in [graph.ops[i].name for i in op.controls]
 
 
 def test_what_reads_a_loop_that_gave_way_is_found():
     plain = _step()
-    _, edits = in_segments(plain, {"loop0": 3})
+    _, edits = in_segments(plain, {"loop0": Cut(3)})
     with pytest.raises(RewriteError, match="'end' reads 'gradient0:3', which is replaced"):
         check_edits(plain, dataclasses.replace(edits, rewires=()))
 
@@ -111,7 +163,7 @@ def test_what_reads_a_loop_that_gave_way_is_found():
 def test_other_loops_are_refused():
     plain = _step()
     with pytest.raises(PlanError, match="'gradient0' cannot be recomputed in segments"):
-        in_segments(plain, {"gradient0": 3})
+        in_segments(plain, {"gradient0": Cut(3)})
     lists = dataclasses.replace(plain, fetches=((3, 3),))
     assert not segmentable(lists) and segmentable(plain)
 
@@ -120,13 +172,37 @@ def test_choices_take_what_saves_and_longer_segments_for_several():
     found = choice.choices(_step(trips=100, loops=4), HERE)
     assert set(found[0]) == {"loop0", "loop1", "loop2", "loop3"}
     assert len(found) <= choice.CHOICES and all(found)
-    together, alone = (next(iter(f.values())) for f in found[:2])
-    assert together > alone
+    together, ending, alone = (next(iter(f.values())).length for f in found[:3])
+    assert together == ending > alone
+    assert [cut.last for cut in found[1].values()] == [0, 0, 0, found[1]["loop3"].length]
     assert choice.choices(_step(trips=2, entry=1), HERE) == []
 
 
 def test_the_cost_graph_counts_a_segment_while_the_gradient_runs():
-    graph, _ = in_segments(_step(), {"loop0": 3})
+    graph, _ = in_segments(_step(), {"loop0": Cut(3)})
     cost = build_cost_graph(graph)
     vertex = next(v for v in cost.vertices if v.name == "gradient0" + MARK)
     assert vertex.workspace == 3 * ENTRY
+
+
+@pytest.mark.parametrize("share", [0.35, 0.5, 0.7, 0.9])
+def test_a_budget_is_spent_on_lists_of_the_last_iterations(share):
+    """On those of the loop first whose lists are gone first."""
+    body = Graph("body", (Op("tanh", "Tanh", (), (), (Tensor("float32", (250_000,), 10**6),),
+                             FORWARD, True),), (), ())
+    graph, entry = _step(40, 2 * 10**6, 2, body), 2 * 10**6
+    cost = build_cost_graph(graph)
+    plain = baseline(cost, HERE)
+    budget = int(share * plain.peak_bytes)
+
+    def plans(graph, cost, share):
+        for planned in plans_of(cost, budget, solver="store_all", plain=plain):
+            yield Decision(graph, cost, planned)
+
+    best = next(choice.with_loops_in_segments(
+        graph, cost, plans, budget=budget, objective="time", target=HERE))
+    cuts = dict(best.segments)
+    kept = {name: cuts[name].last if name in cuts else 40 for name in ("loop0", "loop1")}
+    assert budget - 6 * entry <= best.planned.peak_bytes <= budget
+    assert kept["loop1"] == 40 if kept["loop0"] else kept["loop1"]
+    assert best.planned.time < plain.timeline.time * (1 + (80 - sum(kept.values())) / 150)

@@ -165,13 +165,13 @@ def _recomputing_all(graph: Any, *_: object) -> Any:
 def _in_segments(choose: Callable) -> Callable:
     """Have all loops recomputed in segments that can be; in place of `with_loops_in_segments`."""
     from tfckpt.plan.loops import choice
-    from tfckpt.plan.loops.segments import segmentable
+    from tfckpt.plan.loops.segments import Cut, segmentable
 
     def decisions(graph: Any, cost: Any, plans: Callable, *, target: Any,
                   allowed: Callable[[], bool], **options: Any) -> Iterator:
-        lengths = {op.name: SEGMENT for op in segmentable(graph)}
-        if lengths and allowed():
-            yield from choice._decisions(graph, cost, lengths, plans, target)
+        cuts = {op.name: Cut(SEGMENT) for op in segmentable(graph)}
+        if cuts and allowed():
+            yield from choice._decisions(graph, cost, cuts, plans=plans, target=target)
         yield from choose(graph, cost, plans, target=target, allowed=lambda: False, **options)
 
     return decisions

@@ -129,11 +129,12 @@ class Trial:
 
 
 def alike(one: Proposal, other: Proposal) -> bool:
-    """Return whether two proposals are one plan to which XLA is bound in one way.
+    """Return whether two proposals are one plan of one graph, to which XLA is bound in one way.
 
     Args:
       one: a proposal.
       other: another of the same step.
     """
     return (one.decision.planned.plan == other.decision.planned.plan
+            and one.decision.segments == other.decision.segments
             and one.part.target.otherwise == other.part.target.otherwise)

@@ -92,6 +92,8 @@ class Segments:
       written: slots of lists in which iterations set entries.
       sized: those of `written` whose length the body reads, as it does where a list grows with its
         entries: the length is kept with the states.
+      unread: those of `lists` whose entries nothing needs and of whose loops nothing waits:
+        TensorFlow leaves these lists out.
       idle: slots of the gradient's loop that its body hands on as they are, or that nothing needs:
         TensorFlow leaves those out.
       open: sizes that XLA has to be told; None where there are none, or XLA is not asked.
@@ -113,6 +115,7 @@ class Segments:
     read_once: tuple[int, ...] = ()
     invariant: tuple[int, ...] = ()
     sized: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
 
     @property
     def kept(self) -> tuple[int, ...]:

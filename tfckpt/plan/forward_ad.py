@@ -23,6 +23,7 @@ from tfckpt.ir.graph import Graph, TensorId
 from tfckpt.ir.target import HERE, Target
 from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.choosing.rules import best_of
+from tfckpt.plan.loops.segments import Cut
 from tfckpt.plan.names import AUTO
 
 FAD = (AUTO, True, False)
@@ -72,7 +73,7 @@ class Decision:
       planned: its plan, against the plain step.
       regions: what became of each region, in the order of the graph; empty where forward AD was
         switched off.
-      segments: loops that are recomputed segment by segment, and the iterations of a segment.
+      segments: loops that are recomputed segment by segment, and how they are cut.
     """
 
     graph: Graph
@@ -80,7 +81,7 @@ class Decision:
     planned: Planned
     regions: tuple[ForwardAdRegion, ...] = ()
     edits: Edits = Edits()
-    segments: tuple[tuple[str, int], ...] = ()
+    segments: tuple[tuple[str, Cut], ...] = ()
 
 
 def decisions_of(graph: Graph, cost: CostGraph, plans: Planner, *, fad: object = AUTO,

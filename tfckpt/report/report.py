@@ -70,8 +70,8 @@ class Report:
       traced: before and after, the cost graph and the plan of it, for pictures.
       forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
         derivative saves, whether it is kept, and why; empty with `fad=False`.
-      segments: loops that are recomputed segment by segment in the backward, and how many
-        iterations a segment has.
+      segments: loops that are recomputed segment by segment in the backward, how many iterations
+        a segment has, and how many at the end are in none and run once.
       inside: functions of loops and branches that compute gradients themselves, and what each is
         planned to take while it runs. Plain, in this report, is the step with that.
       inlined: nested functions whose bodies were planned and rewritten with the step.
@@ -117,7 +117,7 @@ class Report:
     fates: tuple[Fate, ...] = ()
     asked: tuple[Asked, ...] = ()
     names: LayerNames = dataclasses.field(default=UNKNOWN, repr=False)
-    segments: tuple[tuple[str, int], ...] = ()
+    segments: tuple[tuple[str, int, int], ...] = ()
     inside: tuple[str, ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -179,8 +179,9 @@ class Report:
             ("kept for backward", format_bytes(self.kept_bytes)),
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
             *[(f"{asked.policy} asked", self._as_asked(asked)) for asked in self.asked],
-            *[("in segments", f"{loop}, of {length} iteration{'s' * (length > 1)} each")
-              for loop, length in self.segments],
+            *[("in segments", f"{loop}, of {length} iteration{'s' * (length > 1)} each"
+               + (f"; the last {last} run once" if last else ""))
+              for loop, length, last in self.segments],
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
               if self.deferred_ops else []),
             *([("taken apart", f"{self.released_joins} join{'s' * (self.released_joins > 1)} of "
@@ -487,7 +488,7 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         at_peak_before=tensors_at_peak(cost, planned.baseline, names),
         at_peak_after=tensors_at_peak(ours, after, names),
         inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
-        segments=tuple((names.shown(loop), length) for loop, length in decision.segments) if (
+        segments=tuple((names.shown(loop), *cut) for loop, cut in decision.segments) if (
             applied) else (),
         forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
 

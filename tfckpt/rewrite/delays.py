@@ -103,7 +103,8 @@ class ExecutorDelays:
         Grappler leaves sums, products and chains of unary ops as they are when another op waits
         for one of them, and rearranges them otherwise, which changes their rounding: such an op
         is waited for through a pass-through of its result. So are branches, through one of each
-        result that is read: who waits for lowered branches does not wait for what they compute.
+        result that is read: who waits for lowered branches does not wait for what they compute. And
+        so are loops: who waits for all of a loop has it fill lists that nothing needs.
 
         Args:
           steps: steps of the schedule; none give no op.
@@ -111,8 +112,10 @@ class ExecutorDelays:
         found: list[str] = []
         for step in steps:
             name, op = self.builder.name_of(step), self.builder.op(step[0])
-            if record(op.type).chooses:
+            if record(op.type).chooses or record(op.type).is_loop:
                 read = self.builder.computed(self.builder.index[op.name])
+                if record(op.type).is_loop:
+                    read = [slot for slot in read if op.outputs[slot].dtype != "variant"]
                 found += [self._extra_reader(name, op, slot) for slot in read] or [name]
             else:
                 found.append(self._extra_reader(name, op) if record(op.type).rearranged else name)

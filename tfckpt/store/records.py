@@ -19,6 +19,7 @@ from tfckpt.ir.schedule import Fence, Moves, Plan, Wait, resolve
 from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion, with_derivatives
 from tfckpt.plan.loops.choice import segmented
+from tfckpt.plan.loops.segments import Cut
 from tfckpt.plan.search import Point
 from tfckpt.report.values import CompiledReport
 from tfckpt.simulate.check import check_plan
@@ -141,14 +142,14 @@ def _decision(decision: Decision, texts: Texts) -> dict[str, Any]:
         "others": [dataclasses.astuple(point) for point in planned.others],
         "regions": [[texts.index(r.source), [texts.index(op) for op in r.ops], r.saved_bytes,
                      r.taken, texts.pieces(r.why)] for r in decision.regions],
-        "segments": [[texts.index(name), length] for name, length in decision.segments]}
+        "segments": [[texts.index(name), *cut] for name, cut in decision.segments]}
 
 
 def _decision_of(record: Mapping[str, Any], part: Part, texts: Texts) -> Decision:
     regions = tuple(ForwardAdRegion(texts.name(source), tuple(map(texts.name, ops)), saved, taken,
                                     texts.text(why))
                     for source, ops, saved, taken, why in record["regions"])
-    segments = tuple((texts.name(loop), length) for loop, length in record["segments"])
+    segments = tuple((texts.name(loop), Cut(*cut)) for loop, *cut in record["segments"])
     whole, priced_whole, first = segmented(part.graph, part.cost, dict(segments), part.target)
     graph, cost, edits = with_derivatives(whole, priced_whole, [r.taken for r in regions],
                                           part.target)

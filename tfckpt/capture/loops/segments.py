@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
+from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.bodies import Body, Refusal, static_number
 from tfckpt.capture.loops.compiled import as_compiled
 from tfckpt.capture.loops.open_sizes import Known, UntoldError
@@ -62,6 +63,8 @@ def with_segments(operations: Sequence[tf.Operation], ops: Sequence[Op],
         try:
             segments = _segments(operations, ops, i, readers, fetched)
             op = dataclasses.replace(op, loop=dataclasses.replace(op.loop, segments=segments))
+            if not compiled:
+                op = _with_unread(op, operations, i, ops)
             if compiled and segments.sized:
                 raise Refusal(f"its body reads the length of the list in slot {segments.sized[0]}")
             if compiled:
@@ -103,6 +106,23 @@ def _segments(operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,
          or n in (COUNTER, BOUND, trips)])
     return Segments(ops[g].name, bounded, states, lists, residuals, trips, written, idle,
                     sized=sized)
+
+
+def _with_unread(op: Op, operations: Sequence[tf.Operation], i: int, ops: Sequence[Op]) -> Op:
+    """Return a loop of the forward with the lists noted that its gradient's loop leaves out.
+
+    An executor that waits for all of a loop runs all of it.
+    """
+    loop, segments = op.loop, op.loop.segments if op.loop else None
+    assert loop is not None and segments is not None
+    (g,) = (n for n, one in enumerate(ops) if one.name == segments.gradient)
+    if any(tf_adapter.is_stateful(operations[n]) for n in (i, g)) or any(
+            n in other.controls for other in ops for n in (i, g)):
+        return op
+    unread = tuple(slot for slot, n in zip(segments.lists, segments.residuals, strict=True)
+                   if n in segments.idle)
+    return dataclasses.replace(op, loop=dataclasses.replace(
+        loop, segments=dataclasses.replace(segments, unread=unread)))
 
 
 def _is_gradient(op: Op) -> bool:

@@ -5,16 +5,33 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tfckpt.ir.graph import Graph, Op, Segments
 
 SEGMENTED = "segments"
 """Attribute of a new loop until its functions are made: see `Role`."""
 MARK = "-tfckpt_segments"
-"""Suffix of the names of loops that replace others."""
+"""Suffix of the names of loops over segments."""
+LAST = "-tfckpt_last"
+"""Suffix of the names of loops over the last iterations, which are in no segment."""
 
-Lengths = Mapping[str, int]
-"""Iterations of a segment, by the name of the forward's loop."""
+
+class Cut(NamedTuple):
+    """How a loop is cut.
+
+    Attributes:
+      length: iterations of a segment.
+      last: iterations at the end that are in no segment: their lists are kept, as in the plain
+        step, and they run once.
+    """
+
+    length: int
+    last: int = 0
+
+
+Cuts = Mapping[str, Cut]
+"""How loops are cut, by the name of the forward's loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +57,32 @@ class Role:
 
 
 def new_name(loop: str) -> str:
-    """Return the name of what takes the place of a loop.
+    """Return the name of the loop over segments that is made of a loop.
 
     Args:
       loop: name of the op that is replaced, of the forward's loop or the gradient's.
     """
     return loop + MARK
+
+
+def comes_first(name: str) -> bool:
+    """Return whether what a loop is given stands before what its body computes, by name.
+
+    Grappler adds in the order of names, and a body's ops are in the scope "body".
+
+    Args:
+      name: of the op, or of its result.
+    """
+    return name < "body"
+
+
+def last_name(loop: str) -> str:
+    """Return the name of the loop over the last iterations that is made of a loop.
+
+    Args:
+      loop: as for `new_name`.
+    """
+    return loop + LAST
 
 
 def extras(segments: Segments, count: int) -> tuple[int, ...]:
@@ -68,6 +105,15 @@ def kept_slots(segments: Segments, count: int) -> tuple[int, ...]:
     """
     gone = frozenset(segments.residuals)
     return tuple(n for n in range(count) if n not in gone)
+
+
+def may_keep_last(op: Op) -> bool:
+    """Return whether the last iterations of a loop may be in no segment: it says when they begin.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+    """
+    return op.loop is not None and op.loop.segments is not None and op.loop.segments.bounded
 
 
 def state_bytes(op: Op) -> int:

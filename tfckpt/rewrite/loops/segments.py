@@ -23,7 +23,7 @@ from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ir.graph import BOUND, COUNTER
 from tfckpt.ops import names, record
-from tfckpt.plan.loops.segments import SEGMENTED, Role, extras, kept_slots
+from tfckpt.plan.loops.segments import SEGMENTED, Role, comes_first, extras, kept_slots
 from tfckpt.rewrite.loops.bodies import INT, VARIANT, FunctionBody, name_of, named, with_own_calls
 from tfckpt.rewrite.loops.spared import Spared, add_invariant, spared
 
@@ -167,10 +167,13 @@ class _Loops:
             body.shaped(name, self.f[_SHAPES].list.shape[slot], kinds[slot])
             if slot in self.segments.states else name for slot, name in enumerate(given)])
         # the lists have to be there until the last iteration is over: a sum in it might else begin
-        # with a term that lists keep in the plain step
-        whole = f"^{made[0].partition(':')[0]}"
-        lengths = [body.node("TensorListLength", (made[slot], whole), "length")
-                   for slot in self.segments.lists]
+        # with a term that lists keep in the plain step; but who waits for all of a loop has it fill
+        # lists that nothing needs
+        over = [body.node(names.IDENTITY, (made[slot],), "output", T=kinds[slot])
+                for slot in self.segments.states]
+        whole = [f"^{name.partition(':')[0]}" for name in over]
+        lengths = [body.node("TensorListLength", (made[slot], *whole), "length")
+                   for slot in self.segments.lists if slot not in self.segments.unread]
         one = body.constant(1)
         for length in lengths:
             one = body.node("Minimum", (one, length), "z", T=INT)
@@ -266,7 +269,7 @@ class _Loops:
         trips = body.node("Sub", (made[0], start[0]), "z", T=kind)
         shapes = list(self.g[_SHAPES].list.shape)
         first = [n for n in old if n not in (*_FIXED, self.segments.trips)
-                 and not _is_passed(own[n]) and _comes_first(self.gradient, n)]
+                 and not _is_passed(own[n]) and comes_first(self.gradient.inputs[n].op.name)]
         inputs = {n: name if n in (*_FIXED, *first) or _is_passed(own[n]) else body.shaped(
             name, shapes[n], own[n]) for n, name in old.items()}
         inputs[self.segments.trips] = trips
@@ -313,15 +316,6 @@ class _Loops:
         loops = [self.f] if attrs is self.f else [self.f, self.g]
         return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)
                    for loop in loops)
-
-
-def _comes_first(loop: tf.Operation, slot: int) -> bool:
-    """Return whether what a loop is given stands before what its body computes, by name.
-
-    Grappler adds in the order of names. In a loop over segments that of an argument which is read
-    as it is begins with "Func", before "body"; that of what another op makes of it does not.
-    """
-    return bool(loop.inputs[slot].op.name < "body")
 
 
 def _resources(attrs: dict) -> list[int]:

@@ -9,11 +9,12 @@ several ops that are equal another may stand for all, also where what it reads o
 computed by other equals. What a body is handed counts as one operand:
 which it is follows from the function. Ops may be missing, as nothing reads all that a segment makes
 which is run again; what is fused into others changes these. Left out is what does not round:
-integers, shapes and lists.
+integers, shapes and lists; and what nothing reads, which is there where something waits for a loop.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,7 +24,7 @@ import tensorflow as tf
 from tfckpt.ir.edits import Edits, traced
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, LOWERED, NO_OP
-from tfckpt.plan.loops.segments import MARK
+from tfckpt.plan.loops.segments import LAST, MARK
 from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC, SAME_ENDS, called, hashed
 
 _AGAIN, _GRADIENT = "tfckpt_loop", "tfckpt_loop_1"
@@ -46,24 +47,29 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
       edited: that of the rewritten step.
       edits: what was done to it; its loops are named as in `edited`.
     """
-    loops = [entry.old for entry in edits.replaced if entry.new.endswith(MARK)]
+    loops = [entry.old for entry in edits.replaced if entry.new.endswith((MARK, LAST))]
     found: dict[str, None] = {}
+    plain, needed = _needed(plain), _needed(edited)
     for forward, gradient in zip(loops[::2], loops[1::2], strict=True):
         scopes = [rf"{re.escape(traced(loop))}/body/_\d+/" for loop in (forward, gradient)]
         once, backward = (_body(plain, scope) for scope in scopes)
         meant = [_meanings(plain, scope) for scope in scopes]
         copies = [clone.name for clone in edits.clones if clone.source == forward + MARK]
+        last = [name for name in (forward + LAST, gradient + LAST)
+                if any(clone.name == name for clone in edits.clones)]
         for wanted, loop, which in (
                 *((once, loop, _AGAIN) for loop in (forward + MARK, *copies, gradient + MARK)),
-                (backward, gradient + MARK, _GRADIENT)):
-            scope = rf"{re.escape(loop)}/body/_\d+/{which}/body/_\d+/"
+                (backward, gradient + MARK, _GRADIENT),
+                *zip((once, backward), last, ("", ""), strict=False)):
+            inner = rf"{which}/body/_\d+/" if which else ""
+            scope = rf"{re.escape(loop)}/body/_\d+/{inner}"
             uses = _Uses(edited, scope)
-            made = _named_as_in(wanted, meant[which == _GRADIENT], _body(edited, scope),
-                                _meanings(edited, scope))
+            made = _named_as_in(wanted, meant[wanted is backward], _body(needed, scope),
+                                _meanings(needed, scope))
             found.update(dict.fromkeys(name for name, op in made.items() if wanted.get(name) != op
                                        or uses.may_begin_otherwise(name, op)))
             if not made:
-                found[loop.removesuffix(MARK)] = None
+                found[loop.removesuffix(MARK).removesuffix(LAST)] = None
     return tuple(found)
 
 
@@ -84,6 +90,33 @@ def _body(definition: Any, scope: str) -> Body:
             node.op, (constants.get(name) or _within(name, match[0])
                       for name in node.input if name[:1] != "^")))
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Nodes:
+    """Some nodes of a graph."""
+
+    node: tuple[Any, ...]
+
+
+def _needed(definition: Any) -> _Nodes:
+    """Return the ops whose results come to more than what a loop hands on to its end."""
+    nodes = {node.name: node for node in definition.node}
+    read = {_op_of(text) for node in definition.node for text in node.input if text[:1] != "^"}
+    pending = [node.name for node in definition.node
+               if node.name not in read and node.op not in LOWERED]
+    found = set(pending)
+    while pending:
+        for text in nodes[pending.pop()].input:
+            name = _op_of(text)
+            if text[:1] != "^" and name in nodes and name not in found:
+                found.add(name)
+                pending.append(name)
+    return _Nodes(tuple(node for node in definition.node if node.name in found))
+
+
+def _op_of(text: str) -> str:
+    return text.partition(":")[0]
 
 
 def _operands(kind: str, operands: Iterable[str | bytes]) -> tuple[str | bytes, ...]:

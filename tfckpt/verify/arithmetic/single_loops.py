@@ -2,7 +2,8 @@
 
 A loop over segments computes what the loop does whose place it took:
 `tfckpt.verify.arithmetic.loop_bodies` says so before it is applied. What is around both is compared
-as of any step, with the loop that was there in the place of the new one.
+as of any step, with the loop that was there in the place of the new one. Where the last iterations
+have a loop of their own, this and the loop over segments are one again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.ir.edits import KEPT_SLOTS
+from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY
-from tfckpt.plan.loops.segments import MARK
+from tfckpt.plan.loops.segments import LAST, MARK
 
 
 def has_segments(definition: Any) -> bool:
@@ -39,6 +41,7 @@ def with_single_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph
       live: the graph, edited or not, with the loops that gave way.
     """
     made = tf.compat.v1.GraphDef.FromString(definition.SerializeToString())
+    joined = _join(made)
     kept = {node.name: list(node.attr[KEPT_SLOTS].list.i) for node in made.node
             if KEPT_SLOTS in node.attr}
     # where the states come from that a gradient's loop begins its segments with
@@ -51,9 +54,61 @@ def with_single_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph
             node.input[i] = _as_before(text, kept)
     for node in made.node:
         if node.name in kept:
+            forward = begun[node.name] if begun[node.name] in kept else ""
             _restore(node, tf_adapter.definition_of(live, _before(node.name)), kept[node.name],
-                     begun[node.name] if begun[node.name] in kept else "")
+                     joined.get(forward, forward))
+    _leave_out(made, joined)
     return made
+
+
+def _join(definition: tf.compat.v1.GraphDef) -> dict[str, str]:
+    """Have loops over the last iterations, or over segments, read what the loop that was there did.
+
+    Of the forward the first is that loop then, of the gradient the second, once it is restored.
+
+    Returns:
+      For each loop that is not needed any more, the one that is there in its place.
+    """
+    nodes = {node.name: node for node in definition.node}
+    joined: dict[str, str] = {}
+    for last in [name for name in nodes if name.endswith(LAST)]:
+        over = last.removesuffix(LAST) + MARK
+        left, gone = (last, over) if nodes[over].attr[KEPT_SLOTS].list.i[0] == 0 else (over, last)
+        for i, text in enumerate(nodes[left].input):
+            name, _, slot = text.partition(":")
+            while name in nodes and nodes[name].op == IDENTITY and LAST in name:
+                name, _, slot = nodes[name].input[0].partition(":")
+            if name == gone:
+                nodes[left].input[i] = nodes[gone].input[int(slot or 0)]
+        joined[gone] = left
+    return joined
+
+
+def _leave_out(definition: tf.compat.v1.GraphDef, joined: Mapping[str, str]) -> None:
+    """Leave loops out that others have the place of, and what reads them.
+
+    What waits for any of this waits for something that such a loop reads: it may come before the
+    other loop.
+    """
+    nodes = {node.name: node for node in definition.node}
+    instead: dict[str, str] = {}
+    for gone in joined:
+        before = [_op_of(text) for text in nodes[gone].input if text[:1] != "^"]
+        instead[gone] = next((name for name in before if name in nodes and name not in joined
+                              and not record(nodes[name].op).is_constant), before[0])
+    for node in definition.node:
+        for text in node.input:
+            if text[:1] != "^" and _op_of(text) in joined:
+                instead[node.name] = instead[_op_of(text)]
+    left = [node for node in definition.node if node.name not in instead]
+    for node in left if joined else ():
+        for i, text in enumerate(node.input):
+            if text[:1] == "^" and text[1:] in instead:
+                node.input[i] = f"^{instead[text[1:]]}"
+    if joined:
+        kept = tf.compat.v1.GraphDef(node=left)
+        del definition.node[:]
+        definition.node.extend(kept.node)
 
 
 def _before(name: str) -> str:
@@ -89,8 +144,8 @@ def _restore(node: tf.compat.v1.NodeDef, loop: tf.compat.v1.NodeDef, kept: Seque
       kept: of each of its first slots, which one that was of `loop`.
       forward: the loop whose segments it runs again, of a gradient's; "" of a forward's.
     """
-    inputs = [f"{forward}{text[len(_before(forward)):]}"
-              if forward and _op_of(text) == _before(forward) else text
+    before = _before(forward) or forward.removesuffix(LAST)
+    inputs = [f"{forward}{text[len(before):]}" if forward and _op_of(text) == before else text
               for text in loop.input if not text.startswith("^")]
     for place, slot in enumerate(kept):
         if slot >= 0:
