@@ -7,6 +7,16 @@ import tensorflow as tf
 
 from tests.support import process
 from tfckpt.capture.tfgraph import capture
+from tfckpt.cost.build import build_cost_graph
+from tfckpt.driving.answers import alike
+from tfckpt.driving.parts import Part, Proposal
+from tfckpt.ir.target import HERE
+from tfckpt.plan.choosing.planned import baseline
+from tfckpt.plan.forward_ad import Decision
+from tfckpt.plan.loops.choice import segmented
+from tfckpt.plan.loops.segments import Cut
+from tfckpt.plan.planner import plan_step
+from tfckpt.request.budget import Budget
 
 ROWS, WIDTH, LENGTH = 8, 4, 6
 
@@ -86,3 +96,19 @@ def test_a_loop_in_a_loop_under_xla():
     for compiled in (False, True):
         graph = _captured(forward, compiled=compiled)
         assert _loops(graph)[0].loop.segments is not None, graph.refused
+
+
+def test_proposals_that_cut_a_loop_otherwise_are_others():
+    """Their schedules are one: what had been tried of one was taken for the other's."""
+    plain = _captured(_plain)
+    cost = build_cost_graph(plain)
+    part = Part("", None, Budget(), HERE, plain, cost, baseline(cost, HERE))
+
+    def proposal(cut):
+        graph, changed, edits = segmented(plain, cost, {_loops(plain)[0].name: cut}, HERE)
+        planned = plan_step(changed, solver="store_all", plain=part.plain)
+        return Proposal(part, Decision(graph, changed, planned, (), edits, (("loop", cut),)))
+
+    one, other, again = map(proposal, (Cut(2), Cut(3), Cut(2)))
+    assert one.decision.planned.plan == other.decision.planned.plan
+    assert not alike(one, other) and alike(one, again)
