@@ -91,20 +91,27 @@ def _leave_out(definition: tf.compat.v1.GraphDef, joined: Mapping[str, str]) -> 
     other loop.
     """
     nodes = {node.name: node for node in definition.node}
-    instead: dict[str, str] = {}
-    for gone in joined:
-        before = [_op_of(text) for text in nodes[gone].input if text[:1] != "^"]
-        instead[gone] = next((name for name in before if name in nodes and name not in joined
-                              and not record(nodes[name].op).is_constant), before[0])
+    gone = {name: name for name in joined}  # what reads a loop goes with it
     for node in definition.node:
         for text in node.input:
             if text[:1] != "^" and _op_of(text) in joined:
-                instead[node.name] = instead[_op_of(text)]
-    left = [node for node in definition.node if node.name not in instead]
+                gone[node.name] = _op_of(text)
+    before = {loop: [name for text in nodes[loop].input if (name := _op_of(text)) in nodes
+                     and name not in gone and not record(nodes[name].op).is_constant]
+              for loop in joined}
+
+    def instead(text: str) -> str:
+        """Return what something reads, or waits for, now; "" where it is left out."""
+        if text[:1] != "^" or text[1:] not in gone:
+            return text
+        return next((f"^{name}" for name in before[gone[text[1:]]]), "")
+
+    left = [node for node in definition.node if node.name not in gone]
     for node in left if joined else ():
-        for i, text in enumerate(node.input):
-            if text[:1] == "^" and text[1:] in instead:
-                node.input[i] = f"^{instead[text[1:]]}"
+        read = [text for text in node.input if text[:1] != "^"]
+        waits = dict.fromkeys(map(instead, node.input[len(read):]))
+        del node.input[:]
+        node.input.extend([*read, *filter(None, waits)])
     if joined:
         kept = tf.compat.v1.GraphDef(node=left)
         del definition.node[:]
