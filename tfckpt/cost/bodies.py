@@ -92,11 +92,14 @@ def _held(runs: _Runs) -> int:
     if runs.at_once == 1:
         return _peak(runs.body, runs.kernels_by)
     orders = (_oldest, _newest) if runs.fills else (_oldest, _newest, _growing)
-    return max(_peak(_several(runs, order), runs.kernels_by, runs.fills) for order in orders)
+    whole, needed = _several(runs)
+    tensors = _Tensors(whole, runs.fills)
+    return max(_peak(_reordered(whole, order(tensors, needed)), runs.kernels_by, runs.fills)
+               for order in orders)
 
 
-def _several(loop: _Runs, order: _Order) -> Graph:
-    """Return several iterations as one body, in an order in which an executor may run them.
+def _several(loop: _Runs) -> tuple[Graph, list[set[int]]]:
+    """Return several iterations as one body, one after the other, and what each of its ops needs.
 
     What an iteration hands on is counted but for the last one's, which is the loop's.
     """
@@ -124,7 +127,7 @@ def _several(loop: _Runs, order: _Order) -> Graph:
         of, (start, _) = read(turn, (first, 0))
         began = {number[of, start]} if turn else set[int]()
         needed.append({source for source, _ in op.inputs} or began)
-    return _reordered(whole, order(_Tensors(whole, loop.fills), needed))
+    return whole, needed
 
 
 def _reordered(body: Graph, order: Sequence[int]) -> Graph:

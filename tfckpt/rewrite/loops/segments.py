@@ -3,8 +3,8 @@
 What a body computes stays one function, called by name: an inner loop runs it over a segment, the
 outer loop over the segments. Its ops thus stand in a loop's body as before, with the same readers,
 so that TensorFlow's optimizers fuse and reorder them as in the plain step. That the forward's lists
-have readers, though nothing needs them, is part of it: what is pushed onto a list nobody reads
-would have a reader less. Their lengths count the segments.
+have readers, as the gradient's loop reads them in the plain step, is part of it: what is pushed
+onto a list nobody reads would have a reader less. Their lengths count the segments.
 
 Layouts of arguments and results are those of `tfckpt.plan.loops.change`.
 """

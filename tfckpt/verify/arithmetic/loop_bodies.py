@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfckpt.capture.nodes import op_of
 from tfckpt.ir.edits import Edits, traced
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY, LOWERED, NO_OP
@@ -102,21 +103,17 @@ class _Nodes:
 def _needed(definition: Any) -> _Nodes:
     """Return the ops whose results come to more than what a loop hands on to its end."""
     nodes = {node.name: node for node in definition.node}
-    read = {_op_of(text) for node in definition.node for text in node.input if text[:1] != "^"}
+    read = {op_of(text) for node in definition.node for text in node.input if text[:1] != "^"}
     pending = [node.name for node in definition.node
                if node.name not in read and node.op not in LOWERED]
     found = set(pending)
     while pending:
         for text in nodes[pending.pop()].input:
-            name = _op_of(text)
+            name = op_of(text)
             if text[:1] != "^" and name in nodes and name not in found:
                 found.add(name)
                 pending.append(name)
     return _Nodes(tuple(node for node in definition.node if node.name in found))
-
-
-def _op_of(text: str) -> str:
-    return text.partition(":")[0]
 
 
 def _operands(kind: str, operands: Iterable[str | bytes]) -> tuple[str | bytes, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.nodes import op_of
 from tfckpt.ir.edits import KEPT_SLOTS
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY
@@ -45,7 +46,7 @@ def with_single_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph
     kept = {node.name: list(node.attr[KEPT_SLOTS].list.i) for node in made.node
             if KEPT_SLOTS in node.attr}
     # where the states come from that a gradient's loop begins its segments with
-    begun = {node.name: _op_of(node.input[len(kept[node.name])]) for node in made.node
+    begun = {node.name: op_of(node.input[len(kept[node.name])]) for node in made.node
              if node.name in kept}
     for node in made.node:
         if node.op == IDENTITY and _is_new(node.input[0], kept):  # it reads a counter instead
@@ -94,9 +95,9 @@ def _leave_out(definition: tf.compat.v1.GraphDef, joined: Mapping[str, str]) -> 
     gone = {name: name for name in joined}  # what reads a loop goes with it
     for node in definition.node:
         for text in node.input:
-            if text[:1] != "^" and _op_of(text) in joined:
-                gone[node.name] = _op_of(text)
-    before = {loop: [name for text in nodes[loop].input if (name := _op_of(text)) in nodes
+            if text[:1] != "^" and op_of(text) in joined:
+                gone[node.name] = op_of(text)
+    before = {loop: [name for text in nodes[loop].input if (name := op_of(text)) in nodes
                      and name not in gone and not record(nodes[name].op).is_constant]
               for loop in joined}
 
@@ -121,10 +122,6 @@ def _leave_out(definition: tf.compat.v1.GraphDef, joined: Mapping[str, str]) -> 
 def _before(name: str) -> str:
     """Return the name of the loop whose place a loop over segments took, or a copy of that."""
     return name.rpartition(MARK)[0]
-
-
-def _op_of(text: str) -> str:
-    return text.partition(":")[0]
 
 
 def _is_new(text: str, kept: Mapping[str, list[int]]) -> bool:
@@ -152,7 +149,7 @@ def _restore(node: tf.compat.v1.NodeDef, loop: tf.compat.v1.NodeDef, kept: Seque
       forward: the loop whose segments it runs again, of a gradient's; "" of a forward's.
     """
     before = _before(forward) or forward.removesuffix(LAST)
-    inputs = [f"{forward}{text[len(before):]}" if forward and _op_of(text) == before else text
+    inputs = [f"{forward}{text[len(before):]}" if forward and op_of(text) == before else text
               for text in loop.input if not text.startswith("^")]
     for place, slot in enumerate(kept):
         if slot >= 0:
