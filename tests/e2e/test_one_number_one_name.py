@@ -92,7 +92,8 @@ def test_what_the_command_line_says(tool):
                           for command in ("plan", "inspect"))
     rewritten = json.loads(tool("inspect", "ours", *cli.BATCH, "--json")[1])["steps"][0]
     assert rewritten["rewritten"] and not inspected["rewritten"]
-    assert format_bytes(rewritten["baseline_peak_bytes"]) in whole["planned peak"]
+    # the plan says the most that orders take which its edits leave open
+    assert 0.7 < rewritten["baseline_peak_bytes"] / planned["planned_peak_bytes"] <= 1
     live, = re.findall(r"planned peak [^(]+\(live ([^,]+),", texts["plan"])
     chosen, = re.findall(r"^(\S+ \w+) .* \*$", texts["plan"], re.M)
     explained, = re.findall(r"live at the planned peak of [^:]+: (\S+ \w+) in",

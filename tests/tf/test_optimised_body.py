@@ -425,7 +425,7 @@ def test_writes_come_after_the_reads_that_they_followed(monkeypatch):
 
     def open_reads():
         process.fresh()
-        made = build(draw_spec(3210))
+        made = build(draw_spec(3328))
         step = tfckpt.checkpoint(tf.function(made.function), budget="min")
         step(*made.batches[0])
         assert step.report.applied
