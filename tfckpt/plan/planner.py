@@ -123,8 +123,8 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       InfeasibleBudgetError: the first plan is asked for, and none found fits; names the smallest
         peak found.
     """
-    # a planner keeps its graph
-    key = id(graph), solver, objective, free_moves, await_updates, effort, worth
+    # equal graphs are one: loops are put in segments anew for each budget
+    key = graph, solver, objective, free_moves, await_updates, effort, worth
     planner = None if known is None else known.get(key)
     if planner is None:
         planner = StepPlanner(graph, solver, objective, free_moves, await_updates, target, plain,
