@@ -246,25 +246,23 @@ class Trials:
         """Reject a plan for one between those tried and the plain step that may take less."""
         assert self.plain is not None
         part = trial.proposal.part
-        if not self._may_ask_between(part):
+        if part.target.orders_by_control or not self._may_ask_between():
             return
         room = between([(t.planned, t.memory.bound) for t in tried],
                        (part.plain.peak_bytes, self.plain.temp_bytes))
         if room is not None:
             raise Rejected(f"{said}; {BETWEEN}", room=room)
 
-    def _may_ask_between(self, part: Part) -> bool:
+    def _may_ask_between(self) -> bool:
         """Return whether one more plan between others may be asked about, which is counted."""
-        if part.target.orders_by_control or not self._between:
-            return False
         self._between -= 1
-        return True
+        return self._between >= 0
 
     def _try_faster(self, trial: Trial, limit: int, said: str) -> None:
         """Reject one of the lowest plans, which fits, for one between it and what does not."""
         over = [t.planned for t in self.tried
                 if t.planned > trial.planned and self._counted(t.memory) > limit]
-        if over and self._may_ask_between(trial.proposal.part):
+        if over and self._may_ask_between():
             raise Rejected(f"{said}; {FASTER}", room=math.isqrt(trial.planned * min(over)))
 
     def _try_another(self, trial: Trial, said: str, left: int, tried: Sequence[Trial]) -> None:
