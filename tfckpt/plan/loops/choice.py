@@ -190,7 +190,8 @@ class _Decisions:
 def _spend(found: _Decisions, graph: Graph, budget: int, rates: Rates) -> None:
     """Have as many of the last iterations keep their lists as a budget has room for.
 
-    What fits is planned again with what it leaves, what does not with less.
+    What fits is planned again with what it leaves, what does not with less. Neither does what fits
+    and is no faster, since another loop is computed again for it.
 
     Args:
       found: what was decided so far; more decisions are added.
@@ -202,20 +203,23 @@ def _spend(found: _Decisions, graph: Graph, budget: int, rates: Rates) -> None:
     place = found.best(lambda d: any(name in loops for name, _ in d.segments))
     if place is None:
         return
-    base = found.at(place)
-    cuts, room = dict(base.segments), budget - base.planned.peak_bytes
+    base = found.at(place).planned
+    cuts, room = dict(found.at(place).segments), budget - base.peak_bytes
     order = _by_worth([loops[name] for name in cuts if name in loops], graph, rates)
     entry = math.ceil(max(list_bytes(op) / max(op.loop.trips, 1) for op in order if op.loop))
-    kept, too_much = 0, math.inf
+    kept, least, too_much = 0, base.time, math.inf
+    tried = cuts
     for _ in range(SPENT):
-        tried = _keeping(cuts, order, room)
-        if room <= kept or tried == cuts:
+        before, tried = tried, _keeping(cuts, order, room)
+        if room <= kept or tried in (before, cuts):
             return
         decision = found.add(tried, OTHERS)
         if decision is None:
             too_much, room = room, room - max(found.missing(budget), 0) - entry
+        elif decision.planned.time >= least:
+            too_much, room = room, (kept + room) // 2
         else:
-            kept = room
+            kept, least = room, decision.planned.time
             room = int(min(room + budget - decision.planned.peak_bytes, too_much - entry))
 
 
