@@ -499,6 +499,33 @@ def test_a_larger_budget_runs_fewer_iterations_twice(budget):
     assert 0.6 * budget < after / before < 1.03 * budget, step.report
 
 
+def test_a_larger_budget_has_xla_run_fewer_iterations_twice():
+    make, x = _layers(lambda: keras.layers.GRU(64, use_cudnn=False), shape=(48, WIDTH),
+                      batch=256), _inputs(256, 48, WIDTH)
+
+    def wrap(build):
+        return lambda f: build(tf.function(f.python_function, jit_compile=True))
+
+    with process.without_determinism():
+        wanted, _ = _train(make, wrap(lambda f: f), inputs=x)
+        found, step = _train(make, wrap(lambda f: tfckpt.checkpoint(f, budget=0.6)), inputs=x)
+    ((_, length, last),) = step.report.segments
+    assert found == wanted and length < last < 48, step.report
+    told = step.report.compiled
+    assert 0.4 < told.after.temp_bytes / told.before.temp_bytes <= 0.6, step.report
+
+
+def test_a_budget_is_not_spent_on_computing_a_whole_loop_again():
+    """With all lists of one direction kept, that direction would be, and nothing gained."""
+    make, x = _layers(lambda: keras.layers.Bidirectional(keras.layers.GRU(64, use_cudnn=False)),
+                      shape=(24, WIDTH), batch=4096), _inputs(4096, 24, WIDTH)
+    wanted, plain = _train(make, lambda f: f, inputs=x)
+    found, step = _train(make, lambda f: tfckpt.checkpoint(f, budget=0.6), inputs=x)
+    assert found == wanted and step.report.overhead < 0.3, step.report
+    before, after = (tfckpt.verify.measure_peak(s, x, repeats=3) for s in (plain, step))
+    assert 0.3 * before < after < 0.61 * before, step.report
+
+
 def test_a_stack_needs_less_than_its_sequences():
     """Measured, and about what is planned; zeros of a list do not keep that list."""
     make, x = _stack(8, 64, 16, 1024), _inputs(1024, 16, WIDTH)
@@ -508,7 +535,7 @@ def test_a_stack_needs_less_than_its_sequences():
     before, after = (tfckpt.verify.measure_peak(step, tf.constant(x), repeats=3)
                      for step in (plain, ours))
     sequences = 7 * 16 * 1024 * 64 * 4
-    assert after < 0.8 * sequences and after < 0.3 * before, (after, before)
+    assert after < 0.9 * sequences and after < 0.3 * before, (after, before)
     assert 0.7 * after < ours.report.planned_peak_bytes < 1.4 * after
 
 
@@ -648,6 +675,7 @@ def _entries(which, kernel=lambda weight: weight):
     return make
 
 
+@pytest.mark.parametrize("forced", [0], ids=["all"], indirect=True)
 @pytest.mark.parametrize("make, less", [
     (_entries(lambda i: i), True),
     (_entries(lambda i: i + 1), False),  # what no iteration hands on is not known to differ
@@ -657,6 +685,7 @@ def test_xla_is_spared_zeros_that_nothing_reads(make, less, forced, monkeypatch)
     _spared(make, less, monkeypatch, "_read_once", lambda *_: ())
 
 
+@pytest.mark.parametrize("forced", [0], ids=["all"], indirect=True)
 @pytest.mark.parametrize("kernel, less", [
     (lambda weight: weight, True),
     (lambda weight: tf.sin(weight) * 2.0, True),

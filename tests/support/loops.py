@@ -17,8 +17,7 @@ SEGMENT = 4
 def forced(monkeypatch, request):
     """All loops that can be are recomputed in segments, whether that saves anything or not."""
     def decisions(graph, cost, plans, *, target, **options):
-        may = target.orders_by_control
-        cuts = {op.name: Cut(SEGMENT, request.param if may and may_keep_last(op) else 0)
+        cuts = {op.name: Cut(SEGMENT, request.param if may_keep_last(op) else 0)
                 for op in segmentable(graph)}
         return choice._decisions(graph, cost, cuts, plans=plans, target=target)
 

@@ -73,7 +73,7 @@ def in_segments(graph: Graph, cuts: Cuts, fixed: bool = False) -> tuple[Graph, E
     edits = Edits()
     for name, cut in cuts.items():
         loop = next((op for op in segmentable(graph) if op.name == name), None)
-        if loop is None or cut.last and (fixed or not may_keep_last(loop)):
+        if loop is None or cut.last and not may_keep_last(loop):
             raise PlanError(f"plan: the loop {name!r} cannot be recomputed in segments")
         graph, more = _Change(graph, loop, cut, fixed).made()
         edits = edits.then(more)
@@ -120,7 +120,9 @@ class _Change(Given):
         """Return the forward's loop over what is in no segment, which it begins where these end."""
         if not self.last:
             return []
-        made, inputs = list[New](), list(self.inputs(self.forward))
+        made, inputs = self.lists_of_last(), list(self.inputs(self.forward))
+        for slot, new in zip(self.segments.lists, made[1:], strict=False):
+            inputs[slot] = f"{new.op.name}:0"
         for slot in (*self.segments.states, *self.segments.written):
             before, inputs[slot] = inputs[slot], f"{self.name}:{slot}"
             if comes_first(before) != comes_first(self.name):

@@ -107,7 +107,7 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
                 not first.planned.plan.recomputed):
             break
     else:
-        if budget is not None and objective == "time" and target.orders_by_control and cuts:
+        if budget is not None and objective == "time" and cuts:
             _spend(found, graph, budget, target.rates)
     yield from found.best_first(allowed)
 
@@ -287,7 +287,7 @@ def choices(graph: Graph, target: Target) -> list[dict[str, Cut]]:
         taken = [loops[n] for n in sorted(worth[:size])]
         found.append({op.name: Cut(best_length(op, len(taken) if together else 1))
                       for op in taken})
-        if size == count and target.orders_by_control and may_keep_last(taken[-1]):
+        if size == count and may_keep_last(taken[-1]):
             found.append(found[-1] | {op.name: _whole_last(op, found[-1]) for op in taken[-1:]})
     return [entry for n, entry in enumerate(found) if entry not in found[:n]][:CHOICES]
 

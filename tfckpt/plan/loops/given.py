@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tfckpt.ir.edits import Clone, Create, slice_attrs
 from tfckpt.ir.graph import BOUND, FORWARD, Graph, Op, OpenList, Tensor
-from tfckpt.ops import names
+from tfckpt.ops import names, record
 from tfckpt.plan.loops.segments import Cut, new_name
 
 _INT32 = "dtype:int32"
@@ -80,9 +80,9 @@ class Given:
                     FORWARD, True, self.forward.device,
                     {"element_dtype": f"dtype:{kept.dtype}", "shape_type": "dtype:int32"})
             made.append(New(op, (f"{self.name}_shape{n}:0", f"{self.name}_most:0")))
-        return [*made, *self._told(), *(self._end() if self.last else ())]
+        return [*made, *self._told(), *(self._until() if self.last else ())]
 
-    def _end(self) -> list[New]:
+    def _until(self) -> list[New]:
         """Return what tells up to which iteration there are segments."""
         kind = self.forward.outputs[BOUND].dtype
         number, attrs = Tensor(kind, (), 4), {"T": f"dtype:{kind}"}
@@ -90,7 +90,26 @@ class Given:
         bound = self.inputs(self.forward)[BOUND]
         return [self._constant("last", self.last, kind), self._constant("none", 0, kind),
                 dataclasses.replace(before, inputs=(bound, *before.inputs[1:])),
-                self.new_op("end", names.MAXIMUM, number, ("before", "none"), attrs)]
+                self.new_op("until", names.MAXIMUM, number, ("before", "none"), attrs)]
+
+    def lists_of_last(self) -> list[New]:
+        """Return lists for what is in no segment: XLA makes a list as long as it may become."""
+        if not self.fixed:
+            return []
+        made = [self._constant("room", self.last)]
+        for slot in self.segments.lists:
+            maker = self._maker(slot)
+            made.append(New(
+                dataclasses.replace(maker, name=f"{self.name}_last{slot}", inputs=(), controls=()),
+                (self.inputs(maker)[0], f"{self.name}_room:0"), copied=maker.name))
+        return made
+
+    def _maker(self, slot: int) -> Op:
+        """Return what makes a list that the forward's loop is given."""
+        op = self.graph.ops[self.forward.inputs[slot][0]]
+        while record(op.type).passes_on:
+            op = self.graph.ops[op.inputs[0][0]]
+        return op
 
     def put_away(self, slot: int) -> Tensor:
         """Return what is kept for each segment: a state, or the length of a list.
@@ -184,7 +203,7 @@ class Given:
             for slot in self.segments.lists:
                 inputs[slot] = f"{self.name}_count:0"
         if self.last and not is_gradient:
-            inputs[BOUND] = f"{self.name}_end:0"
+            inputs[BOUND] = f"{self.name}_until:0"
         return inputs
 
     def _constant(self, what: str, value: int | list[int], kind: str = "int32") -> New:
