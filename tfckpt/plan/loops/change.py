@@ -121,8 +121,9 @@ class _Change(Given):
         if not self.last:
             return []
         made, inputs = self.lists_of_last(), list(self.inputs(self.forward))
-        for slot, new in zip(self.segments.lists, made[1:], strict=False):
-            inputs[slot] = f"{new.op.name}:0"
+        if self.fixed:
+            for slot in self.segments.lists:
+                inputs[slot] = f"{self.name}_last{slot}:0"
         for slot in (*self.segments.states, *self.segments.written):
             before, inputs[slot] = inputs[slot], f"{self.name}:{slot}"
             if comes_first(before) != comes_first(self.name):
