@@ -58,7 +58,9 @@ class Certificate:
         names = _listed(self.differences)
         if self.reason:
             return f"{self.reason} {names}"
-        return f"{len(self.roots)} results and writes are computed otherwise, from {names} on"
+        count = len(self.roots)
+        said = "1 result or write is" if count == 1 else f"{count} results and writes are"
+        return f"{said} computed otherwise, from {names} on"
 
 
 def _listed(names: Sequence[str]) -> str:
