@@ -13,7 +13,7 @@ from tfckpt.verify import same_arithmetic
 from tfckpt.verify.arithmetic.same import COMPILED, UNCHANGED
 
 
-@pytest.mark.parametrize("seed", [1, 14, 22, 29, 61, 65, 7012, 7021, 7149])
+@pytest.mark.parametrize("seed", [1, 14, 22, 61, 65, 7012, 7021, 7149])
 def test_steps_that_train_alike_are_certified(seed):
     certificate, alike = compared(seed)
     assert alike and certificate.same, certificate
