@@ -282,13 +282,15 @@ def choices(graph: Graph, target: Target) -> list[dict[str, Cut]]:
         graph, loops[n], target.rates))
     count = len(loops)
     sizes = dict.fromkeys(size for size in (count, count // 2, count // 4, 1) if size)
-    found = []
+    found, later = list[dict[str, Cut]](), list[dict[str, Cut]]()
     for size, together in itertools.product(sizes, (True, False)):
         taken = [loops[n] for n in sorted(worth[:size])]
-        found.append({op.name: Cut(best_length(op, len(taken) if together else 1))
-                      for op in taken})
+        cuts = {op.name: Cut(best_length(op, len(taken) if together else 1)) for op in taken}
+        found.append(cuts)
         if size == count and may_keep_last(taken[-1]):
-            found.append(found[-1] | {op.name: _whole_last(op, found[-1]) for op in taken[-1:]})
+            (found if together else later).append(
+                cuts | {taken[-1].name: _whole_last(taken[-1], cuts)})
+    found += later
     return [entry for n, entry in enumerate(found) if entry not in found[:n]][:CHOICES]
 
 
