@@ -259,10 +259,13 @@ class Trials:
         return self._between >= 0
 
     def _try_faster(self, trial: Trial, limit: int, said: str) -> None:
-        """Reject one of the lowest plans, which fits, for one between it and what does not."""
+        """Reject one of the lowest plans, which fits, for one between it and what does not.
+
+        Not where plans that fit are given up for another reason: so would that one be.
+        """
         over = [t.planned for t in self.tried
                 if t.planned > trial.planned and self._counted(t.memory) > limit]
-        if over and self._may_ask_between():
+        if over and not self._dismissed and self._may_ask_between():
             raise Rejected(f"{said}; {FASTER}", room=math.isqrt(trial.planned * min(over)))
 
     def _try_another(self, trial: Trial, said: str, left: int, tried: Sequence[Trial]) -> None:
