@@ -214,7 +214,8 @@ def test_no_more_is_compiled_than_was_allowed(trials, middle, plain_bytes):
     step = tfckpt.checkpoint(plain, budget=middle, xla_trials=trials)
     taken = temporary(step, trial)
     told = step.report.compiled
-    assert told.trials <= trials + (trials > 0)  # and the minimum, if none of them fits
+    # and the minimum, if none of them fits, and as many between it and these
+    assert told.trials <= 2 * trials + (trials > 0)
     if trials:
         assert taken <= middle * plain_bytes
     else:
