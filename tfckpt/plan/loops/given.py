@@ -6,9 +6,10 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from tfckpt.cost.variables import handle_of
 from tfckpt.ir.edits import Clone, Create, slice_attrs
 from tfckpt.ir.graph import BOUND, FORWARD, Graph, Op, OpenList, Tensor
-from tfckpt.ops import names, record
+from tfckpt.ops import names
 from tfckpt.plan.loops.segments import Cut, new_name
 
 _INT32 = "dtype:int32"
@@ -98,18 +99,11 @@ class Given:
             return []
         made = [self._constant("room", self.last)]
         for slot in self.segments.lists:
-            maker = self._maker(slot)
+            maker = self.graph.ops[handle_of(self.graph, self.forward.inputs[slot])[0]]
             made.append(New(
                 dataclasses.replace(maker, name=f"{self.name}_last{slot}", inputs=(), controls=()),
                 (self.inputs(maker)[0], f"{self.name}_room:0"), copied=maker.name))
         return made
-
-    def _maker(self, slot: int) -> Op:
-        """Return what makes a list that the forward's loop is given."""
-        op = self.graph.ops[self.forward.inputs[slot][0]]
-        while record(op.type).passes_on:
-            op = self.graph.ops[op.inputs[0][0]]
-        return op
 
     def put_away(self, slot: int) -> Tensor:
         """Return what is kept for each segment: a state, or the length of a list.
