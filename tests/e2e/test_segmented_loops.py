@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -73,6 +75,11 @@ def _layers(*layers, shape=(LENGTH, WIDTH), batch=BATCH):
         return (lambda x: model(x, training=True)), [v.value for v in model.trainable_variables]
 
     return make
+
+
+def _compiled(build, spec=None):
+    """Return how a step is decorated that XLA compiles, by what decorates others."""
+    return lambda f: build(tf.function(f.python_function, spec, jit_compile=True))
 
 
 _UNITS = dict(units=WIDTH, use_cudnn=False)
@@ -503,12 +510,9 @@ def test_a_larger_budget_has_xla_run_fewer_iterations_twice():
     make, x = _layers(lambda: keras.layers.GRU(64, use_cudnn=False), shape=(48, WIDTH),
                       batch=256), _inputs(256, 48, WIDTH)
 
-    def wrap(build):
-        return lambda f: build(tf.function(f.python_function, jit_compile=True))
-
     with process.without_determinism():
-        wanted, _ = _train(make, wrap(lambda f: f), inputs=x)
-        found, step = _train(make, wrap(lambda f: tfckpt.checkpoint(f, budget=0.6)), inputs=x)
+        wanted, _ = _train(make, _compiled(lambda f: f), inputs=x)
+        found, step = _train(make, _compiled(lambda f: tfckpt.checkpoint(f, budget=0.6)), inputs=x)
     ((_, length, last),) = step.report.segments
     assert found == wanted and length < last < 48, step.report
     told = step.report.compiled
@@ -601,9 +605,7 @@ def test_lists_whose_entries_the_trace_says_nothing_of(count, forced):
     def make():
         weight = _weight()
         return (lambda x: tf.map_fn(lambda t: tf.tanh(tf.sin(t @ weight)), x)), [weight]
-
-    def wrap(build):
-        return lambda f: build(tf.function(f.python_function, spec, jit_compile=True))
+    wrap = functools.partial(_compiled, spec=spec)
 
     x = _inputs(40, 64, WIDTH) if count is None else _inputs(count, 64, WIDTH)
     with process.without_determinism():
@@ -623,9 +625,7 @@ def _looping(h, x, i, weight):
 def test_a_loop_in_a_loop_compiled_by_xla(sizes, forced):
     """XLA ended the process where it was handed lists of lists that stay empty."""
     spec = [tf.TensorSpec(sizes)]
-
-    def wrap(build):
-        return lambda f: build(tf.function(f.python_function, spec, jit_compile=True))
+    wrap = functools.partial(_compiled, spec=spec)
 
     make = _loop(_looping, maximum_iterations=LENGTH)
     with process.without_determinism():
@@ -642,12 +642,9 @@ def test_a_loop_in_a_loop_compiled_by_xla(sizes, forced):
     _loop(_calling, maximum_iterations=LENGTH), _loop(_branching, maximum_iterations=LENGTH)],
     ids=["loop", "lstm", "sequences", "functions", "branches"])
 def test_compiled_by_xla(make, forced):
-    def wrap(build):
-        return lambda f: build(tf.function(f.python_function, jit_compile=True))
-
     with process.without_determinism():
-        wanted, _ = _train(make, wrap(lambda f: f))
-        found, step = _train(make, wrap(tfckpt.checkpoint))
+        wanted, _ = _train(make, _compiled(lambda f: f))
+        found, step = _train(make, _compiled(tfckpt.checkpoint))
     assert len(step.report.segments) == 1 and step.report.applied, str(step.report)
     assert found == wanted
     told = step.report.compiled
@@ -697,14 +694,11 @@ def test_xla_keeps_once_what_each_iteration_has_alike(kernel, less, forced, monk
 
 def _spared(make, less, monkeypatch, what, nothing):
     """Train compiled steps, and check that XLA takes less than where nothing is spared."""
-    def wrap(build):
-        return lambda f: build(tf.function(f.python_function, jit_compile=True))
-
     with process.without_determinism():
-        wanted, _ = _train(make, wrap(lambda f: f))
-        found, ours = _train(make, wrap(tfckpt.checkpoint))
+        wanted, _ = _train(make, _compiled(lambda f: f))
+        found, ours = _train(make, _compiled(tfckpt.checkpoint))
         monkeypatch.setattr(compiled, what, nothing)
-        _, other = _train(make, wrap(tfckpt.checkpoint))
+        _, other = _train(make, _compiled(tfckpt.checkpoint))
     assert len(ours.report.segments) == 1 and ours.report.applied, str(ours.report)
     assert found == wanted
     sizes = ours.report.compiled.after.temp_bytes, other.report.compiled.after.temp_bytes
