@@ -272,8 +272,9 @@ def row(name: str, budget: str) -> str:
     return line([name, budget, f"{before / 1e6:.1f}", f"{after / 1e6:.1f}", f"{after / before:.2f}",
                  f"{found['expected'] / after:.2f}", f"{found['planned'] / after:.2f}",
                  f"{ours / plain:.2f}x",
-                 ", ".join(f"{length} (last {last})" if last else str(length)
-                           for _, length, last in found["segments"]) or "none",
+                 ", ".join("/".join(map(str, (length, *within)))
+                           + (f" (last {last})" if last else "")
+                           for _, length, last, within in found["segments"]) or "none",
                  "yes" if found["identical"] else "no"])
 
 

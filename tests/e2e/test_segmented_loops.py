@@ -59,7 +59,7 @@ def _alike(make, count=1, **options):
     found, step = _train(make, tfckpt.checkpoint, **options)
     report = step.report
     assert report.applied and len(report.segments) == count, str(report)
-    assert {length for _, length, _ in report.segments} == {SEGMENT}
+    assert {length for _, length, *_ in report.segments} == {SEGMENT}
     assert [n for n, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b] == []
     given = options.get("inputs")
     certificate = tfckpt.verify.same_arithmetic(
@@ -459,7 +459,7 @@ def _copies_of_loops(step, x):
             and (MARK + "-tfckpt") in op.name]
 
 
-@pytest.mark.parametrize("forced", [0], indirect=True)
+@pytest.mark.parametrize("forced", [loops.Cut(SEGMENT)], ids=["all"], indirect=True)
 def test_they_are_recomputed_as_wholes_too(forced):
     """Of layers in a row what one hands to the next is kept no more either."""
     make = _stack(5, WIDTH, LENGTH, BATCH)
@@ -471,7 +471,7 @@ def test_they_are_recomputed_as_wholes_too(forced):
     assert certificate.same, certificate
 
 
-@pytest.mark.parametrize("forced", [0], indirect=True)
+@pytest.mark.parametrize("forced", [loops.Cut(SEGMENT)], ids=["all"], indirect=True)
 def test_a_difference_in_a_copy_of_one_is_seen(forced, monkeypatch):
     """A product of another kind stands for what Grappler makes otherwise in the copy."""
     asked = []
@@ -500,7 +500,7 @@ def test_a_larger_budget_runs_fewer_iterations_twice(budget):
                       batch=1024), _inputs(1024, 64, WIDTH)
     wanted, plain = _train(make, lambda f: f, inputs=x)
     found, step = _train(make, lambda f: tfckpt.checkpoint(f, budget=budget), inputs=x)
-    ((_, length, last),) = step.report.segments
+    ((_, length, last, _),) = step.report.segments
     assert found == wanted and 64 * (budget - 0.35) < last < 64 * budget + length, step.report
     before, after = (tfckpt.verify.measure_peak(s, x, repeats=3) for s in (plain, step))
     assert 0.6 * budget < after / before < 1.03 * budget, step.report
@@ -513,10 +513,43 @@ def test_a_larger_budget_has_xla_run_fewer_iterations_twice():
     with process.without_determinism():
         wanted, _ = _train(make, _compiled(lambda f: f), inputs=x)
         found, step = _train(make, _compiled(lambda f: tfckpt.checkpoint(f, budget=0.6)), inputs=x)
-    ((_, length, last),) = step.report.segments
+    ((_, length, last, _),) = step.report.segments
     assert found == wanted and length < last < 48, step.report
     told = step.report.compiled
     assert 0.4 < told.after.temp_bytes / told.before.temp_bytes <= 0.6, step.report
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_small_budget_has_segments_in_segments(compiled):
+    """What segments alone cannot meet; measured, and for one run of the loop more."""
+    weight = _weight()
+    wide = tf.Variable(np.linalg.qr(np.random.default_rng(1).standard_normal((64, 64)))[0].astype(
+        "f"))
+
+    def make():
+        return (lambda x: tf.while_loop(
+            lambda i, h: i < 256,
+            lambda i, h: (i + 1, tf.tanh(tf.nn.softplus(h @ wide) - weight[0, 0])), (0, x),
+            maximum_iterations=256)[1]), [wide, weight]
+
+    x, start = _inputs(1024, 64), (wide.numpy(), weight.numpy())
+    found, steps = [], []
+    for build in (lambda f: f, lambda f: tfckpt.checkpoint(f, budget="min"),
+                  lambda f: tfckpt.checkpoint(f, budget=0.06)):
+        wide.assign(start[0])
+        weight.assign(start[1])
+        with process.without_determinism():
+            results, step = _train(make, _compiled(build) if compiled else build, inputs=x)
+        found.append(results)
+        steps.append(step)
+    _, alone, inside = (getattr(step, "report", None) for step in steps)
+    assert found[0] == found[1] == found[2]
+    assert [len(within) for r in (alone, inside) for *_, within in r.segments] == [0, 1], inside
+    assert alone.overhead < inside.overhead < 1
+    plain, least, less = (
+        tfckpt.verify.compiled(step, tf.constant(x)).temp_bytes if compiled else
+        tfckpt.verify.measure_peak(step, tf.constant(x), repeats=3) for step in steps)
+    assert less <= 0.06 * plain < 0.8 * least, (plain, least, less)
 
 
 def test_a_budget_is_not_spent_on_computing_a_whole_loop_again():
@@ -672,7 +705,7 @@ def _entries(which, kernel=lambda weight: weight):
     return make
 
 
-@pytest.mark.parametrize("forced", [0], ids=["all"], indirect=True)
+@pytest.mark.parametrize("forced", [loops.Cut(SEGMENT)], ids=["all"], indirect=True)
 @pytest.mark.parametrize("make, less", [
     (_entries(lambda i: i), True),
     (_entries(lambda i: i + 1), False),  # what no iteration hands on is not known to differ
@@ -682,7 +715,7 @@ def test_xla_is_spared_zeros_that_nothing_reads(make, less, forced, monkeypatch)
     _spared(make, less, monkeypatch, "_read_once", lambda *_: ())
 
 
-@pytest.mark.parametrize("forced", [0], ids=["all"], indirect=True)
+@pytest.mark.parametrize("forced", [loops.Cut(SEGMENT)], ids=["all"], indirect=True)
 @pytest.mark.parametrize("kernel, less", [
     (lambda weight: weight, True),
     (lambda weight: tf.sin(weight) * 2.0, True),

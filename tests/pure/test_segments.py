@@ -8,7 +8,7 @@ import math
 import pytest
 
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.errors import PlanError, RewriteError
+from tfckpt.errors import InfeasibleBudgetError, PlanError, RewriteError
 from tfckpt.ir.edits import TRIPS, check_edits
 from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Loop, Op, Segments, Tensor
 from tfckpt.ir.target import HERE
@@ -22,6 +22,7 @@ from tfckpt.plan.loops.segments import (
     SEGMENTED,
     Cut,
     best_length,
+    best_lengths,
     segmentable,
 )
 from tfckpt.plan.planner import plans_of
@@ -31,13 +32,14 @@ NUMBER = Tensor("int32", (), 4)
 EMPTY = Graph("body", (), (), ())
 
 
-def _step(trips=12, entry=ENTRY, loops=1, body=EMPTY):
+def _step(trips=12, entry=ENTRY, loops=1, body=EMPTY, size=STATE):
     """Return a chain of loops, each with its gradient's; a loop has a counter, a bound, a state, a
     list.
 
     The gradient's loops stand in the reverse order, each fed by the one before it.
     """
-    ops = [Op("x", "Placeholder", (), (), (Tensor("float32", (250,), STATE),), FORWARD, False),
+    given = Tensor("float32", (size // 4,), size)
+    ops = [Op("x", "Placeholder", (), (), (given,), FORWARD, False),
            Op("zero", "Const", (), (), (NUMBER,), FORWARD, True),
            Op("empty", "EmptyTensorList", ((1, 0), (1, 0)), (), (Tensor("variant", (), 0),),
               FORWARD, True)]
@@ -45,7 +47,7 @@ def _step(trips=12, entry=ENTRY, loops=1, body=EMPTY):
     for n in range(loops):
         segments = Segments(f"gradient{n}", True, (0, 2), (3,), (4,), 2)
         ops.append(Op(f"loop{n}", "StatelessWhile", ((1, 0), (1, 0), state, (2, 0)), (), (
-            NUMBER, NUMBER, Tensor("float32", (250,), STATE),
+            NUMBER, NUMBER, given,
             Tensor("variant", (), trips * entry)), FORWARD, True,
             loop=Loop(trips, body, segments=segments)))
         made.append(len(ops) - 1)
@@ -54,10 +56,10 @@ def _step(trips=12, entry=ENTRY, loops=1, body=EMPTY):
     for n in reversed(range(loops)):
         ops.append(Op(f"gradient{n}", "StatelessWhile", (
             (1, 0), (1, 0), (made[n], 0), before, (made[n], 3)), (), (
-            NUMBER, NUMBER, NUMBER, Tensor("float32", (250,), STATE), Tensor("variant", (), 0)),
+            NUMBER, NUMBER, NUMBER, given, Tensor("variant", (), 0)),
             BACKWARD, False, loop=Loop(trips, body)))
         before = (len(ops) - 1, 3)
-    ops.append(Op("end", "Identity", (before,), (made[0],), (Tensor("float32", (250,), STATE),),
+    ops.append(Op("end", "Identity", (before,), (made[0],), (given,),
                   BACKWARD, False))
     return Graph("step", tuple(ops), ((len(ops) - 1, 0),), ())
 
@@ -70,6 +72,15 @@ def test_the_length_of_segments_takes_the_minimum_of_memory(trips, entry):
     assert peaks[best_length(loop) - 1] == min(peaks)
     if trips == 100 and entry == STATE:
         assert best_length(loop) == pytest.approx(math.sqrt(trips), abs=1)
+
+
+@pytest.mark.parametrize("trips", [4, 7, 12, 60])
+@pytest.mark.parametrize("entry", [STATE, 7 * STATE, 100 * STATE])
+def test_the_lengths_of_segments_in_segments_take_the_minimum_of_memory(trips, entry):
+    loop = next(op for op in _step(trips, entry).ops if op.name == "loop0")
+    peaks = {(long, short): (-(-trips // long) - (-long // short)) * (STATE + 4) + short * entry
+             for long in range(2, trips + 1) for short in range(1, long)}
+    assert peaks[best_lengths(loop)] <= 1.02 * min(peaks.values())
 
 
 @pytest.mark.parametrize("length", [1, 5, 12])
@@ -85,6 +96,27 @@ def test_states_and_entries_of_one_segment_are_kept(length):
     roles = [op.attrs[SEGMENTED] for op in edits.added if SEGMENTED in op.attrs]
     assert [(role.is_gradient, role.length, role.count) for role in roles] == [
         (False, length, count), (True, length, count)]
+
+
+@pytest.mark.parametrize("within, states", [((4,), 3), ((5,), 3), ((6, 2), 2 + 3)])
+def test_of_segments_in_segments_the_states_and_one_of_the_last_are_kept(within, states):
+    body = Graph("body", (Op("tanh", "Tanh", (), (), (), FORWARD, True),), (), ())
+    graph, edits = in_segments(_step(24, body=body), {"loop0": Cut(12, within=within)})
+    new = {op.name: op for op in graph.ops}
+    forward, backward = new["loop0" + MARK], new["gradient0" + MARK]
+    assert sum(t.bytes for t in forward.outputs if t.dtype == "variant") == 2 * (STATE + 4)
+    assert forward.workspace == backward.workspace == states * (STATE + 4) + within[-1] * ENTRY
+    assert len(forward.loop.body.ops) == 1  # the forward runs it once, whatever is kept
+    assert len(backward.loop.body.ops) == 1 + len(within) + 1
+    assert [op.attrs[SEGMENTED].within for op in edits.added if SEGMENTED in op.attrs] == [
+        within, within]
+
+
+@pytest.mark.parametrize("cut", [Cut(4, within=(4,)), Cut(4, within=(5,)), Cut(4, within=(2, 3)),
+                                 Cut(4, within=(0,)), Cut(0), Cut(3, -1)])
+def test_segments_that_are_not_shorter_than_those_around_them_are_refused(cut):
+    with pytest.raises(PlanError, match="'loop0' cannot be recomputed in segments"):
+        in_segments(_step(), {"loop0": cut})
 
 
 @pytest.mark.parametrize("length, last", [(3, 3), (4, 5), (1, 11)])
@@ -175,6 +207,34 @@ def test_choices_take_what_saves_and_longer_segments_for_several():
     assert together == ending > alone
     assert [cut.last for cut in found[1].values()] == [0, 0, 0, found[1]["loop3"].length]
     assert choice.choices(_step(trips=2, entry=1), HERE) == []
+
+
+def test_segments_are_in_segments_where_they_alone_keep_too_much():
+    body = Graph("body", (Op("tanh", "Tanh", (), (), (Tensor("float32", (250_000,), 10**6),),
+                             FORWARD, True),), (), ())
+    graph = _step(400, 6 * 10**6, 2, body, 10**6)
+    cost = build_cost_graph(graph)
+    plain = baseline(cost, HERE)
+
+    def best(budget, objective):
+        def plans(graph, cost, share):
+            for planned in plans_of(cost, budget, solver="store_all", plain=plain):
+                yield Decision(graph, cost, planned)
+
+        return next(choice.with_loops_in_segments(
+            graph, cost, plans, budget=budget, objective=objective, target=HERE))
+
+    least = best(None, "time")
+    assert not any(cut.within for _, cut in least.segments)
+    for budget, objective in ((0.6 * least.planned.peak_bytes, "time"), (None, "memory")):
+        deeper = best(budget and int(budget), objective)
+        assert all(cut.within for _, cut in deeper.segments)
+        assert deeper.planned.peak_bytes < 0.6 * least.planned.peak_bytes
+        assert deeper.planned.time > least.planned.time
+    with pytest.raises(InfeasibleBudgetError) as error:
+        best(1000, "time")
+    least = error.value.smallest_bytes  # as named, it is accepted
+    assert best(least, "time").planned.peak_bytes <= least < 0.6 * plain.peak_bytes
 
 
 def test_the_cost_graph_counts_a_segment_while_the_gradient_runs():

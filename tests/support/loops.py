@@ -13,11 +13,13 @@ SEGMENT = 4
 """Iterations of a segment."""
 
 
-@pytest.fixture(params=[0, 2], ids=["all", "but two"])
+@pytest.fixture(params=[
+    pytest.param(Cut(SEGMENT), id="all"), pytest.param(Cut(SEGMENT, last=2), id="but two"),
+    pytest.param(Cut(SEGMENT, last=1, within=(2,)), id="inside", marks=pytest.mark.nightly)])
 def forced(monkeypatch, request):
     """All loops that can be are recomputed in segments, whether that saves anything or not."""
     def decisions(graph, cost, plans, *, target, **options):
-        cuts = {op.name: Cut(SEGMENT, request.param if may_keep_last(op) else 0)
+        cuts = {op.name: request.param if may_keep_last(op) else request.param._replace(last=0)
                 for op in segmentable(graph)}
         return choice._decisions(graph, cost, cuts, plans=plans, target=target)
 

@@ -71,7 +71,8 @@ class Report:
       forward_ad_regions: each element-wise region: its ops, the bytes that keeping its
         derivative saves, whether it is kept, and why; empty with `fad=False`.
       segments: loops that are recomputed segment by segment in the backward, how many iterations
-        a segment has, and how many at the end are in none and run once.
+        a segment has, how many at the end are in none and run once, and the lengths of segments in
+        segments, of those in them, and so on.
       inside: functions of loops and branches that compute gradients themselves, and what each is
         planned to take while it runs. Plain, in this report, is the step with that.
       inlined: nested functions whose bodies were planned and rewritten with the step.
@@ -117,7 +118,7 @@ class Report:
     fates: tuple[Fate, ...] = ()
     asked: tuple[Asked, ...] = ()
     names: LayerNames = dataclasses.field(default=UNKNOWN, repr=False)
-    segments: tuple[tuple[str, int, int], ...] = ()
+    segments: tuple[tuple[str, int, int, tuple[int, ...]], ...] = ()
     inside: tuple[str, ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -180,8 +181,9 @@ class Report:
             ("recomputed ops", f"{self.recomputed_ops} of {self.op_count}"),
             *[(f"{asked.policy} asked", self._as_asked(asked)) for asked in self.asked],
             *[("in segments", f"{loop}, of {length} iteration{'s' * (length > 1)} each"
+               + "".join(f", these in segments of {short}" for short in within)
                + (f"; the last {last} run once" if last else ""))
-              for loop, length, last in self.segments],
+              for loop, length, last, within in self.segments],
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
               if self.deferred_ops else []),
             *([("taken apart", f"{self.released_joins} join{'s' * (self.released_joins > 1)} of "

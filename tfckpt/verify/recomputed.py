@@ -152,7 +152,8 @@ class _Fates:
         while pending:
             for tensor in self.ops[pending.pop()].outputs:
                 for op in tensor.consumers():
-                    if op.name in seen or record(op.type).shape_only:
+                    if (op.name in seen or op.name not in self.ops  # a loop that gave way
+                            or record(op.type).shape_only):
                         continue
                     seen.add(op.name)
                     if op.name in self.module.named:

@@ -251,7 +251,8 @@ class _Loop:
                       if made.dtype == tf.variant and number_origin(made).op is op}
             sizes = {n: size for n, size in kept.bytes.items() if n not in kept.loop.shares}
             passed.update({slot: trips * sizes.get(n, 0) for n, slot in handed.items()})
-            filled = max(filled, sum(size for n, size in sizes.items() if n not in handed))
+            filled = max(filled, kept.workspace + sum(
+                size for n, size in sizes.items() if n not in handed))
         return passed, filled
 
     def _times(self, trips: int, slot: int, entry: tf.Tensor) -> int:

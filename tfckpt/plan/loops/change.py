@@ -7,6 +7,10 @@ kept instead of T entries, for one more run of the loop (Chen et al., "Training 
 Sublinear Memory Cost", section 4.1, with segments of one length). The sum is smallest for k
 near sqrt(T * state / entry). Sums go on from segment to segment, so no bit changes.
 
+A segment may be recomputed in segments itself (section 4.2 there: recursively): then its states are
+kept before each of those while its gradient is computed, and the lists of one of them. Each level
+is one more run of the loop.
+
 Both loops become loops over segments, which call the bodies that there were:
 
     forward's inputs:   those there were, a list for each state, and for each length of a list that
@@ -49,8 +53,8 @@ from tfckpt.plan.loops.segments import (
     Cuts,
     Role,
     comes_first,
-    entry_bytes,
     extras,
+    held_bytes,
     kept_slots,
     last_name,
     may_keep_last,
@@ -73,7 +77,7 @@ def in_segments(graph: Graph, cuts: Cuts, fixed: bool = False) -> tuple[Graph, E
     edits = Edits()
     for name, cut in cuts.items():
         loop = next((op for op in segmentable(graph) if op.name == name), None)
-        if loop is None or cut.last and not may_keep_last(loop):
+        if loop is None or not cut.is_valid or cut.last and not may_keep_last(loop):
             raise PlanError(f"plan: the loop {name!r} cannot be recomputed in segments")
         graph, more = _Change(graph, loop, cut, fixed).made()
         edits = edits.then(more)
@@ -93,8 +97,8 @@ class _Change(Given):
                 Replace(op.name, self._renamed(op.name)) for op in (self.forward, self.gradient)))
 
     def _role(self, is_gradient: bool) -> Role:
-        return Role(self.forward.name, self.gradient.name, self.length, self.count, is_gradient,
-                    self.fixed, self.segments)
+        return Role(self.forward.name, self.gradient.name, self.length, self.count,
+                    self.cut.within, is_gradient, self.fixed, self.segments)
 
     def _forward(self) -> New:
         op, states = self.forward, range(len(self.segments.kept))
@@ -175,8 +179,8 @@ class _Change(Given):
         return Tensor("int32", (), 4) if self.fixed else dataclasses.replace(made, bytes=0)
 
     def _held(self) -> int:
-        """Return the bytes of the lists of one segment."""
-        return math.ceil(self.length * entry_bytes(self.forward))
+        """Return the bytes of what is kept of one segment while it runs."""
+        return math.ceil(held_bytes(self.forward, self.cut.lengths))
 
     def _gradient(self) -> New:
         op, states = self.gradient, len(self.segments.kept)
@@ -189,7 +193,8 @@ class _Change(Given):
                      dataclasses.replace(self.forward.outputs[n], bytes=0) for n in given))
         assert op.loop is not None
         place = {old: new + 1 for new, old in enumerate(kept)}
-        loop = Loop(op.loop.trips - self.last, _both(self.loop.body, op.loop.body), {
+        runs = [*[self.loop.body] * len(self.cut.lengths), op.loop.body]
+        loop = Loop(op.loop.trips - self.last, _one_by_one(runs), {
             place[s]: place[r] for s, r in op.loop.shares.items() if s in place and r in place}, {
             place[s]: tuple(place[w] for w in wishes if w in place)
             for s, wishes in op.loop.takes.items() if s in place}, bound=op.loop.bound)
@@ -272,9 +277,12 @@ class _Change(Given):
         return result, tuple(rewires)
 
 
-def _both(first: Graph, second: Graph) -> Graph:
-    """Return what two bodies do one after the other, to be priced."""
-    shift = len(first.ops)
-    return Graph(second.name, (*first.ops, *(dataclasses.replace(
-        op, inputs=tuple((s + shift, slot) for s, slot in op.inputs),
-        controls=tuple(c + shift for c in op.controls)) for op in second.ops)), (), ())
+def _one_by_one(bodies: Sequence[Graph]) -> Graph:
+    """Return what several bodies do one after the other, to be priced."""
+    ops: list[Op] = []
+    for body in bodies:
+        shift = len(ops)
+        ops += [dataclasses.replace(
+            op, inputs=tuple((s + shift, slot) for s, slot in op.inputs),
+            controls=tuple(c + shift for c in op.controls)) for op in body.ops]
+    return Graph(bodies[-1].name, tuple(ops), (), ())

@@ -34,11 +34,11 @@ from tfckpt.plan.loops.segments import (
     Cut,
     Cuts,
     best_length,
-    entry_bytes,
+    best_lengths,
+    kept_bytes,
     list_bytes,
     may_keep_last,
     segmentable,
-    state_bytes,
 )
 
 SMALLEST = 0.01
@@ -51,6 +51,9 @@ SEARCHED = 3_000
 OTHERS = 0.3
 """Share of a search that each graph but the first two gets: mostly one of these has the best plan,
 the loops as they are or all in segments."""
+
+FEWER = 0.8
+"""Of the bytes that segments keep, what segments in segments may."""
 
 SPENT = 3
 """How often lists are kept of more iterations, or of fewer."""
@@ -101,12 +104,17 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
                        budget, objective)
     most = max(1, SEARCHED // max(len(cost.vertices), 1))
     cuts = choices(graph, target)[:most] if allowed() else []
+    if budget is None and objective == "memory":
+        cuts += inside_each_other(graph)
     for n, chosen in enumerate([{}, *cuts]):
         first = found.add(chosen, 1.0 if n < 2 else OTHERS)
         if budget is not None and first is not None and not chosen and (
                 not first.planned.plan.recomputed):
             break
     else:
+        if budget is not None and cuts and found.best() is None:
+            for chosen in inside_each_other(graph):
+                found.add(chosen, OTHERS)
         if budget is not None and objective == "time" and cuts:
             _spend(found, graph, budget, target.rates)
     yield from found.best_first(allowed)
@@ -244,12 +252,12 @@ def _keeping(cuts: Cuts, order: Sequence[Op], room: int) -> dict[str, Cut]:
     found = dict(cuts)
     for op in order:
         assert op.loop is not None
-        length, last = cuts[op.name]
+        cut = cuts[op.name]
         entry = list_bytes(op) / op.loop.trips
-        more = min(int(max(room, 0) / entry), op.loop.trips - last)
+        more = min(int(max(room, 0) / entry), op.loop.trips - cut.last)
         room -= int(more * entry)
-        found[op.name] = Cut(length, last + more)
-        if last + more > op.loop.trips - length:
+        found[op.name] = cut._replace(last=cut.last + more)
+        if cut.last + more > op.loop.trips - cut.length:
             del found[op.name]
     return found
 
@@ -294,6 +302,28 @@ def choices(graph: Graph, target: Target) -> list[dict[str, Cut]]:
     return [entry for n, entry in enumerate(found) if entry not in found[:n]][:CHOICES]
 
 
+def inside_each_other(graph: Graph) -> list[dict[str, Cut]]:
+    """Return how loops are cut where segments alone keep too much: segments are in segments.
+
+    Args:
+      graph: the step.
+
+    Returns:
+      Cuts of all loops that save anything, those in which segments in segments keep `FEWER` bytes;
+      nothing where that is none.
+    """
+    loops = [op for op in segmentable(graph) if _saves(op) > 0]
+    cuts = {op.name: Cut(best_length(op, len(loops))) for op in loops}
+    deeper = {}
+    for op in loops:
+        if op.loop is not None and op.loop.trips > 3:
+            length, within = best_lengths(op, len(loops))
+            cut = Cut(length, within=(within,))
+            if kept_bytes(op, cut, len(loops)) < FEWER * kept_bytes(op, cuts[op.name], len(loops)):
+                deeper[op.name] = cut
+    return [cuts | deeper] if deeper else []
+
+
 def _whole_last(op: Op, cuts: Cuts) -> Cut:
     """Return how a loop is cut whose last segment keeps its lists."""
     assert op.loop is not None
@@ -303,6 +333,4 @@ def _whole_last(op: Op, cuts: Cuts) -> Cut:
 
 def _saves(op: Op) -> float:
     """Return the bytes that a loop by itself keeps less in segments."""
-    assert op.loop is not None
-    k = best_length(op)
-    return list_bytes(op) - k * entry_bytes(op) - -(-op.loop.trips // k) * state_bytes(op)
+    return list_bytes(op) - kept_bytes(op, Cut(best_length(op)))

@@ -52,7 +52,7 @@ class Given:
         assert forward.loop is not None and forward.loop.segments is not None
         self.graph, self.forward, self.loop = graph, forward, forward.loop
         self.segments, self.fixed = forward.loop.segments, fixed
-        self.length, self.last = cut
+        self.cut, self.length, self.last = cut, cut.length, cut.last
         self.gradient = next(op for op in graph.ops if op.name == self.segments.gradient)
         self.count = math.ceil((self.loop.trips - self.last) / self.length)
         self.name = new_name(forward.name)

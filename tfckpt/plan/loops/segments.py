@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tfckpt.ir.graph import Graph, Op, Segments
@@ -24,10 +25,24 @@ class Cut(NamedTuple):
       length: iterations of a segment.
       last: iterations at the end that are in no segment: their lists are kept, as in the plain
         step, and they run once.
+      within: where a segment is itself recomputed in segments, the length of these, and of those
+        in them, ever shorter.
     """
 
     length: int
     last: int = 0
+    within: tuple[int, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the iterations of a segment, of one in it, and so on."""
+        return (self.length, *self.within)
+
+    @property
+    def is_valid(self) -> bool:
+        """Return whether each segment is longer than those in it, and these are not empty."""
+        return self.last >= 0 and all(long > short for long, short in itertools.pairwise(
+            (*self.lengths, 0)))
 
 
 Cuts = Mapping[str, Cut]
@@ -42,6 +57,7 @@ class Role:
       forward, gradient: names of the two loops that are replaced.
       length: iterations of a segment.
       count: how many segments there are, at most, in a call of the planned sizes.
+      within: as in `Cut`.
       is_gradient: whether it takes the place of the gradient's loop.
       compiled: whether XLA compiles it, which is given no lists that stay empty.
       segments: how the loops belong together.
@@ -51,6 +67,7 @@ class Role:
     gradient: str
     length: int
     count: int
+    within: tuple[int, ...]
     is_gradient: bool
     compiled: bool
     segments: Segments
@@ -151,6 +168,32 @@ def entry_bytes(op: Op) -> float:
     return (list_bytes(op) - alike) / max(loop.trips, 1)
 
 
+def held_bytes(op: Op, lengths: Sequence[int]) -> float:
+    """Return the bytes that are kept while a segment is computed again, and its gradient.
+
+    Of the innermost segment these are the lists, of others the states before each one in them.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+      lengths: as `Cut.lengths`.
+    """
+    states = sum(math.ceil(long / short) for long, short in itertools.pairwise(lengths))
+    return states * state_bytes(op) + lengths[-1] * entry_bytes(op)
+
+
+def kept_bytes(op: Op, cut: Cut, share: float = 1.0) -> float:
+    """Return the bytes that a loop keeps with all iterations in segments, one of them running.
+
+    Args:
+      op: a loop of the forward that can be recomputed segment by segment.
+      cut: how it is cut.
+      share: factor by which the states before its segments count more.
+    """
+    assert op.loop is not None
+    states = math.ceil(op.loop.trips / cut.length) * state_bytes(op)
+    return share * states + held_bytes(op, cut.lengths)
+
+
 def best_length(op: Op, share: float = 1.0) -> int:
     """Return the length of a loop's segments with which it keeps the fewest bytes.
 
@@ -159,9 +202,32 @@ def best_length(op: Op, share: float = 1.0) -> int:
       share: factor by which the states count more: they stay allocated while other loops run.
     """
     assert op.loop is not None
-    trips = max(op.loop.trips, 1)
-    state, entry = share * state_bytes(op), entry_bytes(op)
-    return min(range(1, trips + 1), key=lambda k: math.ceil(trips / k) * state + k * entry)
+    return min(range(1, max(op.loop.trips, 1) + 1), key=lambda k: kept_bytes(op, Cut(k), share))
+
+
+def best_lengths(op: Op, share: float = 1.0) -> tuple[int, int]:
+    """Return lengths of segments, and of segments in these, with which the fewest bytes are kept.
+
+    About the cube root of what a loop takes that is not cut is kept so, for one run of it more.
+
+    Args:
+      op: a loop of at least four iterations that can be recomputed segment by segment.
+      share: as for `best_length`.
+    """
+    assert op.loop is not None
+    trips = op.loop.trips
+    state, entry = max(state_bytes(op), 1), max(entry_bytes(op), 1)
+    short = (share * trips * (state / entry) ** 2) ** (1 / 3)
+    shorts = _near(short, 1, trips // 2)
+
+    return min(((times * short, short) for short in shorts for times in _near(
+        math.sqrt(share * trips / short), 2, trips // short)),
+        key=lambda lengths: kept_bytes(op, Cut(lengths[0], within=lengths[1:]), share))
+
+
+def _near(number: float, least: int, most: int) -> range:
+    """Return whole numbers from half of a number to twice it."""
+    return range(max(least, min(most, int(number / 2))), min(most, int(2 * number) + 1) + 1)
 
 
 def segmentable(graph: Graph) -> tuple[Op, ...]:

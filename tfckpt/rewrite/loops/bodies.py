@@ -185,3 +185,34 @@ class FunctionBody:
         """
         for output, result in zip(self.function.signature.output_arg, results, strict=True):
             self.function.ret[output.name] = result
+
+
+def is_left(kinds: Sequence[int]) -> bytes:
+    """Return the condition that the first of some arguments is above 0.
+
+    Args:
+      kinds: dtypes of the arguments, as enumerated.
+    """
+    made = tf_adapter.FunctionDef()
+    for n, kind in enumerate(kinds):
+        made.signature.input_arg.add(name=f"arg{n}", type=kind)
+    made.signature.output_arg.add(name="result0", type=tf.bool.as_datatype_enum)
+    body = FunctionBody(made)
+    made.ret["result0"] = body.node("Greater", ("arg0", body.constant(0)), "z", T=INT)
+    return named(made, "cond")
+
+
+def empty_function(like: tf.Operation, kinds: Sequence[int]) -> tuple[Any, list[str]]:
+    """Return a FunctionDef without ops, results as its arguments, and the arguments' names.
+
+    Args:
+      like: op that calls it; it is stateful where that is.
+      kinds: dtypes of the arguments, as enumerated.
+    """
+    made = tf_adapter.FunctionDef()
+    made.signature.is_stateful = tf_adapter.is_stateful(like)
+    found = [f"arg{n}" for n in range(len(kinds))]
+    for n, kind in enumerate(kinds):
+        made.signature.input_arg.add(name=found[n], type=kind)
+        made.signature.output_arg.add(name=f"result{n}", type=kind)
+    return made, found

@@ -6,28 +6,40 @@ so that TensorFlow's optimizers fuse and reorder them as in the plain step. That
 have readers, as the gradient's loop reads them in the plain step, is part of it: what is pushed
 onto a list nobody reads would have a reader less. Their lengths count the segments.
 
+Where a segment is recomputed in segments itself, the loops that are made of the two for it stand in
+the place of the inner loop and of the gradient's.
+
 Layouts of arguments and results are those of `tfckpt.plan.loops.change`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.variables import origin
-from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ir.graph import BOUND, COUNTER
 from tfckpt.ops import names, record
 from tfckpt.plan.loops.segments import SEGMENTED, Role, comes_first, extras, kept_slots
-from tfckpt.rewrite.loops.bodies import INT, VARIANT, FunctionBody, name_of, named, with_own_calls
-from tfckpt.rewrite.loops.spared import Spared, add_invariant, spared
+from tfckpt.rewrite.loops.bodies import (
+    INT,
+    VARIANT,
+    FunctionBody,
+    empty_function,
+    is_left,
+    name_of,
+    named,
+)
+from tfckpt.rewrite.loops.functions import SHAPES, TYPES, Functions
+from tfckpt.rewrite.loops.spared import add_invariant
 
-_PARALLEL, _SHAPES, _TYPES = "parallel_iterations", "output_shapes", "T"
+_PARALLEL = "parallel_iterations"
 _FIXED = (COUNTER, BOUND)
 """Of the gradient's loop, what is the same for each segment."""
 _BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_shapes", "_class")
@@ -52,110 +64,36 @@ def with_functions(edits: Edits, live: tf.Graph) -> Edits:
             loop = _Loops(role, live)
             made = loop.gradient_loop() if role.is_gradient else loop.forward_loop()
             functions.update(dict.fromkeys(made.functions))
-            op = dataclasses.replace(op, attrs=made.attrs)
+            op = dataclasses.replace(op, attrs={
+                key: ("attr", attr.SerializeToString(deterministic=True))
+                for key, attr in sorted(made.attrs.items())})
         added.append(op)
     return dataclasses.replace(edits, added=tuple(added), functions=tuple(functions))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """Attributes of a new loop, and the functions that it calls."""
+    """Attributes of a new loop, and the functions that it calls, callees first."""
 
-    attrs: dict[str, object]
+    attrs: dict[str, Any]
     functions: tuple[bytes, ...]
 
 
-class _Loops:
-    """A loop of the forward and its gradient's, and how they become loops over segments."""
+class _Loops(Functions):
+    """How a loop and its gradient's become loops over segments, from what `Functions` takes."""
 
-    def __init__(self, role: Role, live: tf.Graph) -> None:
-        self.role, self.segments, self.live = role, role.segments, live
-        self.called: list[bytes] = []  # copies of what the functions call, callees first
-        operations = {op.name: op for op in live.get_operations()}
-        self.forward = operations[role.forward]
-        self.gradient = operations[role.gradient]
-        self.f, self.g = (tf_adapter.node_attrs(op) for op in (self.forward, self.gradient))
-        self.count = len(self.forward.inputs)
-        empty = self.segments.lists if role.compiled else ()  # a number stands for them
-        self.kinds = [INT if n in empty else kind
-                      for n, kind in enumerate(self.f[_TYPES].list.type)]
-        self.shapes = [tf.TensorShape([]).as_proto() if n in empty else shape
-                       for n, shape in enumerate(self.f[_SHAPES].list.shape)]
-        opened = self.segments.open
-        self.told: dict[int, int | list[int]] = {
-            one.slot: list(one.dims) for one in (opened.lists if opened else ())
-            if not one.gradient}
-        self.states = len(role.segments.kept)
-        self.inner_cond = self._inner_cond()
-        self.again = self._again()
-        self.spared = self._spared() if role.is_gradient else None
-
-    def _definition(self, attrs: dict, key: str, what: str) -> Any:
-        """Return a function of a loop.
-
-        XLA reads a function once and changes what it has read: it calls copies there, which are
-        named by what they are for.
-        """
-        made = self._found(attrs[key].func.name)
-        if self.role.compiled:
-            self.called += with_own_calls(made, self._found, what)
-        return made
-
-    def _found(self, name: str) -> Any:
-        found = tf_adapter.find_function(self.live, name)
-        if found is None:
-            raise RewriteError(f"rewrite: {name!r}, which a loop calls, is not known")
-        made = type(found)()
-        made.CopyFrom(found)
-        return made
-
-    def _again(self) -> bytes:
-        """Return the forward's body under a name of its own."""
-        what = "gradient" if self.role.is_gradient else "forward"
-        return named(self._definition(self.f, "body", what), what)
-
-    def _spared(self) -> Spared | None:
-        """Return the gradient's loop without what XLA is spared; None where there is nothing."""
-        segments = self.segments
-        if not segments.read_once and not segments.invariant:
-            return None
-        kinds = {residual: self._kind(slot) for residual, slot in zip(
-            segments.residuals, segments.lists, strict=True) if slot in segments.invariant}
-        return spared(self.g, self._found(self.g["cond"].func.name),
-                      self._found(self.g["body"].func.name), segments.read_once, kinds)
-
-    def _kind(self, slot: int) -> int:
-        """Return the dtype of the entries of one of the forward's lists."""
-        made = origin(self.forward.inputs[slot]).op
-        return int(made.get_attr("element_dtype").as_datatype_enum)
-
-    def _inner_cond(self) -> bytes:
-        """Return the forward's condition, and that the segment is not over."""
-        what = "again" if self.role.is_gradient else "cond"
-        made = self._definition(self.f, "cond", what)
-        if self.segments.bounded:
-            return named(made, what)
-        counter, bound = (made.signature.input_arg[n].name for n in (0, 1))
-        (result,) = (output.name for output in made.signature.output_arg)
-        body = FunctionBody(made)
-        less = body.node("Less", (counter, bound), "z", T=made.signature.input_arg[0].type)
-        made.ret[result] = body.node("LogicalAnd", (less, made.ret[result]), "z")
-        return named(made, what)
-
-    def _outer_cond(self, more: Sequence[int]) -> bytes:
-        """Return the forward's condition, of a loop with further variables."""
-        made = self._definition(self.f, "cond", "outer")
-        made.attr.pop("_input_shapes", None)  # which a SavedModel's functions have: of the others
-        for argument, kind in zip(made.signature.input_arg, self.kinds, strict=True):
-            argument.type = kind
-        for n, kind in enumerate(more):
-            made.signature.input_arg.add(name=f"tfckpt_more_{n}", type=kind)
-        return named(made, "cond")
+    def _inside(self, is_gradient: bool) -> _Loops:
+        """Return the loops over the segments of a segment."""
+        role = self.role
+        return _Loops(dataclasses.replace(
+            role, length=role.within[0], count=math.ceil(role.length / role.within[0]),
+            within=role.within[1:], is_gradient=is_gradient),
+            self.live, f"{self.where}{'gradient' if role.is_gradient else 'forward'}_")
 
     def forward_loop(self) -> _Made:
         """Return the forward's loop: before each segment it puts its states away."""
         kinds = [*self.kinds, *[VARIANT] * self.states, INT]
-        function, names_in = _function(self.forward, kinds)
+        function, names_in = empty_function(self.forward, kinds)
         body = FunctionBody(function)
         given, lists, segment = (names_in[:self.count], names_in[self.count:-1], names_in[-1])
         pushed = [body.node("TensorListPushBack", (handle, (
@@ -164,7 +102,7 @@ class _Loops:
                             element_dtype=self._kept_kind(slot))
                   for handle, slot in zip(lists, self.segments.kept, strict=True)]
         made = self._run(body, [
-            body.shaped(name, self.f[_SHAPES].list.shape[slot], kinds[slot])
+            body.shaped(name, self.f[SHAPES].list.shape[slot], kinds[slot])
             if slot in self.segments.states else name for slot, name in enumerate(given)])
         # the lists have to be there until the last iteration is over: a sum in it might else begin
         # with a term that lists keep in the plain step; but who waits for all of a loop has it fill
@@ -172,22 +110,23 @@ class _Loops:
         over = [body.node(names.IDENTITY, (made[slot],), "output", T=kinds[slot])
                 for slot in self.segments.states]
         whole = [f"^{name.partition(':')[0]}" for name in over]
-        lengths = [body.node("TensorListLength", (made[slot], *whole), "length")
-                   for slot in self.segments.lists if slot not in self.segments.unread]
+        counts = made[-1:] if self.role.within else [
+            body.node("TensorListLength", (made[slot], *whole), "length")
+            for slot in self.segments.lists if slot not in self.segments.unread]
         one = body.constant(1)
-        for length in lengths:
-            one = body.node("Minimum", (one, length), "z", T=INT)
+        for count in counts:
+            one = body.node("Minimum", (one, count), "z", T=INT)
         number = body.node("AddV2", (segment, one), "z", T=INT)
         changing = (*self.segments.states, *self.segments.written)
         kept = [made[n] if n in changing else given[n] for n in range(self.count)]
         body.returns((*kept, *pushed, number))
         return self._loop(self.forward, self.f, range(self.count), kinds, function,
-                          self._outer_cond([*[VARIANT] * self.states, INT]),
+                          self.outer_cond([*[VARIANT] * self.states, INT]),
                           [*self.shapes, *_scalars(self.states + 1)])
 
     def _kept_kind(self, slot: int) -> int:
         """Return the dtype of what is kept of a slot for each segment."""
-        return INT if slot in self.segments.sized else self.f[_TYPES].list.type[slot]
+        return INT if slot in self.segments.sized else self.f[TYPES].list.type[slot]
 
     def _as_long(self, body: FunctionBody, slot: int, length: str) -> str:
         """Return a list of a length, for entries to be set in: what was in it nothing reads."""
@@ -196,16 +135,46 @@ class _Loops:
                          element_dtype=made.get_attr("element_dtype").as_datatype_enum)
 
     def _run(self, body: FunctionBody, given: Sequence[str]) -> list[str]:
-        """Return the forward's loop over one segment, from what it is given; its results."""
-        kind = self.f[_TYPES].list.type[0]
-        end = body.node("AddV2", (given[0], body.constant(self.role.length, kind)), "z", T=kind)
-        if self.segments.bounded:
-            end = body.node("Minimum", (end, given[1]), "z", T=kind)
-        inputs = [given[0], end, *given[2:]]
+        """Return the forward's loop over one segment, from what it is given; its results.
+
+        Of a segment in segments these are the lists of states too, and how many there are.
+        """
+        inputs = self._of_one_segment(body, given)
+        if self.role.within:
+            stored = self._inside(False).forward_loop()
+            lists = [self._states(body, slot, given[slot]) for slot in self.segments.kept]
+            return self._loop_inside(body, self.forward, stored,
+                                     [*inputs, *lists, body.constant(0)])
         for slot in self.segments.lists:
             inputs[slot] = self._empty(body, slot, given) or inputs[slot]
         return body.loop(self.forward, self.f, inputs,
                          name_of(self.inner_cond), name_of(self.again), self.role.length)
+
+    def _of_one_segment(self, body: FunctionBody, given: Sequence[str]) -> list[str]:
+        """Return what the forward's loop is given for one segment: another bound."""
+        kind = self.f[TYPES].list.type[0]
+        end = body.node("AddV2", (given[0], body.constant(self.role.length, kind)), "z", T=kind)
+        if self.segments.bounded:
+            end = body.node("Minimum", (end, given[1]), "z", T=kind)
+        return [given[0], end, *given[2:]]
+
+    def _loop_inside(self, body: FunctionBody, like: tf.Operation, made: _Made,
+                     inputs: Sequence[str], first: Collection[int] = ()) -> list[str]:
+        """Add a loop over the segments of a segment, and return its results."""
+        self.called += made.functions
+        attrs = {key: attr for key, attr in made.attrs.items() if key != KEPT_SLOTS}
+        return body.loop(like, attrs, inputs, attrs["cond"].func.name, attrs["body"].func.name,
+                         attrs[TRIPS].i, first)
+
+    def _states(self, body: FunctionBody, slot: int, state: str) -> str:
+        """Return an empty list for a state before each segment of a segment."""
+        kind, shape, count = self._kept_kind(slot), body.constant(-1), body.constant(-1)
+        if self.role.compiled:
+            count = body.constant(math.ceil(self.role.length / self.role.within[0]))
+            shape = body.constant([]) if slot in self.segments.sized else body.node(
+                names.SHAPE, (state,), "output", T=kind, out_type=INT)
+        return body.node(names.EMPTY_LIST, (shape, count), "handle", shape_type=INT,
+                         element_dtype=kind)
 
     def _empty(self, body: FunctionBody, slot: int, given: Sequence[str]) -> str:
         """Return a list for the entries of one segment; "" where the shape of these is not known.
@@ -231,7 +200,7 @@ class _Loops:
         if opened is None or opened.size is None or isinstance(shape, int) or -1 not in shape:
             return body.constant(shape)
         slot, d = opened.size
-        sizes = body.node(names.SHAPE, (given[slot],), "output", T=self.f[_TYPES].list.type[slot],
+        sizes = body.node(names.SHAPE, (given[slot],), "output", T=self.f[TYPES].list.type[slot],
                           out_type=INT)
         size = body.node(names.STRIDED_SLICE, (sizes, *(
             body.constant([n]) for n in (d, d + 1, 1))), "output", {"shrink_axis_mask": 1},
@@ -241,12 +210,12 @@ class _Loops:
 
     def gradient_loop(self) -> _Made:
         """Return the gradient's loop over segments, the last first."""
-        own = list(self.g[_TYPES].list.type)
+        own = list(self.g[TYPES].list.type)
         kept = kept_slots(self.segments, len(own))
         given = extras(self.segments, self.count)
         kinds = [INT, *(own[n] for n in kept), *[VARIANT] * self.states,
                  *(self.kinds[n] for n in given)]
-        function, names_in = _function(self.gradient, kinds)
+        function, names_in = empty_function(self.gradient, kinds)
         body = FunctionBody(function)
         left, old = names_in[0], dict(zip(kept, names_in[1:], strict=False))
         lists = names_in[1 + len(kept):1 + len(kept) + self.states]
@@ -254,7 +223,7 @@ class _Loops:
         start = dict(zip(given, passed, strict=True))
         popped = []
         for slot, handle in zip(self.segments.kept, lists, strict=True):
-            known = self.f[_SHAPES].list.shape[slot]
+            known = self.f[SHAPES].list.shape[slot]
             shape = body.constant(-1 if slot in self.segments.sized else _dimensions(known))
             kind = self._kept_kind(slot)
             pop = body.node("TensorListPopBack", (handle, shape), "output_handle",
@@ -265,30 +234,49 @@ class _Loops:
                 slot in self.segments.sized) else body.shaped(kept_there, known, kind)
         begun = [start[n] for n in range(self.count)]
         made = self._run(body, begun)
-        kind = self.f[_TYPES].list.type[0]
+        kind = self.f[TYPES].list.type[0]
         trips = body.node("Sub", (made[0], start[0]), "z", T=kind)
-        shapes = list(self.g[_SHAPES].list.shape)
+        shapes = list(self.g[SHAPES].list.shape)
         first = [n for n in old if n not in (*_FIXED, self.segments.trips)
                  and not _is_passed(own[n]) and comes_first(self.gradient.inputs[n].op.name)]
         inputs = {n: name if n in (*_FIXED, *first) or _is_passed(own[n]) else body.shaped(
             name, shapes[n], own[n]) for n, name in old.items()}
         inputs[self.segments.trips] = trips
-        invariant = self.segments.invariant
-        forward = self._found(self.f["body"].func.name) if invariant else None
-        for emptied, filled in zip(self.segments.residuals, self.segments.lists, strict=True):
-            inputs[emptied] = add_invariant(body, forward, filled, begun) if (
-                filled in invariant) else made[filled]
-        attrs = self.spared.attrs if self.spared else self.g
-        results = body.loop(self.gradient, attrs, [inputs[n] for n in range(len(own))],
-                            attrs["cond"].func.name, attrs["body"].func.name, self.role.length,
-                            first)
+        if self.role.within:
+            bounded = self._of_one_segment(body, begun)
+            results = dict(zip([-1, *kept], self._loop_inside(
+                body, self.gradient, self._inside(True).gradient_loop(),
+                [made[-1], *(inputs[n] for n in kept), *made[self.count:-1],
+                 *(bounded[n] for n in given)], [kept.index(n) + 1 for n in first]), strict=False))
+        else:
+            results = dict(enumerate(self._backward(body, inputs, begun, made, first)))
         fewer = body.node("Sub", (left, body.constant(1)), "z", T=INT)
         fixed = (*_FIXED, self.segments.trips, *self.segments.idle, *self.segments.read_once)
         body.returns((fewer, *(old[n] if n in fixed else results[n] for n in kept), *popped,
                       *passed))
-        return self._loop(self.gradient, self.g, [-1, *kept], kinds, function, _is_left(kinds), [
+        return self._loop(self.gradient, self.g, [-1, *kept], kinds, function, is_left(kinds), [
             *_scalars(1), *(shapes[n] for n in kept), *_scalars(self.states),
             *(self.shapes[n] for n in given)])
+
+    def _backward(self, body: FunctionBody, inputs: dict[int, str], begun: Sequence[str],
+                  made: Sequence[str], first: Collection[int]) -> list[str]:
+        """Return the gradient's loop over one segment; its results.
+
+        Args:
+          body: of the function to which it is added.
+          inputs: what it is given, but for the lists that it empties.
+          begun: what the forward's loop over the segment was given.
+          made: the results of that.
+          first: see `FunctionBody.loop`.
+        """
+        invariant = self.segments.invariant
+        forward = self.found(self.f["body"].func.name) if invariant else None
+        for emptied, filled in zip(self.segments.residuals, self.segments.lists, strict=True):
+            inputs[emptied] = add_invariant(body, forward, filled, begun) if (
+                filled in invariant) else made[filled]
+        attrs = self.spared.attrs if self.spared else self.g
+        return body.loop(self.gradient, attrs, [inputs[n] for n in range(len(inputs))],
+                         attrs["cond"].func.name, attrs["body"].func.name, self.role.length, first)
 
     def _loop(self, op: tf.Operation, attrs: dict, kept: Sequence[int], kinds: Sequence[int],
               function: Any, cond: bytes, shapes: Sequence[Any]) -> _Made:
@@ -300,27 +288,10 @@ class _Loops:
         made[KEPT_SLOTS] = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(
             i=[-1 if n in empty else n for n in kept]))
         resources = [n for n, kind in enumerate(kinds) if kind == tf.resource.as_datatype_enum]
-        if self._only_reads(attrs) and resources:
+        if self.only_reads(attrs) and resources:
             made["_read_only_resource_inputs"] = tf.compat.v1.AttrValue(
                 list=tf.compat.v1.AttrValue.ListValue(i=resources))
-        return _Made({key: ("attr", made[key].SerializeToString(deterministic=True))
-                      for key in sorted(made)},
-                     (*self.called, self.inner_cond, self.again,  # what is called stands first
-                      *(self.spared.functions if self.spared else ()), cond, body))
-
-    def _only_reads(self, attrs: dict) -> bool:
-        """Return whether both loops, or the forward's, are known to write nothing they are given.
-
-        Both are looked at unless the attributes are the forward loop's.
-        """
-        loops = [self.f] if attrs is self.f else [self.f, self.g]
-        return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)
-                   for loop in loops)
-
-
-def _resources(attrs: dict) -> list[int]:
-    return [n for n, kind in enumerate(attrs[_TYPES].list.type)
-            if kind == tf.resource.as_datatype_enum]
+        return _Made(made, (*self.called, cond, body))
 
 
 def _is_passed(kind: int) -> bool:
@@ -342,7 +313,7 @@ def _loop_attrs(attrs: dict, kinds: Sequence[int], cond: str, body: str, shapes:
     value, several = tf.compat.v1.AttrValue, tf.compat.v1.AttrValue.ListValue
     made = {key: attr for key, attr in attrs.items()
             if key.startswith("_") and key not in _BY_PLACE}
-    made.update({_TYPES: value(list=several(type=kinds)), _SHAPES: value(list=several(
+    made.update({TYPES: value(list=several(type=kinds)), SHAPES: value(list=several(
         shape=shapes)), _PARALLEL: value(i=1), "cond": _call(cond), "body": _call(body)})
     return made
 
@@ -351,25 +322,3 @@ def _call(function: str) -> Any:
     made = tf.compat.v1.AttrValue()
     made.func.name = function
     return made
-
-
-def _is_left(kinds: Sequence[int]) -> bytes:
-    """Return the condition that the first of some arguments is above 0."""
-    made = tf_adapter.FunctionDef()
-    for n, kind in enumerate(kinds):
-        made.signature.input_arg.add(name=f"arg{n}", type=kind)
-    made.signature.output_arg.add(name="result0", type=tf.bool.as_datatype_enum)
-    body = FunctionBody(made)
-    made.ret["result0"] = body.node("Greater", ("arg0", body.constant(0)), "z", T=INT)
-    return named(made, "cond")
-
-
-def _function(like: tf.Operation, kinds: Sequence[int]) -> tuple[Any, list[str]]:
-    """Return a FunctionDef without ops, results as its arguments, and the arguments' names."""
-    made = tf_adapter.FunctionDef()
-    made.signature.is_stateful = tf_adapter.is_stateful(like)
-    found = [f"arg{n}" for n in range(len(kinds))]
-    for n, kind in enumerate(kinds):
-        made.signature.input_arg.add(name=found[n], type=kind)
-        made.signature.output_arg.add(name=f"result{n}", type=kind)
-    return made, found

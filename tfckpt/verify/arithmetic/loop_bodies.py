@@ -28,7 +28,8 @@ from tfckpt.ops.names import IDENTITY, LOWERED, NO_OP
 from tfckpt.plan.loops.segments import LAST, MARK
 from tfckpt.verify.arithmetic.op_labels import NO_ARITHMETIC, SAME_ENDS, called, hashed
 
-_AGAIN, _GRADIENT = "tfckpt_loop", "tfckpt_loop_1"
+_AGAIN, _GRADIENT = (rf"{loop}/body/_\d+/" for loop in ("tfckpt_loop", "tfckpt_loop_1"))
+"""Scopes of loops over a segment, in that of a loop over segments."""
 _HANDED = "what the body is handed"
 _NUMBER = re.compile(r"/_\d+(?=[:/]|$)")
 _ARGUMENT = re.compile(r"Func/.+/input/_\d+")
@@ -58,11 +59,13 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
         copies = [clone.name for clone in edits.clones if clone.source == forward + MARK]
         last = [name for name in (forward + LAST, gradient + LAST)
                 if any(clone.name == name for clone in edits.clones)]
-        for wanted, loop, which in (
-                *((once, loop, _AGAIN) for loop in (forward + MARK, *copies, gradient + MARK)),
-                (backward, gradient + MARK, _GRADIENT),
+        levels = _levels(edited, gradient + MARK)
+        for wanted, loop, inner in (
+                *((once, loop, _AGAIN * levels) for loop in (forward + MARK, *copies)),
+                *((once, gradient + MARK, _GRADIENT * n + _AGAIN * (levels - n))
+                  for n in range(levels)),
+                (backward, gradient + MARK, _GRADIENT * levels),
                 *zip((once, backward), last, ("", ""), strict=False)):
-            inner = rf"{which}/body/_\d+/" if which else ""
             scope = rf"{re.escape(loop)}/body/_\d+/{inner}"
             uses = _Uses(edited, scope)
             made = _named_as_in(wanted, meant[wanted is backward], _body(needed, scope),
@@ -72,6 +75,13 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
             if not made:
                 found[loop.removesuffix(MARK).removesuffix(LAST)] = None
     return tuple(found)
+
+
+def _levels(definition: Any, loop: str) -> int:
+    """Return how many loops stand in each other in one over segments, which may be in segments."""
+    within = re.compile(rf"{re.escape(loop)}/body/_\d+/((?:{_GRADIENT})+)")
+    return max((len(re.findall(_GRADIENT, match[1])) for node in definition.node
+                if (match := within.match(node.name))), default=1)
 
 
 def _body(definition: Any, scope: str) -> Body:
