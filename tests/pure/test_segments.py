@@ -145,7 +145,7 @@ def test_the_last_iterations_keep_their_lists_and_run_once(length, last):
     assert [read(ran, n) for n in range(2)] == [(kept.name, 0), (over.name, 0)]
 
 
-def test_without_a_bound_no_iterations_are_told_apart():
+def test_the_last_iterations_are_told_apart_by_a_bound_or_a_number():
     plain = _step()
     unbounded = dataclasses.replace(plain, ops=tuple(
         dataclasses.replace(op, loop=dataclasses.replace(op.loop, segments=dataclasses.replace(
@@ -153,6 +153,14 @@ def test_without_a_bound_no_iterations_are_told_apart():
     in_segments(unbounded, {"loop0": Cut(3)})
     with pytest.raises(PlanError, match="'loop0' cannot be recomputed in segments"):
         in_segments(unbounded, {"loop0": Cut(3, 2)})
+    counted = dataclasses.replace(unbounded, ops=tuple(
+        dataclasses.replace(op, loop=dataclasses.replace(op.loop, bound=12))
+        if op.name == "loop0" else op for op in unbounded.ops))
+    graph, _ = in_segments(counted, {"loop0": Cut(3, 2)})
+    new = {op.name: op for op in graph.ops}
+    until = new[f"loop0{MARK}_until"]
+    assert [graph.ops[i].name for i, _ in until.inputs] == ["zero", f"loop0{MARK}_in_segments"]
+    assert new[f"loop0{MARK}_in_segments"].attrs["value"] == ("const", "int32", 10)
 
 
 @pytest.mark.parametrize("last, fixed", [(0, False), (4, False), (4, True)])

@@ -15,7 +15,7 @@ SEGMENT = 4
 
 @pytest.fixture(params=[
     pytest.param(Cut(SEGMENT), id="all"), pytest.param(Cut(SEGMENT, last=2), id="but two"),
-    pytest.param(Cut(SEGMENT, last=1, within=(2,)), id="inside", marks=pytest.mark.nightly)])
+    pytest.param(Cut(SEGMENT, last=1, within=(3,)), id="inside", marks=pytest.mark.nightly)])
 def forced(monkeypatch, request):
     """All loops that can be are recomputed in segments, whether that saves anything or not."""
     def decisions(graph, cost, plans, *, target, **options):

@@ -98,7 +98,8 @@ class _Change(Given):
 
     def _role(self, is_gradient: bool) -> Role:
         return Role(self.forward.name, self.gradient.name, self.length, self.count,
-                    self.cut.within, is_gradient, self.fixed, self.segments)
+                    self.cut.within, self.segments.bounded or self.last > 0, is_gradient,
+                    self.fixed, self.segments)
 
     def _forward(self) -> New:
         op, states = self.forward, range(len(self.segments.kept))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tfckpt.cost.variables import handle_of
 from tfckpt.ir.edits import Clone, Create, slice_attrs
-from tfckpt.ir.graph import BOUND, FORWARD, Graph, Op, OpenList, Tensor
+from tfckpt.ir.graph import BOUND, COUNTER, FORWARD, Graph, Op, OpenList, Tensor
 from tfckpt.ops import names
 from tfckpt.plan.loops.segments import Cut, new_name
 
@@ -87,6 +87,11 @@ class Given:
         """Return what tells up to which iteration there are segments."""
         kind = self.forward.outputs[BOUND].dtype
         number, attrs = Tensor(kind, (), 4), {"T": f"dtype:{kind}"}
+        if not self.segments.bounded:
+            until = self.new_op("until", names.ADD, number, ("begin", "in_segments"), attrs)
+            begin = self.inputs(self.forward)[COUNTER]
+            return [self._constant("in_segments", self.loop.trips - self.last, kind),
+                    dataclasses.replace(until, inputs=(begin, *until.inputs[1:]))]
         before = self.new_op("before", names.SUB, number, ("bound", "last"), attrs)
         bound = self.inputs(self.forward)[BOUND]
         return [self._constant("last", self.last, kind), self._constant("none", 0, kind),

@@ -58,6 +58,7 @@ class Role:
       length: iterations of a segment.
       count: how many segments there are, at most, in a call of the planned sizes.
       within: as in `Cut`.
+      bounded: whether it ends at its bound, be it that the loop which is replaced does not.
       is_gradient: whether it takes the place of the gradient's loop.
       compiled: whether XLA compiles it, which is given no lists that stay empty.
       segments: how the loops belong together.
@@ -68,6 +69,7 @@ class Role:
     length: int
     count: int
     within: tuple[int, ...]
+    bounded: bool
     is_gradient: bool
     compiled: bool
     segments: Segments
@@ -127,10 +129,14 @@ def kept_slots(segments: Segments, count: int) -> tuple[int, ...]:
 def may_keep_last(op: Op) -> bool:
     """Return whether the last iterations of a loop may be in no segment: it says when they begin.
 
+    That is what the bound says, or how often the loop runs in any call at most.
+
     Args:
       op: a loop of the forward that can be recomputed segment by segment.
     """
-    return op.loop is not None and op.loop.segments is not None and op.loop.segments.bounded
+    loop = op.loop
+    return loop is not None and loop.segments is not None and (
+        loop.segments.bounded or loop.bound is not None)
 
 
 def state_bytes(op: Op) -> int:

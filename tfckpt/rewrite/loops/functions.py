@@ -131,7 +131,7 @@ class Functions:
             argument.type = kind
         for n, kind in enumerate(more):
             made.signature.input_arg.add(name=f"tfckpt_more_{n}", type=kind)
-        if self.where:
+        if self.role.bounded:
             self._end_at_the_bound(made)
         return named(made, f"{self.where}cond")
 

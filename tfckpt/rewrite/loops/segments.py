@@ -87,7 +87,7 @@ class _Loops(Functions):
         role = self.role
         return _Loops(dataclasses.replace(
             role, length=role.within[0], count=math.ceil(role.length / role.within[0]),
-            within=role.within[1:], is_gradient=is_gradient),
+            within=role.within[1:], bounded=True, is_gradient=is_gradient),
             self.live, f"{self.where}{'gradient' if role.is_gradient else 'forward'}_")
 
     def forward_loop(self) -> _Made:
@@ -154,7 +154,7 @@ class _Loops(Functions):
         """Return what the forward's loop is given for one segment: another bound."""
         kind = self.f[TYPES].list.type[0]
         end = body.node("AddV2", (given[0], body.constant(self.role.length, kind)), "z", T=kind)
-        if self.segments.bounded:
+        if self.role.bounded:
             end = body.node("Minimum", (end, given[1]), "z", T=kind)
         return [given[0], end, *given[2:]]
 
