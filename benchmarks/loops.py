@@ -1,16 +1,17 @@
 """Loops recomputed segment by segment, and gradients inside of loops: peak and time of the plain
 and of the rewritten step.
 
-    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,accumulate,critic,epoch]
-        [--budgets=min,0.3,0.6] [--compiled] [--tiny]
+    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,blocks,accumulate,
+        critic,epoch] [--budgets=min,0.3,0.6] [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, for each budget. Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
 calls), and the processor's seconds of a call (minimum of five, plain and rewritten step in turns).
-Entries of the loops' lists are large enough for the allocator to count. Printed too: over the
+The allocator is the one that GPUs have, which counts tensors of any size. Printed too: over the
 measured peak the expected one (the middle of what is simulated) and the planned one (the worst of
-it, which a budget counts); how many iterations segments have, and how many at the end are in none;
-and whether losses and weights of three steps are the same in every bit.
+it, which a budget counts); how many iterations segments have, those in segments after a stroke, and
+how many at the end are in none; and whether losses and weights of three steps are the same in every
+bit.
 With `--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer
 assignment.
 """
@@ -18,6 +19,7 @@ assignment.
 from __future__ import annotations
 
 import json
+import os
 import time
 
 from absl import app, flags
@@ -25,8 +27,8 @@ from absl import app, flags
 from benchmarks.rows import head, in_own_process, line
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat", "accumulate",
-                           "critic", "epoch"], "Which to measure.")
+flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat", "blocks",
+                           "accumulate", "critic", "epoch"], "Which to measure.")
 flags.DEFINE_list("budgets", ["min"], "Budgets: min, or fractions of the plain peak.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
@@ -127,6 +129,32 @@ def heat(shrink: int):
     return loss, np.zeros((256, 256), np.float32), [start]
 
 
+def blocks(shrink: int):
+    """Return a block of a Transformer of 128 units that is run six times, 16 texts of 128 words."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    units, words = 128, 128 // min(shrink, 4)
+    attention = keras.layers.MultiHeadAttention(4, units // 4)
+    wide, narrow = keras.layers.Dense(4 * units, activation="gelu"), keras.layers.Dense(units)
+    norms = [keras.layers.LayerNormalization() for _ in range(2)]
+
+    def block(x):
+        read = norms[0](x)
+        x = x + attention(read, read)
+        return x + narrow(wide(norms[1](x)))
+
+    def loss(x):
+        return tf.reduce_mean(tf.square(tf.while_loop(
+            lambda i, h: i < 6, lambda i, h: (i + 1, block(h)), (0, x), maximum_iterations=6)[1]))
+
+    x = np.random.default_rng(0).standard_normal((16, words, units), dtype=np.float32)
+    block(tf.constant(x))
+    return loss, x, [v.value for layer in (attention, wide, narrow, *norms)
+                     for v in layer.trainable_variables]
+
+
 def accumulate(shrink: int):
     """Return eight convolutions, gradients of four parts of 64 images added up in a loop."""
     import keras
@@ -214,6 +242,7 @@ _WHOLE = ("accumulate", "critic", "epoch")
 
 def measure() -> dict:
     """Return peaks in bytes, seconds, and what the report says."""
+    os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
     import tensorflow as tf
 
     import tfckpt

@@ -49,7 +49,7 @@ def _step(trips=12, entry=ENTRY, loops=1, body=EMPTY, size=STATE):
         ops.append(Op(f"loop{n}", "StatelessWhile", ((1, 0), (1, 0), state, (2, 0)), (), (
             NUMBER, NUMBER, given,
             Tensor("variant", (), trips * entry)), FORWARD, True,
-            loop=Loop(trips, body, segments=segments)))
+            loop=Loop(trips, body, segments=segments, at_once=10)))
         made.append(len(ops) - 1)
         state = (made[-1], 2)
     before = state
@@ -57,7 +57,7 @@ def _step(trips=12, entry=ENTRY, loops=1, body=EMPTY, size=STATE):
         ops.append(Op(f"gradient{n}", "StatelessWhile", (
             (1, 0), (1, 0), (made[n], 0), before, (made[n], 3)), (), (
             NUMBER, NUMBER, NUMBER, given, Tensor("variant", (), 0)),
-            BACKWARD, False, loop=Loop(trips, body)))
+            BACKWARD, False, loop=Loop(trips, body, at_once=10)))
         before = (len(ops) - 1, 3)
     ops.append(Op("end", "Identity", (before,), (made[0],), (given,),
                   BACKWARD, False))
@@ -130,6 +130,8 @@ def test_the_last_iterations_keep_their_lists_and_run_once(length, last):
     assert kept.outputs[3].bytes == last * ENTRY and kept.workspace == backward.workspace == 0
     assert [op.loop.trips for op in (over, kept, again, backward)] == [
         12 - last, last, 12 - last, last]
+    assert [op.loop.at_once for op in (over, kept, again, backward)] == [
+        1, min(last, 10), 1, min(last, 10)]
     assert {clone.name: (clone.source, clone.attrs[TRIPS]) for clone in edits.clones} == {
         "loop0" + LAST: ("loop0", last), "gradient0" + LAST: ("gradient0", last)}
     assert [op.attrs[SEGMENTED].count for op in edits.added if SEGMENTED in op.attrs] == [count] * 2

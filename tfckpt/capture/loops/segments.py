@@ -111,7 +111,8 @@ def _segments(operations: Sequence[tf.Operation], ops: Sequence[Op], i: int,
 def _with_unread(op: Op, operations: Sequence[tf.Operation], i: int, ops: Sequence[Op]) -> Op:
     """Return a loop of the forward with the lists noted that its gradient's loop leaves out.
 
-    An executor that waits for all of a loop runs all of it.
+    They take nothing, but where other lists have their entries. An executor that waits for all of
+    a loop runs all of it.
     """
     loop, segments = op.loop, op.loop.segments if op.loop else None
     assert loop is not None and segments is not None
@@ -121,8 +122,11 @@ def _with_unread(op: Op, operations: Sequence[tf.Operation], i: int, ops: Sequen
         return op
     unread = tuple(slot for slot, n in zip(segments.lists, segments.residuals, strict=True)
                    if n in segments.idle)
-    return dataclasses.replace(op, loop=dataclasses.replace(
-        loop, segments=dataclasses.replace(segments, unread=unread)))
+    shared = {root for slot, root in loop.shares.items() if slot not in unread}
+    return dataclasses.replace(op, outputs=tuple(
+        dataclasses.replace(made, bytes=0) if slot in unread and slot not in shared else made
+        for slot, made in enumerate(op.outputs)), loop=dataclasses.replace(
+            loop, segments=dataclasses.replace(segments, unread=unread)))
 
 
 def _is_gradient(op: Op) -> bool:

@@ -170,7 +170,8 @@ class _Change(Given):
         outputs = tuple(dataclasses.replace(made, bytes=math.ceil(
             (made.bytes or 0) * self.last / self.loop.trips)) if slot in lists else made
             for slot, made in enumerate(op.outputs))
-        loop = dataclasses.replace(op.loop, trips=self.last, segments=None, bound=self.last)
+        loop = dataclasses.replace(op.loop, trips=self.last, segments=None, bound=self.last,
+                                   at_once=min(op.loop.at_once, self.last))
         return New(dataclasses.replace(
             op, name=last_name(op.name), inputs=(), controls=(), outputs=outputs, loop=loop,
             pure=False), tuple(inputs), self._controls(op), op.name, {TRIPS: self.last})
