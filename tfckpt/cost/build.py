@@ -233,6 +233,17 @@ def _entries(graph: Graph, i: int, slot: int) -> int:
     return op.loop.trips if op.loop is not None else op.branches.pieces if op.branches else 1
 
 
+def _donors(members: Sequence[int], reads: Sequence[Sequence[TensorId]],
+            index: Mapping[TensorId, int]) -> list[int]:
+    """Return what a group reads whose buffers its result may have: what its first op alone does.
+
+    What ops after that read is there while the group allocates, or when it has.
+    """
+    first = sorted(members)[0]
+    later = {t for i in members if i != first for t in reads[i]}
+    return sorted(index[t] for t in reads[first] if t not in later and t in index)
+
+
 def _reuses(op: Op, root: Roots, index: Mapping[TensorId, int], own: int, read: Sequence[int],
             write: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Pairs of what a kernel writes and whose buffer it may take, first wish first."""
@@ -287,7 +298,8 @@ def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[S
     cheap = not any(is_expensive(graph.ops[i]) for i in members)
     in_place = (cheap or not known.reuses_input) and not (
         fusion and (known.evaluate is None or _sums_rows(graph, root, members)))
-    reuses = _reuses(op, root, index, anchor, read, write) if in_place else ()
+    donors = read if fusion else _donors(members, reads, index)
+    reuses = _reuses(op, root, index, anchor, donors, write) if in_place else ()
     time = sum(seconds(graph, graph.ops[i], rates) for i in members)
     if fusion is not None and fusion.repeats:  # a GPU, which waits for memory in such loops
         moved = sum(storages[s].bytes for s in read + write)
