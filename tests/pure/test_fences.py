@@ -22,7 +22,7 @@ from tfckpt.simulate.fences import fenced
 
 
 def waited_for(await_updates):
-    return (FORWARD, BACKWARD, UPDATE) if await_updates else (FORWARD, BACKWARD)
+    return (FORWARD, BACKWARD, UPDATE, OTHER) if await_updates else (FORWARD, BACKWARD)
 
 
 def updates(graph, schedule) -> list[int]:
@@ -173,9 +173,9 @@ def test_in_place_of_what_cannot_be_awaited_what_it_reads_is(mark):
     assert found_in(both, "abCDaEb") == [(4, "ab", "a"), (6, "aE", "b")]
 
 
-def test_updates_are_awaited_unless_told_otherwise():
+def test_updates_and_what_is_returned_are_awaited_unless_told_otherwise():
     graph = graph_of("a B:a 1:B C:a 2", other="2")
-    assert found_in(graph, "aB1C2a") == [(5, "1C", "a")]
+    assert found_in(graph, "aB1C2a") == [(5, "1C2", "a")]
     assert found_in(graph, "aB1C2a", await_updates=False) == [(5, "BC", "a")]
 
 

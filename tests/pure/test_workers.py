@@ -15,7 +15,7 @@ from tfckpt.ir.schedule import resolve
 from tfckpt.ir.target import HERE
 from tfckpt.plan.choosing.planned import executed_peaks
 from tfckpt.simulate.allocator import allocated_peaks, replayed_peaks
-from tfckpt.simulate.executor import POOL, POOL_LATE, Edges
+from tfckpt.simulate.executor import ORDERS, POOL, POOL_LATE, Edges
 from tfckpt.simulate.liveness import walk
 from tfckpt.simulate.simulate import simulate_order
 from tfckpt.simulate.workers import concurrent, events, requested_peak, sizes, walk_events
@@ -24,21 +24,21 @@ pytestmark = pytest.mark.pure
 MIB = 1 << 20
 
 
-def run(graph, schedule, threads, reverse=False):
+def run(graph, schedule, threads, policy=POOL):
     """Return starts and ends of a schedule all of whose steps are expensive."""
     resolved = resolve(graph, schedule)
     readers, waiting = Edges(graph, resolved, (), ()).waiting_for(())
     seconds = [graph.vertices[v].time for v, _ in schedule]
-    return resolved, events(readers, waiting, [True] * len(schedule), seconds, threads, reverse)
+    return resolved, events(readers, waiting, [True] * len(schedule), seconds, threads, policy)
 
 
-@given(seeds, st.integers(1, 24), st.integers(1, 5), st.booleans())
+@given(seeds, st.integers(1, 24), st.integers(1, 5), st.sampled_from(ORDERS))
 @settings(max_examples=150, deadline=None)
 def test_every_step_runs_once_after_what_it_needs_and_no_more_at_once_than_threads(
-        seed, count, threads, reverse):
+        seed, count, threads, policy):
     graph = random_joint_graph(seed, count)
     schedule = random_schedule(graph, seed)
-    _, happened = run(graph, schedule, threads, reverse)
+    _, happened = run(graph, schedule, threads, policy)
     needed = reference_executor.edges(graph, schedule)
     assert sorted(happened) == sorted((p, e) for p in range(len(schedule)) for e in (False, True))
     ended, running = set(), set()

@@ -46,10 +46,12 @@ def order(graph, schedule, policy: str, released=(), waits=(), found=()) -> list
     """Positions in the order in which they run; shorter than the schedule where there is a cycle.
 
     Args:
-      policy: "breadth_first" (nothing is expensive), "pool" or "pool_late".
+      policy: "breadth_first" (nothing is expensive), "pool", "pool_late" or "pool_turned".
     """
     needed = edges(graph, schedule, released, waits, found)
     own = [node for node in sorted(needed) if not needed[node]]
+    if policy == "pool_turned":
+        own = own[::-1]
     pool: list[int] = []
     ran: list[int] = []
     seen = set(own)

@@ -4,8 +4,10 @@ The executor runs whatever is ready. A thread keeps the ready ops that count as 
 first-in first-out queue of its own and gives the others to a pool whose newest entry is taken
 first; on a GPU every kernel counts as inexpensive, so there the order is breadth-first. Which of
 several ops that become ready together is taken first depends on the order of edges in the
-optimised graph, which is not known here, so the pool is simulated both ways. All are simulated
-with one thread; fences and waits are control edges like any other.
+optimised graph, which is not known here, so the pool is simulated both ways. Nor is known which of
+the ops that a step begins with is taken first: where parts of it meet late (two views, the terms of
+a physics-informed loss), whole parts change places with that, so it is simulated the other way
+round too. All are simulated with one thread; fences and waits are control edges like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from tfckpt.ir.schedule import Fence, Resolved, Wait
 from tfckpt.ir.target import Target
 
 BREADTH_FIRST, POOL, POOL_LATE = "breadth_first", "pool", "pool_late"
-ORDERS = (BREADTH_FIRST, POOL, POOL_LATE)
+POOL_TURNED = "pool_turned"
+"""The pool, by a step that begins with its last ops."""
+ORDERS = (BREADTH_FIRST, POOL, POOL_LATE, POOL_TURNED)
 """What a CPU's executor may do; a GPU's takes ops breadth-first (`orders_on`)."""
 EXPENSIVE_SECONDS = 3.0e-6
 """Time from which an op is given to the pool; TensorFlow draws the line at 8,000 cycles."""
@@ -132,11 +136,23 @@ class Edges:
         none, found = [False] * len(counts), []
         for policy in policies:
             order = _run(readers, list(counts),
-                         none if policy == BREADTH_FIRST else self.expensive, policy == POOL_LATE)
+                         none if policy == BREADTH_FIRST else self.expensive, policy == POOL_LATE,
+                         first_ops(counts, policy))
             if len(order) != len(counts):
                 raise PlanError("plan: fences and data edges form a cycle")
             found.append([position for position in order if position < self.steps])
         return found
+
+
+def first_ops(waiting: Sequence[int], policy: str) -> list[int]:
+    """Return the nodes that a step begins with, in the order in which they are taken.
+
+    Args:
+      waiting: for how many others each node waits.
+      policy: one of `ORDERS`.
+    """
+    found = [node for node, count in enumerate(waiting) if not count]
+    return found[::-1] if policy == POOL_TURNED else found
 
 
 def needed_before(graph: CostGraph, resolved: Resolved, released: Sequence[int],
@@ -167,15 +183,12 @@ def needed_before(graph: CostGraph, resolved: Resolved, released: Sequence[int],
 
 
 def _run(readers: Sequence[Sequence[int]], waiting: list[int],
-         expensive: Sequence[bool], reverse: bool) -> list[int]:
+         expensive: Sequence[bool], reverse: bool, first: Sequence[int]) -> list[int]:
     """One worker: its own queue first, then the newest entry of the pool."""
-    inline: deque[int] = deque()
+    inline: deque[int] = deque(first)
     pool: list[int] = []
     order: list[int] = []
     add, queue = order.append, inline.append
-
-    # roots of a step are all given to the pool by the thread that starts it
-    inline.extend(node for node, count in enumerate(waiting) if not count)
     while inline or pool:
         node = inline.popleft() if inline else pool.pop()
         add(node)

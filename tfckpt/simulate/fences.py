@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Collection, Mapping
 
 from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph
+from tfckpt.ir.graph import REGIONS
 from tfckpt.ir.schedule import NO_MOVES, Fence, Moves, Plan, Resolved, Schedule, resolve
 
 
@@ -42,20 +43,32 @@ def fences(graph: CostGraph, resolved: Resolved, *, await_updates: bool = True
     Args:
       graph: joint graph.
       resolved: its schedule, resolved.
-      await_updates: also wait for update steps scheduled earlier. On one device this keeps
-        released gradients from piling up; across devices a fence must never wait for what
-        descends from a collective, so there it is False.
+      await_updates: also wait for steps scheduled earlier that are no part of the gradient. On one
+        device this keeps released gradients from piling up; across devices a fence must never wait
+        for what descends from a collective, so there it is False.
     """
     result = []
     window_start = 0
     original = {vertex: p for p, (vertex, copy) in enumerate(resolved.schedule) if not copy}
-    awaited_regions = (FORWARD, BACKWARD, UPDATE) if await_updates else (FORWARD, BACKWARD)
+    regions = awaited_regions(await_updates)
     for start, stop in _segments(resolved):
-        awaits = _leaves(graph, resolved, original, window_start, start, awaited_regions)
+        awaits = _leaves(graph, resolved, original, window_start, start, regions)
         gates = _entries(resolved, start, stop)
         result.append(Fence(start, tuple(awaits), tuple(gates)))
         window_start = start
     return tuple(result)
+
+
+def awaited_regions(await_updates: bool) -> tuple[str, ...]:
+    """Return the regions whose steps may be waited for.
+
+    What a step returns besides gradients (losses, statistics of layers) is made of activations too,
+    and may run after the backward: these stay until then.
+
+    Args:
+      await_updates: see `fences`; what follows a collective may be of no region too.
+    """
+    return REGIONS if await_updates else (FORWARD, BACKWARD)
 
 
 def _segments(resolved: Resolved) -> list[tuple[int, int]]:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tfckpt.ir.costgraph import BACKWARD, FORWARD, CostGraph
+from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Fence, Resolved, Wait
 from tfckpt.simulate.executor import ORDERS, Edges
-from tfckpt.simulate.fences import awaitable
+from tfckpt.simulate.fences import awaitable, awaited_regions
 from tfckpt.simulate.liveness import Account
 from tfckpt.simulate.simulate import Timeline, timeline_of
 
@@ -66,7 +66,7 @@ class _Placer:
     def __init__(self, graph: CostGraph, resolved: Resolved, edges: Edges, await_updates: bool
                  ) -> None:
         self.graph, self.resolved, self.edges = graph, resolved, edges
-        self.regions = (FORWARD, BACKWARD) + (("update",) if await_updates else ())
+        self.regions = awaited_regions(await_updates)
         self.waits: dict[tuple[int, int], Wait] = {}
         self.before: tuple[Wait, ...] = ()
         self.account = Account(graph, resolved.schedule)

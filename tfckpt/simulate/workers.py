@@ -18,7 +18,14 @@ from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Resolved, Wait
 from tfckpt.ir.target import Target
 from tfckpt.simulate.allocator import BEFORE, replayed_peaks
-from tfckpt.simulate.executor import BREADTH_FIRST, POOL, POOL_LATE, Edges, orders_on
+from tfckpt.simulate.executor import (
+    BREADTH_FIRST,
+    POOL,
+    POOL_LATE,
+    Edges,
+    first_ops,
+    orders_on,
+)
 from tfckpt.simulate.liveness import Moment, taken_buffers
 
 UNEVEN = 2.0
@@ -63,7 +70,7 @@ class _Threads:
 
 
 def events(readers: Sequence[Sequence[int]], waiting: Sequence[int], expensive: Sequence[bool],
-           seconds: Sequence[float], count: int, reverse: bool = False) -> list[Event]:
+           seconds: Sequence[float], count: int, policy: str = POOL) -> list[Event]:
     """Return the starts and ends of all nodes, in the order in which they happen.
 
     Args:
@@ -72,10 +79,10 @@ def events(readers: Sequence[Sequence[int]], waiting: Sequence[int], expensive: 
       expensive: whether others may take it from the thread that made it ready.
       seconds: how long it runs.
       count: threads.
-      reverse: whether of several nodes that become ready at once the last is taken first.
+      policy: as for `tfckpt.simulate.executor.executor_order`.
     """
     left = list(waiting)
-    threads = _Threads(count, [node for node, awaited in enumerate(left) if not awaited])
+    threads = _Threads(count, first_ops(left, policy))
     running: list[tuple[float, int, int, int]] = []
     found: list[Event] = []
     idle, now = list(range(count)), 0.0
@@ -98,7 +105,7 @@ def events(readers: Sequence[Sequence[int]], waiting: Sequence[int], expensive: 
             left[reader] -= 1
             if not left[reader]:
                 ready.append(reader)
-        threads.add(thread, ready[::-1] if reverse else ready, expensive)
+        threads.add(thread, ready[::-1] if policy == POOL_LATE else ready, expensive)
         idle.insert(0, thread)
 
 
@@ -205,7 +212,7 @@ def concurrent(edges: Edges, policy: str, count: int, waits: Sequence[Wait] = ()
     if pace:
         chance = random.Random(pace)
         seconds = [time * UNEVEN ** chance.uniform(-1, 1) for time in seconds]
-    happened = events(readers, waiting, expensive, seconds, count, policy == POOL_LATE)
+    happened = events(readers, waiting, expensive, seconds, count, policy)
     if len(happened) != 2 * len(waiting):
         raise PlanError("plan: fences and data edges form a cycle")
     return list(walk_events(graph, resolved, [e for e in happened if e[0] < steps]))
@@ -224,8 +231,7 @@ def concurrent_peak(edges: Edges, target: Target, waits: Sequence[Wait], lowest:
         left out.
     """
     size = sizes(edges.graph, edges.resolved)
-    for policy in orders_on(target):
-        moments = concurrent(edges, policy, target.threads, waits)
+    for moments in _in_each_order(edges, target, waits, size):
         heaps = _heaps(edges, moments, size, target, BEFORE[:_MIDDLE])
         if len(heaps) == _MIDDLE and heaps[-1] > lowest:  # the middle one of all may be more
             heaps = tuple(sorted(heaps + _heaps(edges, moments, size, target, BEFORE[_MIDDLE:])))
@@ -250,7 +256,7 @@ def several_peaks(edges: Edges, target: Target, settled: bool, waits: Sequence[W
       take where it is told to let its memory grow, and those at uneven paces.
     """
     size = sizes(edges.graph, edges.resolved)
-    orders = [concurrent(edges, policy, target.threads, waits) for policy in orders_on(target)]
+    orders = _in_each_order(edges, target, waits, size)
     found = [_heaps(edges, moments, size, target, settled=settled) for moments in orders]
     if target.takes_all_memory and settled and target.allocator:
         found += [_heaps(edges, moments, size, target, settled=True, grows=True)
@@ -258,6 +264,16 @@ def several_peaks(edges: Edges, target: Target, settled: bool, waits: Sequence[W
     for pace in range(1, PACES + 1) if settled and target.threads > 1 else ():
         moments = concurrent(edges, POOL, target.threads, waits, pace)
         found.append(_heaps(edges, moments, size, target, BEFORE[::2]))
+    return found
+
+
+def _in_each_order(edges: Edges, target: Target, waits: Sequence[Wait], size: Sequence[int]
+                   ) -> list[list[Moment]]:
+    """Return the moments of each order; of a step's two beginnings only those that may be worse."""
+    found = [concurrent(edges, policy, target.threads, waits) for policy in orders_on(target)]
+    *before, turned = found
+    if before and requested_peak(turned, size) <= max(requested_peak(m, size) for m in before):
+        return before
     return found
 
 
