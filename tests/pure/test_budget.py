@@ -43,9 +43,10 @@ def test_what_a_device_has_free_is_all_for_the_step():
 
 def test_a_refused_fraction_can_be_passed_back_as_it_is_printed():
     """1 would be one byte."""
-    said = str(parse_budget(0.8).refusal(1000, 1000, 0))
-    named = eval(said.partition("Pass budget=")[2].partition(" or ")[0])
-    assert parse_budget(named).fraction == 1.0
+    error = parse_budget(0.8).refusal(1500, 1000, 0, overhead=0.2)
+    named, _, what = str(error).partition("Pass budget=")[2].partition(", ")
+    assert parse_budget(eval(named)).fraction == 1.0
+    assert what == "with which the step trains unchanged" and error.overhead == 0.0
 
 
 def test_a_budget_of_few_bytes_is_taken_for_a_slip():

@@ -107,9 +107,12 @@ class Budget:
         sure = sure_bytes if smallest < sure_bytes < baseline_bytes else smallest
         most = f" at most, {format_bytes(smallest)} expected" if sure > smallest else ""
         where = f" on {device}" if device else ""
+        as_it_is = smallest == baseline_bytes
+        overhead = 0.0 if as_it_is else overhead
         slower = overhead is not None and overhead >= _SLOWER
         most += f", {100 * (overhead or 0.0):+.0f} % time" if slower else ""
-        least = ' or budget="min"' + (", which weighs memory against time" if slower else "")
+        least = ", with which the step trains unchanged" if as_it_is else ' or budget="min"' + (
+            ", which weighs memory against time" if slower else "")
         if self.fraction is not None:
             fraction = _fraction(sure, baseline_bytes)
             return InfeasibleBudgetError(
