@@ -446,6 +446,31 @@ print(*measured, *ours.report.simulated_bytes)
     assert 0.8 * ours < simulated < 1.3 * ours
 
 
+def test_where_onednn_is_off_products_in_bfloat16_are_converted_too():
+    """To the byte, in a process of its own."""
+    code = """
+import tensorflow as tf
+from tests.tf.test_cost import requests_of
+from tfckpt.capture.tfgraph import capture
+from tfckpt.cost.kernel_copies import kernel_workspace
+from tfckpt.ir.target import EIGEN_ALONE
+for left, right in ((1024, 512), (512, 512)), ((8, 4, 128, 64), (8, 4, 64, 128)):
+    given = tf.zeros(left, tf.bfloat16), tf.zeros(right, tf.bfloat16)
+    product = tf.function(lambda a, b: tf.matmul(a, b))
+    graph = capture(product.get_concrete_function(*given).graph)
+    result = product(*given)
+    print("asked", sum(r.bytes for r in requests_of(product, given)[0] if r.bytes >= 1 << 18),
+          sum(kernel_workspace(graph, op, EIGEN_ALONE) for op in graph.ops)
+          + 2 * result.shape.num_elements())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPU_ALLOCATOR_USE_BFC": "1"})
+    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("asked")]
+    assert len(said) == 2 and all(asked == counted for asked, counted in said), (
+        said, done.stderr[-2000:])
+
+
 @pytest.mark.parametrize("left, right, transpose", [
     ((1024, 512), (512, 512), False), ((256, 1024), (768, 1024), True),
     ((8, 4, 128, 64), (8, 4, 128, 64), True)])

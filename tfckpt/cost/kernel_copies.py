@@ -17,8 +17,9 @@ those of single pixels. One op by itself takes up to twice that, as cuDNN choose
 On a CPU Eigen computes gradients of convolutions in float16 and float64 as products, and in other
 types where oneDNN is switched off: it lays out the windows of as many images as have room in 30 MiB
 with the operands, of the input's gradient those of one image where its product is large. It counts
-images that a batch may not have. Products in float16 it computes in float32, of copies. Measured
-with TensorFlow 2.21: to the byte what its kernels ask the allocator for (`tests/tf/test_cost.py`).
+images that a batch may not have. Products in float16, and in bfloat16 where oneDNN is switched off,
+it computes in float32, of copies. Measured with TensorFlow 2.21: to the byte what its kernels ask
+the allocator for (`tests/tf/test_cost.py`).
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def kernel_workspace(graph: Graph, op: Op, kernels_by: str) -> int:
     known = record(op.type)
     if not known.multiplies_matrices:
         return convolution_workspace(graph, op, kernels_by)
-    if kernels_by not in _BY_EIGEN or known.copies is not None or (
-            op.outputs[0].dtype != "float16"):
+    kind = op.outputs[0].dtype
+    if known.copies is not None or kind not in _HALF or kind not in _BY_EIGEN.get(kernels_by, {}):
         return 0
     operands = [graph.ops[source].outputs[slot] for source, slot in op.inputs[:2]]
     return 2 * sum(tensor.bytes or 0 for tensor in (*operands, op.outputs[0]))
