@@ -239,7 +239,7 @@ def _donors(members: Sequence[int], reads: Sequence[Sequence[TensorId]],
 
     What ops after that read is there while the group allocates, or when it has.
     """
-    first = sorted(members)[0]
+    first = min(members)
     later = {t for i in members if i != first for t in reads[i]}
     return sorted(index[t] for t in reads[first] if t not in later and t in index)
 

@@ -183,8 +183,7 @@ def held_bytes(op: Op, lengths: Sequence[int]) -> float:
       op: a loop of the forward that can be recomputed segment by segment.
       lengths: as `Cut.lengths`.
     """
-    states = sum(math.ceil(long / short) for long, short in itertools.pairwise(lengths))
-    return states * state_bytes(op) + lengths[-1] * entry_bytes(op)
+    return _Loop.of(op).held(lengths)
 
 
 def kept_bytes(op: Op, cut: Cut, share: float = 1.0) -> float:
@@ -193,11 +192,10 @@ def kept_bytes(op: Op, cut: Cut, share: float = 1.0) -> float:
     Args:
       op: a loop of the forward that can be recomputed segment by segment.
       cut: how it is cut.
-      share: factor by which the states before its segments count more.
+      share: factor by which the states before its segments count more: they stay allocated while
+        other loops run.
     """
-    assert op.loop is not None
-    states = math.ceil(op.loop.trips / cut.length) * state_bytes(op)
-    return share * states + held_bytes(op, cut.lengths)
+    return _Loop.of(op).kept(cut.lengths, share)
 
 
 def best_length(op: Op, share: float = 1.0) -> int:
@@ -205,10 +203,10 @@ def best_length(op: Op, share: float = 1.0) -> int:
 
     Args:
       op: a loop that can be recomputed segment by segment.
-      share: factor by which the states count more: they stay allocated while other loops run.
+      share: as for `kept_bytes`.
     """
-    assert op.loop is not None
-    return min(range(1, max(op.loop.trips, 1) + 1), key=lambda k: kept_bytes(op, Cut(k), share))
+    loop = _Loop.of(op)
+    return min(range(1, max(loop.trips, 1) + 1), key=lambda k: loop.kept((k,), share))
 
 
 def best_lengths(op: Op, share: float = 1.0) -> tuple[int, int]:
@@ -218,17 +216,37 @@ def best_lengths(op: Op, share: float = 1.0) -> tuple[int, int]:
 
     Args:
       op: a loop of at least four iterations that can be recomputed segment by segment.
-      share: as for `best_length`.
+      share: as for `kept_bytes`.
     """
-    assert op.loop is not None
-    trips = op.loop.trips
-    state, entry = max(state_bytes(op), 1), max(entry_bytes(op), 1)
-    short = (share * trips * (state / entry) ** 2) ** (1 / 3)
-    shorts = _near(short, 1, trips // 2)
-
+    loop = _Loop.of(op)
+    each = max(loop.state, 1) / max(loop.entry, 1)
+    shorts = _near((share * loop.trips * each**2) ** (1 / 3), 1, loop.trips // 2)
     return min(((times * short, short) for short in shorts for times in _near(
-        math.sqrt(share * trips / short), 2, trips // short)),
-        key=lambda lengths: kept_bytes(op, Cut(lengths[0], within=lengths[1:]), share))
+        math.sqrt(share * loop.trips / short), 2, loop.trips // short)),
+        key=lambda lengths: loop.kept(lengths, share))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """Iterations of a loop, the bytes of its states, and those that one adds to its lists."""
+
+    trips: int
+    state: int
+    entry: float
+
+    @staticmethod
+    def of(op: Op) -> _Loop:
+        assert op.loop is not None
+        return _Loop(op.loop.trips, state_bytes(op), entry_bytes(op))
+
+    def held(self, lengths: Sequence[int]) -> float:
+        """Return what `held_bytes` does."""
+        states = sum(math.ceil(long / short) for long, short in itertools.pairwise(lengths))
+        return states * self.state + lengths[-1] * self.entry
+
+    def kept(self, lengths: Sequence[int], share: float) -> float:
+        """Return what `kept_bytes` does."""
+        return share * math.ceil(self.trips / lengths[0]) * self.state + self.held(lengths)
 
 
 def _near(number: float, least: int, most: int) -> range:
