@@ -104,7 +104,7 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
                        budget, objective)
     most = max(1, SEARCHED // max(len(cost.vertices), 1))
     cuts = choices(graph, target)[:most] if allowed() else []
-    if budget is None and objective == "memory":
+    if cuts and budget is None and objective == "memory":
         cuts += inside_each_other(graph)
     for n, chosen in enumerate([{}, *cuts]):
         first = found.add(chosen, 1.0 if n < 2 else OTHERS)
