@@ -10,6 +10,7 @@ more plans; it costs no others.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -382,13 +383,14 @@ def decisions(part: Part, options: Options, limits: Limits,
     as_asked = part.target.orders_by_control or part.corrected in (None, 0, MINIMUM)
     objective = options.objective if as_asked else "time"
 
-    def within(room: int | None) -> Iterator[Decision]:
+    def within(room: int | None, every_heap: bool = True) -> Iterator[Decision]:
         def over(graph: Graph, cost: CostGraph, share: float = 1.0) -> Iterator[Decision]:
             def plans(of: CostGraph) -> Iterator[Planned]:
                 return plans_of(of, room, solver=options.solver, objective=objective,
                                 free_moves=limits.free_moves, await_updates=limits.await_updates,
                                 target=part.target, plain=plain, known=planners, memory=memory,
-                                effort=options.effort, worth=share * worth_of(plain.peak_bytes))
+                                effort=options.effort, worth=share * worth_of(plain.peak_bytes),
+                                every_heap=every_heap)
 
             def found(fad: object) -> Iterator[Decision]:
                 return decisions_of(graph, cost, plans, fad=fad, budget=room,
@@ -403,15 +405,39 @@ def decisions(part: Part, options: Options, limits: Limits,
                                       objective=objective, target=part.target,
                                       allowed=in_segments)
 
+    found = functools.partial(_likely, within) if part.target.several_heaps else within
     try:
-        yield from within(part.room)
+        yield from found(part.room)
     except InfeasibleBudgetError as error:
         if part.asked is None:
             ended = ended_by()
             raise part.refusal(error.smallest_bytes, cost.resident_bytes,
                                f"; {ended} ended the search" if ended else "",
                                overhead=error.overhead) from None
-        yield from within(error.smallest_bytes)
+        yield from found(error.smallest_bytes)
+
+
+def _likely(within: Callable[..., Iterator[Decision]], room: int | None) -> Iterator[Decision]:
+    """Yield plans whose peak is low in every heap; where there are none, in all heaps but one.
+
+    Args:
+      within: returns plans, best first, for some bytes and whether every heap counts.
+      room: planned bytes; None for the minimum peak.
+
+    Raises:
+      InfeasibleBudgetError: there is no plan of either kind.
+    """
+    try:
+        plans = within(room)
+        first = next(plans, None)
+    except InfeasibleBudgetError:
+        first = None
+    if first is None or room is None and (
+            first.planned.peak_bytes >= first.planned.baseline_bytes):
+        yield from within(room, every_heap=False)
+        return
+    yield first
+    yield from plans
 
 
 def _or_without(found: Callable[[object], Iterator[Decision]], fad: object) -> Iterator[Decision]:

@@ -182,6 +182,12 @@ class Target:
         return self.device == GPU
 
     @property
+    def several_heaps(self) -> bool:
+        """Return whether a peak depends on what the process allocated before: on the heap."""
+        return (self.orders_by_control and self.smallest_counted is not None
+                and not self.takes_all_memory)
+
+    @property
     def shares_list_entries(self) -> bool:
         """Return whether a list refers to its entries without copying, as the executor's do."""
         return self.runner == EXECUTOR

@@ -8,6 +8,7 @@ Which of several is taken: `tfckpt.plan.choosing.rules`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -92,8 +93,8 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
              objective: str = "time", free_moves: bool = True, await_updates: bool = True,
              target: Target = HERE, plain: Plain | None = None,
              known: dict[tuple[object, ...], StepPlanner] | None = None,
-             memory: Memory | None = None, effort: float = 1.0, worth: float = 1.0
-             ) -> Iterator[Planned]:
+             memory: Memory | None = None, effort: float = 1.0, worth: float = 1.0,
+             every_heap: bool = True) -> Iterator[Planned]:
     """Yield different plans of a step, best first, each made when it is asked for.
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
@@ -116,6 +117,8 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
         which is in proportion to the graph. More are never less good in what a search of one kind
         finds first, and usually better.
       worth: share of it that is taken; a search that is known already is used whatever it was.
+      every_heap: whether a peak is the worst of several heaps; else that of all but the worst: one
+        large request that meets a chunk just below twice its size counts twice.
 
     Raises:
       PlanError: effort that is not positive; unknown solver or objective; a graph too large for
@@ -131,7 +134,7 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
                               memory, effort, worth)
     if known is not None:
         known[key] = planner
-    return planner.plans(budget)
+    return (planner if every_heap else planner.but_for_one_heap()).plans(budget)
 
 
 class StepPlanner:
@@ -149,7 +152,16 @@ class StepPlanner:
         self.evaluator = Evaluator(graph)
         self.plain = plain or baseline(graph, target)
         self.finished: dict[Candidate, Finished] = {}
+        self._every_heap = True
         self._pool: search.Pool | None = None  # the same for every budget
+
+    def but_for_one_heap(self) -> StepPlanner:
+        """Return a planner of what is known here that does not count the worst of the heaps."""
+        other = copy.copy(self)
+        other.finished = {candidate: found.but_for_one_heap()
+                          for candidate, found in self.finished.items()}
+        other._every_heap = False
+        return other
 
     def plans(self, budget: int | None) -> Iterator[Planned]:
         """Yield plans, best first; see `plans_of`.
@@ -381,15 +393,16 @@ class StepPlanner:
         plan = plain_plan(self.graph) if self.target.orders_by_control else plain.plan
         priced = Priced(Candidate(self.evaluator.everything(), source="store_all"),
                         plan.schedule, plain.timeline, 0)
-        return Finished(plan, plain.timeline, plain.peak_bytes, priced)
+        return Finished(plan, plain.timeline, plain.peak_bytes, plain.peak_bytes, priced)
 
     def _finish(self, priced: Priced) -> Finished:
         """Return the plan with its waits, and what its worse order needs."""
         candidate = priced.candidate
         if candidate not in self.finished:
-            self.finished[candidate] = finished(
+            found = finished(
                 self.graph, priced, self.target, free_moves=self.free_moves,
                 await_updates=self.await_updates, solver=self.solver)
+            self.finished[candidate] = found if self._every_heap else found.but_for_one_heap()
         return self.finished[candidate]
 
 

@@ -26,12 +26,14 @@ class Finished:
 
     Attributes:
       lowest: a lower bound of the peak: that of one thread.
+      elsewhere: the same in all heaps but the worst.
       most: takes `lowest` and returns the peak on all threads, where that is more.
     """
 
     plan: Plan
     timeline: Timeline
     lowest: int
+    elsewhere: int
     priced: Priced
     most: Callable[[int], int] = int
 
@@ -39,6 +41,11 @@ class Finished:
     def peak(self) -> int:
         """Return the peak on the target's threads: known only once it is asked for."""
         return self.most(self.lowest)
+
+    def but_for_one_heap(self) -> Finished:
+        """Return the same, counted without the worst of the heaps."""
+        return self if self.elsewhere == self.lowest else dataclasses.replace(
+            self, lowest=self.elsewhere)
 
     def fits(self, usable: int) -> bool:
         """Return whether the peak is at most so many bytes.
@@ -103,7 +110,9 @@ def finished(graph: CostGraph, priced: Priced, target: Target, *, free_moves: bo
             graph, resolved, order, smallest, target.takes_all_memory)
         if target.threads > 1:
             most = functools.partial(concurrent_peak, edges, target, waits)
-    return Finished(plan, timeline, max(*peaks, floor_of(graph, priced, target)), priced, most)
+    floor = floor_of(graph, priced, target)
+    return Finished(plan, timeline, max(*peaks, floor), max(*peaks[:-1], peaks[0], floor), priced,
+                    most)
 
 
 def floor_of(graph: CostGraph, priced: Priced, target: Target) -> int:
