@@ -106,6 +106,7 @@ class Budget:
         smallest = min(smallest_bytes, baseline_bytes)  # the plain step is a plan too
         sure = sure_bytes if smallest < sure_bytes < baseline_bytes else smallest
         most = f" at most, {format_bytes(smallest)} expected" if sure > smallest else ""
+        found = "found that is sure to be met is" if sure > smallest else "found is"
         where = f" on {device}" if device else ""
         as_it_is = smallest == baseline_bytes
         overhead = 0.0 if as_it_is else overhead
@@ -117,7 +118,7 @@ class Budget:
             fraction = _fraction(sure, baseline_bytes)
             return InfeasibleBudgetError(
                 f"plan: budget={self.fraction:g} of the plain peak ({format_bytes(baseline_bytes)})"
-                f" cannot be met{where}; the smallest feasible fraction found is "
+                f" cannot be met{where}; the smallest feasible fraction {found} "
                 f"{fraction} ({format_bytes(sure)}{most}). Pass "
                 f"budget={fraction}{least}{note}", smallest, overhead, fraction)
         if self.of_device:
@@ -135,7 +136,7 @@ class Budget:
             f"{asked / 100:g}) and")
         return InfeasibleBudgetError(
             f"plan: budget={shown} cannot be met{where}; the "
-            f"smallest feasible one found is {total} bytes (about {format_bytes(total)}: "
+            f"smallest feasible one {found} {total} bytes (about {format_bytes(total)}: "
             f"{format_bytes(resident_bytes)} resident + {format_bytes(sure)} dynamic{most}). "
             f"Pass budget={total}{least}{note}", smallest, overhead, total)
 
