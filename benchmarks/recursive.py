@@ -3,7 +3,7 @@
     python -m benchmarks.recursive
     python -m benchmarks.recursive --chains=100,1000 --networks=mlp,resnet50
 
-First, unit chains (each value one byte, each forward and backward one second), objective `memory`:
+First, unit chains (each value one byte, each forward and backward one second):
 the peak of the smallest plan with and without recursive proposals, how often a vertex of it runs at
 most, and its time as a multiple of the plain step's. Then networks of `benchmarks.measured`, traced
 and priced but not run: the minimum simulated peak in the planned order, as a fraction of the plain
@@ -41,8 +41,8 @@ class Searched:
     """The pools of a search without and with recursive proposals, and seconds for each part."""
 
     plain: Plain
-    before: list[Priced]
-    after: list[Priced]
+    before: Sequence[Priced]
+    after: Sequence[Priced]
     seconds: tuple[float, float]
 
     def smallest(self, pool: Sequence[Priced], extra: float) -> float:
@@ -52,20 +52,20 @@ class Searched:
         return peak / self.plain.timeline.peak_bytes
 
 
-def searched(graph: CostGraph, target: Target, objective: str) -> Searched:
+def searched(graph: CostGraph, target: Target) -> Searched:
     """Return what `auto` finds for a graph."""
     plain = baseline(graph, target)
     peak = plain.timeline.peak_bytes
     evaluator = Evaluator(graph)
     patterns = search.templates(evaluator, True, target)
     began = time.process_time()
-    recurse, search.recurse = search.recurse, lambda *_: None
+    recurse, search.recurse = search.recurse, lambda *_: ()
     try:
-        before = search.explore(evaluator, patterns, CHEAP, objective, peak)
+        before = search.explore(evaluator, patterns, CHEAP, peak).priced
     finally:
         search.recurse = recurse
     between = time.process_time()
-    search.recurse(evaluator, patterns, objective, peak)
+    search.recurse(evaluator, patterns, peak, 1.0)
     return Searched(plain, before, list(evaluator.priced),
                     (between - began, time.process_time() - between))
 
@@ -76,7 +76,7 @@ def chains() -> None:
     for count in map(int, FLAGS.chains):
         graph = with_backward((None, [1] * count, [1] * count,
                                [(v, v + 1) for v in range(count - 1)]))
-        found = searched(graph, Target(device=GPU).compiled(), "memory")
+        found = searched(graph, Target(device=GPU).compiled())
         before, after = (min(pool, key=lambda p: (p.peak, p.time))
                          for pool in (found.before, found.after))
         print(line([str(count), str(before.peak), str(after.peak),
@@ -104,7 +104,7 @@ def networks(names: Sequence[str]) -> None:
     ratios = []
     for name in names:
         graph = graph_of(name)
-        found = searched(graph, Target(device=GPU), "time")
+        found = searched(graph, Target(device=GPU))
         before, after = ([found.smallest(pool, extra) for extra in EXTRA]
                          for pool in (found.before, found.after))
         ratios.append([b / a for a, b in zip(before, after, strict=True)])
