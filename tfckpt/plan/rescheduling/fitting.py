@@ -29,6 +29,9 @@ WIDTH = 24
 """Storages live at an overfull step that are tried at most, the largest."""
 SLACK = 1e-9
 """Of the plain time: smaller differences come from adding up floats."""
+AHEAD = 150
+"""Originals up to which a split with inputs made ahead is always tried. In larger graphs, where
+evaluations are few for each, it is tried as much less often."""
 ANYWHERE = 0.5
 """Share of the inputs made ahead, with noise, that are made in any stage and not the emptiest."""
 AT_ONCE = 0.1
@@ -234,7 +237,8 @@ class Fitter:
             early = self._while_inputs_live(producer, now, use)
             if early is not None:
                 found[(early,)] = None
-            found[self._inputs_ahead(producer, now, use, fullest, noise)] = None
+            if self.rng.random() * len(state.order) < AHEAD:
+                found[self._inputs_ahead(producer, now, use, fullest, noise)] = None
         return list(found)
 
     def _while_inputs_live(self, vertex: int, now: int, use: int) -> int | None:
