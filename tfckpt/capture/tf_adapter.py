@@ -519,13 +519,38 @@ def graph_called(call: tf.Operation, name: str,
       shapes: what the arguments are given; default what they were traced with. With shapes, ops
         keep their names; variables among the arguments are those that the op is given.
       entries: with shapes, those of the entries of arguments that are lists, by argument.
+
+    Returns:
+      The same graph for the same call and shapes: it is not to be changed.
     """
     graph: Any = call.graph
-    with graph.as_default():
-        function = _function(graph, name)
-        if shapes is None and isinstance(function, atomic_function.AtomicFunction):
-            return function.graph
-        definition = find_function(graph, name)
+    function = _function(graph, name)
+    if shapes is None and isinstance(function, atomic_function.AtomicFunction):
+        return function.graph
+    known: dict[tuple, FuncGraph] = getattr(graph, _CALLED, {})
+    key = (call.name, name, tuple(tensor.name for tensor in call.inputs),
+           None if shapes is None else tuple(map(_dimensions, shapes)),
+           tuple((number, _dimensions(shape)) for number, shape in (entries or {}).items()))
+    if key not in known:
+        known[key] = _graph_called(call, name, shapes, entries or {})
+        setattr(graph, _CALLED, known)
+    return known[key]
+
+
+_CALLED = "_tfckpt_called"
+"""Attribute of a graph: what `graph_called` has returned. The same is asked for again and again,
+and to make a graph of a function that Grappler or a file has takes its time."""
+
+
+def _dimensions(shape: tf.TensorShape) -> tuple[int | None, ...] | None:
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
+def _graph_called(call: tf.Operation, name: str, shapes: Sequence[tf.TensorShape] | None,
+                  entries: Mapping[int, tf.TensorShape]) -> FuncGraph:
+    """Return a graph made of a function's definition, as `graph_called`."""
+    with call.graph.as_default():
+        definition = find_function(call.graph, name)
         given = type(definition)()
         given.CopyFrom(definition)
         for argument in given.arg_attr.values():  # what was traced would go before what is given
@@ -536,7 +561,7 @@ def graph_called(call: tf.Operation, name: str,
                 f"{node.name}:value:0": variables[node.input[0]] for node in given.node_def
                 if registry.record(node.op).access is Access.VALUE and node.input[0] in variables})
         popped = {}
-        for number, shape in (entries or {}).items():
+        for number, shape in entries.items():
             popped.update(_tell_entries(given, given.signature.input_arg[number].name, shape))
         made = function_def_to_graph.function_def_to_graph(given, input_shapes=shapes)
         for name, shape in popped.items():

@@ -8,7 +8,7 @@ import functools
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
@@ -89,19 +89,29 @@ def _same_but_for_names(one: Op, other: Op) -> bool:
 @functools.lru_cache(maxsize=256)
 def _held(runs: _Runs) -> int:
     """Return the bytes that a body holds at most, or several iterations of it."""
+    body, count = runs.body, len(runs.body.ops)
+    extra = [_extra(body, op, runs.kernels_by) for op in body.ops]
     if runs.at_once == 1:
-        return _peak(runs.body, runs.kernels_by)
+        return _peak(body, _Tensors(body), extra, range(count))
     orders = (_oldest, _newest) if runs.fills else (_oldest, _newest, _growing)
-    whole, needed = _several(runs)
-    tensors = _Tensors(whole, runs.fills)
-    return max(_peak(_reordered(whole, order(tensors, needed)), runs.kernels_by, runs.fills)
-               for order in orders)
+    whole, needed, of = _several(runs)
+    tensors, extra = _Tensors(whole, runs.fills), [extra[i] for i in of]
+    return max(_peak(whole, tensors, extra, order(tensors, needed)) for order in orders)
 
 
-def _several(loop: _Runs) -> tuple[Graph, list[set[int]]]:
-    """Return several iterations as one body, one after the other, and what each of its ops needs.
+def _extra(body: Graph, op: Op, kernels_by: str) -> int:
+    """Return the bytes that an op of a body allocates besides its results while it runs."""
+    return (working_bytes(body, op, kernels_by) + rearranged_bytes(body, op)
+            + kernel_workspace(body, op, kernels_by) + op.workspace)
+
+
+def _several(loop: _Runs) -> tuple[Graph, list[set[int]], list[int]]:
+    """Return several iterations as one body, one after the other.
 
     What an iteration hands on is counted but for the last one's, which is the loop's.
+
+    Returns:
+      The body; and of each of its ops what it needs, and which op of the loop's body it is.
     """
     body, count = loop.body, min(loop.at_once, max(1, _MOST_OPS // max(len(loop.body.ops), 1)))
     slot_of = {op: slot for slot, op in enumerate(loop.arguments)}
@@ -127,18 +137,7 @@ def _several(loop: _Runs) -> tuple[Graph, list[set[int]]]:
         of, (start, _) = read(turn, (first, 0))
         began = {number[of, start]} if turn else set[int]()
         needed.append({source for source, _ in op.inputs} or began)
-    return whole, needed
-
-
-def _reordered(body: Graph, order: Sequence[int]) -> Graph:
-    """Return a graph with its ops in another order."""
-    place = {old: new for new, old in enumerate(order)}
-
-    def moved(tensors: Iterable[TensorId]) -> tuple[TensorId, ...]:
-        return tuple((place[i], slot) for i, slot in tensors)
-
-    return dataclasses.replace(body, ops=tuple(dataclasses.replace(
-        body.ops[i], inputs=moved(body.ops[i].inputs)) for i in order), fetches=moved(body.fetches))
+    return whole, needed, [i for _, i in nodes]
 
 
 def _oldest(tensors: _Tensors, needed: Sequence[Collection[int]]) -> list[int]:
@@ -231,22 +230,25 @@ class _Tensors:
             for op, tensors in zip(body.ops, made, strict=True)]
 
 
-def _peak(body: Graph, kernels_by: str, fills: bool = False) -> int:
-    """Return the most bytes of temporary tensors that live at once, in the order of the body.
+def _peak(body: Graph, tensors: _Tensors, extra: Sequence[int], order: Sequence[int]) -> int:
+    """Return the most bytes of temporary tensors that live at once.
 
     Lists that are not full before its end count as if they were: so what is not there yet counts
     less than nothing.
+
+    Args:
+      body: what runs.
+      tensors: its temporary tensors.
+      extra: bytes that each op allocates besides.
+      order: in which the ops run.
     """
-    tensors = _Tensors(body, fills)
-    last = {t: i for i, read in enumerate(tensors.read) for t in read}
+    last = {t: i for i in order for t in tensors.read[i]}
     live = peak = 0
-    for i, op in enumerate(body.ops):
+    for i in order:
         dying = [tensors.size[t] for t in tensors.read[i] if last[t] == i and t in tensors.size]
         made = tensors.allocated[i]
-        taken = _taken_over(op, made, dying)
-        peak = max(peak, live + sum(made.values()) - taken + working_bytes(body, op, kernels_by)
-                   + rearranged_bytes(body, op) + kernel_workspace(body, op, kernels_by)
-                   + op.workspace)
+        taken = _taken_over(body.ops[i], made, dying)
+        peak = max(peak, live + sum(made.values()) - taken + extra[i])
         live += sum(made[t] for t in made if t in last) - sum(dying)
     return peak - sum(size for t, size in tensors.all.items() if t in tensors.put)
 
