@@ -192,7 +192,8 @@ def test_what_loops_push_for_nobody_is_gone_when_their_results_are_read():
     step = tfckpt.checkpoint(tf.function(body), budget=0.4)
     first = [tfckpt.verify.measure_peak(step, x, repeats=1) for _ in range(4)]
     assert step.report.recomputed_ops and not step.report.segments
-    assert max(first) < 1.1 * step.report.planned_peak_bytes
+    # how large the chunks are that few large tensors get differs from process to process
+    assert max(first) < 1.25 * step.report.planned_peak_bytes
 
 
 def _looping(in_branch):
