@@ -405,7 +405,10 @@ def decisions(part: Part, options: Options, limits: Limits,
                                       objective=objective, target=part.target,
                                       allowed=in_segments)
 
-    found = functools.partial(_likely, within) if part.target.several_heaps else within
+    # where nobody is asked what a plan takes at most, nobody says either that it may pass a budget
+    judged = part.asked is not None or part.room is None
+    found = functools.partial(_likely, within) if (
+        judged and part.target.several_heaps) else within
     try:
         yield from found(part.room)
     except InfeasibleBudgetError as error:
