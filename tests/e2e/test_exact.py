@@ -19,6 +19,7 @@ from tests.zoo import entry as zoo
 from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers.files import plan_file_step, rewrite
+from tfckpt.driver import EXECUTOR_TRIALS
 from tfckpt.request.options import make_options
 from tfckpt.verify import same_arithmetic
 from tfckpt.verify.arithmetic.certified import Arithmetic
@@ -113,7 +114,10 @@ def test_a_step_with_a_loop_is_compared_as_it_is_lowered():
 
 @pytest.mark.parametrize("budget", [0.3, 0.5, 0.8])
 def test_a_budget_is_no_reason_where_no_plan_is_exact(budget, monkeypatch):
-    """None is certified here: larger budgets were named, and refused in their turn."""
+    """None is certified here: larger budgets were named, and refused in their turn.
+
+    As many plans are looked at as may be for the budget, and before it is refused.
+    """
     made, x, _ = gelu_step(LAYERS, 256, 2048)
     compared = []
     monkeypatch.setattr(Arithmetic, "before", lambda self, edits: compared.append(edits) or (
@@ -122,7 +126,8 @@ def test_a_budget_is_no_reason_where_no_plan_is_exact(budget, monkeypatch):
     with pytest.warns(UserWarning, match="trains unchanged: exact=True"):
         step(x)
     assert step.report.reason.startswith("exact=True: "), str(step.report)
-    assert step.report.baseline_peak_bytes > 16 << 20 and 1 <= len(compared) <= 12
+    assert step.report.baseline_peak_bytes > 16 << 20 and (
+        1 <= len(compared) <= 4 * EXECUTOR_TRIALS + 2)
 
 
 def test_what_xla_compiles_is_refused():

@@ -170,8 +170,11 @@ def test_the_training_function_of_a_saved_model(tmp_path):
     assert weights[0] == weights[1]
     (report,) = grappler_ext.reports().values()
     assert report.applied and report.recomputed_ops
+    before = set(grappler_ext.reports())
     copied = executed(loaded.train, *map(tf.constant, saved.batch(0))).copy_count
-    assert copied >= 0.9 * report.recomputed_ops
+    # what is executed to be looked at is a function of its own, with a plan of its own
+    (looked_at,) = set(grappler_ext.reports()) - before
+    assert copied >= 0.9 * grappler_ext.reports()[looked_at].recomputed_ops > 0
 
 
 def test_turned_off_functions_run_as_tensorflow_makes_them():

@@ -430,20 +430,25 @@ def test_what_gradients_of_convolutions_lay_out_is_counted(
 def test_where_onednn_is_off_the_windows_of_all_gradients_are_counted():
     """A U-Net's plain step by what is planned, in a process of its own."""
     code = """
-import tensorflow as tf, tfckpt
+import numpy as np, tensorflow as tf, tfckpt
 from benchmarks.measured import NETWORKS
 body, args = NETWORKS["unet"](batch=2)
 plain, ours = tf.function(body), tfckpt.checkpoint(tf.function(body))
-measured = [tfckpt.verify.measure_peak(step, *args, repeats=3) for step in (plain, ours)]
-print(*measured, *ours.report.simulated_bytes)
+for step in plain, ours:
+    measured = [tfckpt.verify.measure_peak(step, *args, repeats=1) for _ in range(11)]
+    print(min(measured), np.median(measured), max(measured))
+print(*ours.report.simulated_bytes, ours.report.most_bytes)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
         env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPU_ALLOCATOR_USE_BFC": "1"})
     assert done.returncode == 0, done.stderr
-    plain, ours, simulated_plain, simulated = map(float, done.stdout.split()[-4:])
+    _, plain, _, least, _, most, simulated_plain, simulated, at_most = map(
+        float, done.stdout.split()[-9:])
     assert 0.85 * plain < simulated_plain < 1.25 * plain
-    assert 0.8 * ours < simulated < 1.3 * ours
+    # two gradients of filters, each with a workspace of a third of the peak, run at the same time
+    # in some calls, and in others not
+    assert 0.85 * simulated < least and most < at_most < 1.6 * simulated
 
 
 def test_where_onednn_is_off_products_in_bfloat16_are_converted_too():
