@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tfckpt.cost.bodies import working_bytes
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.storage import roots
 from tfckpt.cost.time import Rates, is_expensive, seconds
@@ -52,3 +53,25 @@ def test_a_list_takes_over_the_memory_of_one_that_the_loop_empties():
 
     assert reused(Loop(7, body("AddV2"), takes={1: (0,)})) == [("loop:1", "given:0")]
     assert reused(Loop(7, body("AddV2"))) == reused(None) == []
+
+
+def test_iterations_make_tensors_before_they_have_read_what_they_take_out_of_lists():
+    """By itself one has room for what it makes in what it has read by then."""
+    number, held = Tensor("int32", (), 4), Tensor("variant", (), 0)
+    kinds: list[tuple[str, tuple[tuple[int, int], ...], tuple[Tensor, ...]]] = [
+        ("Placeholder", (), (number,)), ("Placeholder", (), (held,)),
+        ("Placeholder", (), (MATRIX,)), ("TensorListPopBack", ((1, 0),), (held, MATRIX)),
+        ("Sum", ((3, 1),), (Tensor("float32", (), 4),)), ("Tile", ((0, 0),), (MATRIX,)),
+        ("Mul", ((5, 0), (4, 0)), (MATRIX,)), ("AddV2", ((2, 0), (6, 0)), (MATRIX,)),
+        ("AddV2", ((0, 0), (0, 0)), (number,))]
+    inner = Graph("body", tuple(Op(f"op{i}", kind, read, (), made, FORWARD, False)
+                                for i, (kind, read, made) in enumerate(kinds)),
+                  ((8, 0), (3, 0), (7, 0)), ())
+
+    def taken(at_once):
+        loop = Op("loop", "While", (), (), (number, held, MATRIX), BACKWARD, False,
+                  loop=Loop(4, inner, at_once=at_once, arguments=(0, 1, 2)))
+        return working_bytes(Graph("step", (loop,), (), ()), loop)
+
+    assert taken(1) < 10
+    assert 4 * MATRIX.bytes <= taken(4) <= 4 * (MATRIX.bytes + 10)

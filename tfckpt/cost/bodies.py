@@ -28,9 +28,10 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
 
     An iteration's results are counted as the loop's, and so is what its lists keep. Iterations that
     wait for little of what the one before computes run at the same time; in the forward they do so
-    before the lists are full, and count as far as they hold more than what fills these. What the
-    gradient of branches holds has room in what it has read by then of what they kept; more than
-    that counts.
+    before the lists are full, and count as far as they hold more than what fills these. Together
+    they hold no more than each by itself where nothing that it takes out of lists is gone yet: what
+    becomes of an entry waits until others have theirs. What the gradient of branches holds has room
+    in what it has read by then of what they kept; more than that counts.
 
     Args:
       graph: that the op belongs to.
@@ -43,7 +44,8 @@ def working_bytes(graph: Graph, op: Op, kernels_by: str = "") -> int:
     if op.loop is not None and op.loop.at_once > 1 and op.loop.arguments:
         together = _held(_Runs(op.loop.body, kernels_by, op.loop.at_once, op.loop.arguments,
                                op.region == FORWARD))
-        most = max(most, min(together, op.loop.at_once * most))
+        alone = max(most, _held(_Runs(op.loop.body, kernels_by, among=True)))
+        most = max(most, min(together, op.loop.at_once * alone))
     if record(op.type).chooses and _takes_out(graph, op):
         most -= sum(graph.ops[i].outputs[slot].bytes or 0 for i, slot in op.inputs
                     if graph.ops[i].outputs[slot].dtype == "variant")
@@ -58,6 +60,7 @@ class _Runs:
       body, kernels_by: as for `working_bytes`.
       at_once, arguments: of the loop, where several iterations run at the same time.
       fills: whether the lists are not full before the last iteration is over.
+      among: whether it is one iteration of several that run at the same time.
     """
 
     body: Graph
@@ -65,6 +68,7 @@ class _Runs:
     at_once: int = 1
     arguments: tuple[int, ...] = ()
     fills: bool = False
+    among: bool = False
 
     def __hash__(self) -> int:
         return hash((len(self.body.ops), self.body.fetches, self.at_once, self.kernels_by))
@@ -72,8 +76,8 @@ class _Runs:
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, _Runs)
         return (
-            (self.at_once, self.arguments, self.fills) == (
-                other.at_once, other.arguments, other.fills)
+            (self.at_once, self.arguments, self.fills, self.among) == (
+                other.at_once, other.arguments, other.fills, other.among)
             and (self.kernels_by, self.body.fetches) == (other.kernels_by, other.body.fetches)
             and len(self.body.ops) == len(other.body.ops)
             and all(map(_same_but_for_names, self.body.ops, other.body.ops)))
@@ -92,7 +96,7 @@ def _held(runs: _Runs) -> int:
     body, count = runs.body, len(runs.body.ops)
     extra = [_extra(body, op, runs.kernels_by) for op in body.ops]
     if runs.at_once == 1:
-        return _peak(body, _Tensors(body), extra, range(count))
+        return _peak(body, _Tensors(body, among=runs.among), extra, range(count))
     orders = (_oldest, _newest) if runs.fills else (_oldest, _newest, _growing)
     whole, needed, of = _several(runs)
     tensors, extra = _Tensors(whole, runs.fills), [extra[i] for i in of]
@@ -202,7 +206,8 @@ class _Tensors:
     """The temporary tensors of a body.
 
     What is put into a list or an optional is counted elsewhere, and so is what the body hands out.
-    Where lists are not full yet the first are allocated here, and stay.
+    Where lists are not full yet the first are allocated here, and stay. Of an iteration among
+    others nothing is gone that it takes out of a list.
 
     Attributes:
       put: what is put away so.
@@ -212,22 +217,23 @@ class _Tensors:
         was there before.
     """
 
-    def __init__(self, body: Graph, fills: bool = False) -> None:
+    def __init__(self, body: Graph, fills: bool = False, among: bool = False) -> None:
         root = roots(body)
         self.put = _put_away(body, root)
         elsewhere = {root[i][slot] for i, slot in body.fetches} - {RESIDENT}
         if not fills:
             elsewhere |= self.put
+        takes_out = [_takes_out(body, op) for op in body.ops]
         made = [{(i, slot): t.bytes or 0 for slot, t in enumerate(op.outputs)
                  if root[i][slot] == (i, slot) and (i, slot) not in elsewhere}
                 for i, op in enumerate(body.ops)]
         self.all = {t: size for tensors in made for t, size in tensors.items()}
-        self.size = {t: size for t, size in self.all.items() if t not in self.put}
+        self.size = {t: size for t, size in self.all.items()
+                     if t not in self.put and not (among and takes_out[t[0]])}
         self.read = [tuple(t for t in dict.fromkeys(root[s][slot] for s, slot in op.inputs)
                            if t in self.all) for op in body.ops]
         self.allocated: list[dict[TensorId, int]] = [
-            {} if _takes_out(body, op) else tensors
-            for op, tensors in zip(body.ops, made, strict=True)]
+            {} if taken else tensors for taken, tensors in zip(takes_out, made, strict=True)]
 
 
 def _peak(body: Graph, tensors: _Tensors, extra: Sequence[int], order: Sequence[int]) -> int:
