@@ -1,8 +1,8 @@
 """Loops recomputed segment by segment, and gradients inside of loops: peak and time of the plain
 and of the rewritten step.
 
-    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,blocks,accumulate,
-        critic,epoch] [--budgets=min,0.3,0.6] [--compiled] [--tiny]
+    python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,blocks,layers,
+        ode,accumulate,critic,epoch] [--budgets=min,0.3,0.6] [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, for each budget. Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
@@ -10,7 +10,8 @@ calls), and the processor's seconds of a call (minimum of five, plain and rewrit
 The allocator is the one that GPUs have, which counts tensors of any size. Printed too: over the
 measured peak the expected one (the middle of what is simulated) and the planned one (the worst of
 it, which a budget counts); how many iterations segments have, those in segments after a stroke, and
-how many at the end are in none; and whether losses and weights of three steps are the same in every
+how many at the end are in none, or of how many tensors of an iteration the gradient's loop computes
+again; and whether losses and weights of three steps are the same in every
 bit.
 With `--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer
 assignment.
@@ -28,7 +29,7 @@ from benchmarks.rows import head, in_own_process, line
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat", "blocks",
-                           "accumulate", "critic", "epoch"], "Which to measure.")
+                           "layers", "ode", "accumulate", "critic", "epoch"], "Which to measure.")
 flags.DEFINE_list("budgets", ["min"], "Budgets: min, or fractions of the plain peak.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
@@ -153,6 +154,53 @@ def blocks(shrink: int):
     block(tf.constant(x))
     return loss, x, [v.value for layer in (attention, wide, narrow, *norms)
                      for v in layer.trainable_variables]
+
+
+def layers(shrink: int):
+    """Return six such blocks, whose weights a loop takes from those of all."""
+    import numpy as np
+    import tensorflow as tf
+
+    units, words, count = 128, 128 // min(shrink, 4), 6
+    drawn = np.random.default_rng(0)
+    weights = [tf.Variable(0.05 * drawn.standard_normal((count, *shape), dtype=np.float32))
+               for shape in ((units, 3 * units), (units, units), (units, 4 * units),
+                             (4 * units, units))]
+
+    def block(i, h):
+        q, k, v = tf.split(h @ weights[0][i], 3, -1)
+        h = h + tf.nn.softmax(tf.matmul(q, k, transpose_b=True) * 0.1) @ v @ weights[1][i]
+        return i + 1, h + tf.nn.gelu(h @ weights[2][i]) @ weights[3][i]
+
+    def loss(x):
+        return tf.reduce_mean(tf.square(tf.while_loop(
+            lambda i, h: i < count, block, (0, x), maximum_iterations=count)[1]))
+
+    return loss, drawn.standard_normal((16, words, units), dtype=np.float32), weights
+
+
+def ode(shrink: int):
+    """Return a neural differential equation of 128 units, 100 steps of Runge and Kutta's method."""
+    import numpy as np
+    import tensorflow as tf
+
+    drawn, steps = np.random.default_rng(0), 100 // shrink
+    weight = tf.Variable(0.1 * drawn.standard_normal((128, 128), dtype=np.float32))
+
+    def slope(h):
+        return tf.tanh(h @ weight)
+
+    def step(i, h):
+        first = slope(h)
+        second = slope(h + 0.05 * first)
+        third = slope(h + 0.05 * second)
+        return i + 1, h + (first + 2.0 * second + 2.0 * third + slope(h + 0.1 * third)) / 60.0
+
+    def loss(x):
+        return tf.reduce_mean(tf.square(tf.while_loop(
+            lambda i, h: i < steps, step, (0, x), maximum_iterations=steps)[1]))
+
+    return loss, drawn.standard_normal((512, 128), dtype=np.float32), [weight]
 
 
 def accumulate(shrink: int):
@@ -285,7 +333,7 @@ def measure() -> dict:
     return {"peaks": peaks, "seconds": [min(seconds) for seconds in taken],
             "planned": report.simulated_bytes[1],
             "expected": report.planned_peak_bytes, "refused": report.refused,
-            "segments": report.segments, "identical": found[0] == found[1]}
+            "segments": report.segments, "again": report.again, "identical": found[0] == found[1]}
 
 
 def row(name: str, budget: str) -> str:
@@ -301,9 +349,10 @@ def row(name: str, budget: str) -> str:
     return line([name, budget, f"{before / 1e6:.1f}", f"{after / 1e6:.1f}", f"{after / before:.2f}",
                  f"{found['expected'] / after:.2f}", f"{found['planned'] / after:.2f}",
                  f"{ours / plain:.2f}x",
-                 ", ".join("/".join(map(str, (length, *within)))
-                           + (f" (last {last})" if last else "")
-                           for _, length, last, within in found["segments"]) or "none",
+                 ", ".join([*("/".join(map(str, (length, *within)))
+                              + (f" (last {last})" if last else "")
+                              for _, length, last, within in found["segments"]),
+                            *(f"{count} again" for _, count in found["again"])]) or "none",
                  "yes" if found["identical"] else "no"])
 
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
+from tfckpt.plan.loops import choice
 
 
 def _refining(around):
@@ -158,7 +159,7 @@ def _chunks(w):
     return step, tf.random.stateless_normal((4, 256, 128), (1, 2))
 
 
-@pytest.mark.parametrize("make, budget", [(_scans, "min"), (_scans, 0.6), (_chunks, 0.4)])
+@pytest.mark.parametrize("make, budget", [(_scans, "min"), (_scans, 0.6), (_chunks, 0.5)])
 def test_what_loops_hand_on_lies_in_the_memory_of_what_they_were_given(make, budget, monkeypatch):
     """It was counted as nothing, and what they were given as gone: budgets were passed by 22 %."""
     monkeypatch.setenv("TFCKPT_CERTIFICATES", "on")
@@ -185,15 +186,26 @@ def test_what_loops_hand_on_lies_in_the_memory_of_what_they_were_given(make, bud
         assert 0.75 * report.baseline_peak_bytes < before < 1.05 * report.baseline_peak_bytes
 
 
-def test_what_loops_push_for_nobody_is_gone_when_their_results_are_read():
+def test_what_loops_push_for_nobody_is_gone_when_their_results_are_read(monkeypatch):
     """Lists of loops that are recomputed lived on in first calls: 1.6 times what was planned."""
+    for cut in "choices", "choices_of_entries":
+        monkeypatch.setattr(choice, cut, lambda graph, target: [])
+    weights = [tf.Variable(0.09 * tf.random.stateless_normal((128, 128), (n, 9))) for n in range(6)]
+    body, x = _chunks(weights)
+    step = tfckpt.checkpoint(tf.function(body), budget=0.5)
+    first = [tfckpt.verify.measure_peak(step, x, repeats=1) for _ in range(4)]
+    assert step.report.recomputed_ops and not step.report.segments
+    assert max(first) < 1.1 * step.report.planned_peak_bytes
+
+
+def test_a_budget_that_no_copies_meet_is_met_by_segments():
+    """Integers that Grappler folds in one body and not in another were taken for arithmetic."""
     weights = [tf.Variable(0.09 * tf.random.stateless_normal((128, 128), (n, 9))) for n in range(6)]
     body, x = _chunks(weights)
     step = tfckpt.checkpoint(tf.function(body), budget=0.4)
     first = [tfckpt.verify.measure_peak(step, x, repeats=1) for _ in range(4)]
-    assert step.report.recomputed_ops and not step.report.segments
-    # how large the chunks are that few large tensors get differs from process to process
-    assert max(first) < 1.25 * step.report.planned_peak_bytes
+    assert step.report.segments, str(step.report)
+    assert max(first) < 1.05 * step.report.allowed_bytes
 
 
 def _looping(in_branch):

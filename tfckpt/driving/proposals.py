@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfckpt.capture.devices import device_parts, has_inner_collective
 from tfckpt.capture.loops.repeated import without_loops
@@ -29,6 +29,7 @@ from tfckpt.ops import record
 from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import Decision, decisions_of
 from tfckpt.plan.loops.choice import with_loops_in_segments
+from tfckpt.plan.loops.segments import Cut
 from tfckpt.plan.names import AUTO
 from tfckpt.plan.planner import Memory, StepPlanner, plans_of
 from tfckpt.request.options import Options
@@ -150,7 +151,7 @@ class Search:
         self.proposal: Proposal
         self.rejected: list[str] = []
         self.leader = leader
-        self._segments = True
+        self._refused: set[bool] = set()  # loops that are not changed any more: see `_may_cut`
         self._reason = refused = refused or (
             PLAIN_FITS if _plain_fits(part, part.target.safety) and not part.cost.again else "")
         self.part = self._whole = part if refused else part.updated_late()
@@ -167,9 +168,12 @@ class Search:
           reason: why, for the line in `rejected`.
           room: planned bytes that the next may need, where these have been corrected.
           instead: the next proposal, where it is one of those before.
-          segments: whether loops are not to be recomputed in segments from now on.
+          segments: whether loops are not to be cut any more as they are in the present proposal:
+            in segments, or with entries computed again.
         """
-        self._segments = self._segments and not segments
+        if segments:
+            entries = any(cut.entries for _, cut in self.proposal.decision.segments)
+            self._refused.add(entries)
         self.rejected.append(f"{_called(self.proposal)}: {reason}")
         self._reason = reason
         if instead is not None:
@@ -269,15 +273,15 @@ class Search:
     def _decisions(self, part: Part, limits: Limits) -> Iterator[Decision]:
         if part is not self._whole:
             return decisions(part, self.options, limits, self._planners, self.memory,
-                             self._in_segments)
+                             self._may_cut)
         if self.leader is None:
             return self.decided(limits)
         return (dataclasses.replace(d, graph=part.graph, cost=part.cost)
                 for d in self.leader.decided(limits))
 
-    def _in_segments(self) -> bool:
-        """Return whether loops may be recomputed in segments."""
-        return self._segments
+    def _may_cut(self, cuts: Iterable[Cut]) -> bool:
+        """Return whether loops may be cut so: those with entries computed again, and others."""
+        return not any(bool(cut.entries) in self._refused for cut in cuts)
 
     def decided(self, limits: Limits) -> Iterator[Decision]:
         """Yield the part's decisions from the best on, remembering them for replicas.
@@ -294,7 +298,7 @@ class Search:
         """
         source, known = self._known.setdefault(
             limits, (decisions(self._whole, self.options, limits, self._planners, self.memory,
-                               self._in_segments), []))
+                               self._may_cut), []))
         for number in itertools.count():
             if number == len(known):
                 decision = next(source, None)
@@ -360,7 +364,7 @@ def _nameless(cost: CostGraph) -> tuple:
 
 def decisions(part: Part, options: Options, limits: Limits,
               planners: dict[tuple, StepPlanner], memory: Memory | None = None,
-              in_segments: Callable[[], bool] = lambda: True) -> Iterator[Decision]:
+              may_cut: Callable[[Iterable[Cut]], bool] = lambda cuts: True) -> Iterator[Decision]:
     """Yield the plans of a part, best first.
 
     Where XLA is asked what plans need, one is yielded though none is predicted to fit.
@@ -371,7 +375,7 @@ def decisions(part: Part, options: Options, limits: Limits,
       limits: what the plans may use.
       planners: what is known of the part's graphs for every budget.
       memory: of searches of the same step for other sizes and budgets.
-      in_segments: says, whenever a decision is asked for, whether loops may be in segments.
+      may_cut: says, whenever a decision is asked for, whether loops may be cut as they are in it.
 
     Raises:
       InfeasibleBudgetError: in the unit of the budget that was asked for.
@@ -403,7 +407,7 @@ def decisions(part: Part, options: Options, limits: Limits,
             return over(part.graph, cost)
         return with_loops_in_segments(part.graph, cost, over, budget=room,
                                       objective=objective, target=part.target,
-                                      allowed=in_segments)
+                                      allowed=may_cut)
 
     # where nobody is asked what a plan takes at most, nobody says either that it may pass a budget
     judged = part.asked is not None or part.room is None

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tfckpt.errors import CaptureError
 
-Key = TypeVar("Key", int, str)
+Key = TypeVar("Key", int, str, tuple[str, int])
 
 FORWARD, BACKWARD, UPDATE, OTHER = "forward", "backward", "update", "other"
 REGIONS = (FORWARD, BACKWARD, UPDATE, OTHER)

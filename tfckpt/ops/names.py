@@ -27,6 +27,7 @@ NO_OP = "NoOp"
 PACK = "Pack"
 PARTITIONED_CALL = "StatefulPartitionedCall"
 PLACEHOLDER = "Placeholder"
+PLACEHOLDER_WITH_DEFAULT = "PlaceholderWithDefault"
 RESHAPE = "Reshape"
 RETVAL = "_Retval"
 SHAPE = "Shape"
@@ -45,6 +46,7 @@ SWITCHES = frozenset(("Switch", "_SwitchN"))
 LOWERED = frozenset((ENTER, EXIT, LOOP_COND, MERGE, NEXT, *SWITCHES))
 """Op types to which TensorFlow lowers loops and branches before Grappler sees them."""
 LIST_OF_ROWS = "TensorListFromTensor"
+LIST_LENGTH = "TensorListLength"
 LOOP, WRITING_LOOP = "TfckptLoop", "TfckptWritingLoop"
 """Registered by the native pass: stand for loops that TensorFlow has lowered; one writes variables.
 """

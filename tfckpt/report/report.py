@@ -73,6 +73,8 @@ class Report:
       segments: loops that are recomputed segment by segment in the backward, how many iterations
         a segment has, how many at the end are in none and run once, and the lengths of segments in
         segments, of those in them, and so on.
+      again: loops of which the backward computes a part of each iteration again, and how many of
+        the tensors that an iteration would keep it computes so.
       inside: functions of loops and branches that compute gradients themselves, and what each is
         planned to take while it runs. Plain, in this report, is the step with that.
       inlined: nested functions whose bodies were planned and rewritten with the step.
@@ -119,6 +121,7 @@ class Report:
     asked: tuple[Asked, ...] = ()
     names: LayerNames = dataclasses.field(default=UNKNOWN, repr=False)
     segments: tuple[tuple[str, int, int, tuple[int, ...]], ...] = ()
+    again: tuple[tuple[str, int], ...] = ()
     inside: tuple[str, ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -184,6 +187,8 @@ class Report:
                + "".join(f", these in segments of {short}" for short in within)
                + (f"; the last {last} run once" if last else ""))
               for loop, length, last, within in self.segments],
+            *[("again in loops", f"{loop}: {count} tensor{'s' * (count > 1)} of each iteration")
+              for loop, count in self.again],
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
               if self.deferred_ops else []),
             *([("taken apart", f"{self.released_joins} join{'s' * (self.released_joins > 1)} of "
@@ -490,8 +495,10 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
         at_peak_before=tensors_at_peak(cost, planned.baseline, names),
         at_peak_after=tensors_at_peak(ours, after, names),
         inlined=graph.inlined if applied else (), refused=graph.refused[:REFUSALS],
-        segments=tuple((names.shown(loop), *cut) for loop, cut in decision.segments) if (
-            applied) else (),
+        segments=tuple((names.shown(loop), cut.length, cut.last, cut.within)
+                       for loop, cut in decision.segments if applied and cut.length),
+        again=tuple((names.shown(loop), len(cut.entries))
+                    for loop, cut in decision.segments if applied and cut.entries),
         forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfckpt.cost.build import cost_of
 from tfckpt.cost.time import seconds
@@ -29,7 +29,9 @@ from tfckpt.ir.graph import Graph, Op
 from tfckpt.ir.target import Rates, Target
 from tfckpt.plan.choosing.rules import best_of
 from tfckpt.plan.forward_ad import Decision
+from tfckpt.plan.loops.again import with_entries_again
 from tfckpt.plan.loops.change import in_segments
+from tfckpt.plan.loops.entries import choices_of_entries
 from tfckpt.plan.loops.segments import (
     Cut,
     Cuts,
@@ -64,7 +66,7 @@ Planner = Callable[[Graph, CostGraph, float], Iterator[Decision]]
 
 def segmented(graph: Graph, cost: CostGraph, cuts: Cuts, target: Target
               ) -> tuple[Graph, CostGraph, Edits]:
-    """Return the step with loops in segments, its cost, and the edits.
+    """Return the step with loops in segments, or with entries computed again; its cost, the edits.
 
     Args:
       graph: the step; not changed.
@@ -77,13 +79,19 @@ def segmented(graph: Graph, cost: CostGraph, cuts: Cuts, target: Target
     """
     if not cuts:
         return graph, cost, Edits()
-    graph, edits = in_segments(graph, cuts, not target.orders_by_control)
+    lists = {name: cut.entries for name, cut in cuts.items() if cut.entries}
+    graph, edits = in_segments(graph, {name: cut for name, cut in cuts.items()
+                                       if name not in lists}, not target.orders_by_control)
+    if lists:
+        graph, more = with_entries_again(graph, lists)
+        edits = edits.then(more)
     return graph, cost_of(graph, target, like=cost), edits
 
 
 def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, budget: int | None,
                            objective: str, target: Target,
-                           allowed: Callable[[], bool] = lambda: True) -> Iterator[Decision]:
+                           allowed: Callable[[Iterable[Cut]], bool] = lambda cuts: True
+                           ) -> Iterator[Decision]:
     """Yield decisions about a step, its loops as they are or in segments, best first.
 
     A budget that is met with nothing computed again ends the search.
@@ -95,7 +103,7 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
       budget: dynamic bytes that `plans` plans for; None for the minimum peak.
       objective: "time" or "memory": what `plans` plans for.
       target: what the step is planned for.
-      allowed: says, whenever a decision is asked for, whether it may have loops in segments.
+      allowed: says, whenever a decision is asked for, whether loops may be cut as they are in it.
 
     Raises:
       InfeasibleBudgetError: no plan fits; the smallest budget of those tried is named.
@@ -103,7 +111,11 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
     found = _Decisions(functools.partial(_decisions, graph, cost, plans=plans, target=target),
                        budget, objective)
     most = max(1, SEARCHED // max(len(cost.vertices), 1))
-    cuts = choices(graph, target)[:most] if allowed() else []
+    cuts = choices(graph, target)[:most]
+    if target.orders_by_control:
+        cuts += [{name: Cut(0, entries=slots) for name, slots in chosen.items()}
+                 for chosen in choices_of_entries(graph, target.rates)]
+    cuts = [chosen for chosen in cuts if allowed(chosen.values())]
     if cuts and budget is None and objective == "memory":
         cuts += inside_each_other(graph)
     for n, chosen in enumerate([{}, *cuts]):
@@ -177,7 +189,7 @@ class _Decisions:
         """
         return self._left[place][0]
 
-    def best_first(self, allowed: Callable[[], bool]) -> Iterator[Decision]:
+    def best_first(self, allowed: Callable[[Iterable[Cut]], bool]) -> Iterator[Decision]:
         """Yield what is left, best first; after each, what its graph has besides is looked at too.
 
         Args:
@@ -188,7 +200,7 @@ class _Decisions:
         """
         if not self._left and self._refusals:
             raise min(self._refusals, key=lambda error: error.smallest_bytes)
-        while (place := self.best(lambda d: not d.segments or allowed())) is not None:
+        while (place := self.best(lambda d: allowed(dict(d.segments).values()))) is not None:
             decision, following = self._left.pop(place)
             yield decision
             if (after := next(following, None)) is not None:
@@ -208,7 +220,7 @@ def _spend(found: _Decisions, graph: Graph, budget: int, rates: Rates) -> None:
       rates: of the target.
     """
     loops = {op.name: op for op in segmentable(graph) if may_keep_last(op)}
-    place = found.best(lambda d: any(name in loops for name, _ in d.segments))
+    place = found.best(lambda d: any(name in loops and cut.length for name, cut in d.segments))
     if place is None:
         return
     base = found.at(place).planned

@@ -17,21 +17,33 @@ MARK = "-tfckpt_segments"
 LAST = "-tfckpt_last"
 """Suffix of the names of loops over the last iterations, which are in no segment."""
 
+AGAIN = "-tfckpt_again"
+"""Suffix of the names of loops of which the gradient's computes entries again, and of that one."""
+PREFIX = "tfckpt_again/"
+"""Of the names, in the body of such a gradient's loop, of ops of the forward's body."""
+HANDED = "handed/"
+"""After that, of what an iteration was handed, and appended to a list."""
+RESULT = "-tfckpt_result"
+"""In such names, before which of the op's results it is, where that is not the first."""
+
 
 class Cut(NamedTuple):
     """How a loop is cut.
 
     Attributes:
-      length: iterations of a segment.
+      length: iterations of a segment; 0 where it is in none.
       last: iterations at the end that are in no segment: their lists are kept, as in the plain
         step, and they run once.
       within: where a segment is itself recomputed in segments, the length of these, and of those
         in them, ever shorter.
+      entries: where it is in no segments, the lists that it does not fill: the gradient's body
+        computes their entries again.
     """
 
     length: int
     last: int = 0
     within: tuple[int, ...] = ()
+    entries: tuple[int, ...] = ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -72,6 +84,26 @@ class Role:
     bounded: bool
     is_gradient: bool
     compiled: bool
+    segments: Segments
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """The task of a new loop that is in no segments.
+
+    Attributes:
+      forward, gradient: names of the two loops that are replaced.
+      slots: lists of the forward's loop that are not filled.
+      given: slots of the forward's loop whose inputs the gradient's is given besides.
+      is_gradient: whether it takes the place of the gradient's loop.
+      segments: how the loops belong together.
+    """
+
+    forward: str
+    gradient: str
+    slots: tuple[int, ...]
+    given: tuple[int, ...]
+    is_gradient: bool
     segments: Segments
 
 

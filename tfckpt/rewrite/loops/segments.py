@@ -26,7 +26,7 @@ from tfckpt.capture.variables import origin
 from tfckpt.ir.edits import KEPT_SLOTS, TRIPS, Create, Edits
 from tfckpt.ir.graph import BOUND, COUNTER
 from tfckpt.ops import names, record
-from tfckpt.plan.loops.segments import SEGMENTED, Role, comes_first, extras, kept_slots
+from tfckpt.plan.loops.segments import SEGMENTED, Again, Role, comes_first, extras, kept_slots
 from tfckpt.rewrite.loops.bodies import (
     INT,
     VARIANT,
@@ -36,6 +36,7 @@ from tfckpt.rewrite.loops.bodies import (
     name_of,
     named,
 )
+from tfckpt.rewrite.loops.entries import loop_of
 from tfckpt.rewrite.loops.functions import SHAPES, TYPES, Functions
 from tfckpt.rewrite.loops.spared import add_invariant
 
@@ -60,9 +61,8 @@ def with_functions(edits: Edits, live: tf.Graph) -> Edits:
     added = []
     for op in edits.added:
         role = op.attrs.get(SEGMENTED)
-        if isinstance(op, Create) and isinstance(role, Role):
-            loop = _Loops(role, live)
-            made = loop.gradient_loop() if role.is_gradient else loop.forward_loop()
+        if isinstance(op, Create) and isinstance(role, Role | Again):
+            made = _made(role, live)
             functions.update(dict.fromkeys(made.functions))
             op = dataclasses.replace(op, attrs={
                 key: ("attr", attr.SerializeToString(deterministic=True))
@@ -77,6 +77,13 @@ class _Made:
 
     attrs: dict[str, Any]
     functions: tuple[bytes, ...]
+
+
+def _made(role: Role | Again, live: tf.Graph) -> _Made:
+    if isinstance(role, Again):
+        return _Made(*loop_of(role, live))
+    loop = _Loops(role, live)
+    return loop.gradient_loop() if role.is_gradient else loop.forward_loop()
 
 
 class _Loops(Functions):

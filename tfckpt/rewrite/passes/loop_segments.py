@@ -10,7 +10,7 @@ import dataclasses
 
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import AddControl, Edits
-from tfckpt.plan.loops.segments import SEGMENTED, Role
+from tfckpt.plan.loops.segments import SEGMENTED, Again, Role
 from tfckpt.rewrite.passes.manager import Context, Pass, Property
 
 
@@ -25,7 +25,7 @@ def write_functions(context: Context, edits: Edits) -> Edits:
       RewriteError: the step is not at hand, or its functions are not known.
     """
     roles = {op.name: role for op in edits.added
-             if isinstance(role := op.attrs.get(SEGMENTED), Role)}
+             if isinstance(role := op.attrs.get(SEGMENTED), Role | Again)}
     if not roles:
         return edits
     live = getattr(context.plain, "live", None)

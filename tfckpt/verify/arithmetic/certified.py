@@ -22,7 +22,7 @@ from tfckpt.errors import TfckptError
 from tfckpt.ir.edits import Edits
 from tfckpt.ops.names import ARG
 from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def, protected
-from tfckpt.verify.arithmetic import loop_bodies
+from tfckpt.verify.arithmetic import loop_bodies, loop_entries
 from tfckpt.verify.arithmetic.same import COMPILED, SEGMENTED, Certificate, compared
 from tfckpt.verify.arithmetic.single_loops import has_segments, with_single_loops
 from tfckpt.verify.arithmetic.terms import Computation
@@ -89,7 +89,7 @@ class Arithmetic:
             return _unknown(error)
 
     def loops(self, edits: Edits) -> Certificate:
-        """Compare the bodies of loops that edits recompute in segments with those of the step.
+        """Compare the bodies of loops that edits change with those of the step.
 
         Nothing else is compared.
 
@@ -103,7 +103,8 @@ class Arithmetic:
         try:
             ours = question(self.live, (), self._edited(edits), edits.renamed,
                             self._plain.terms).answer(lower=True)
-            found = loop_bodies.differences(self._answer, ours, edits)
+            found = (*loop_bodies.differences(self._answer, ours, edits),
+                     *loop_entries.differences(self._answer, ours, edits))
         except _REFUSALS as error:
             return _unknown(error)
         return Certificate(not found, found, found)

@@ -51,7 +51,8 @@ def same_arithmetic(step: Callable, *args: Any, **kwargs: Any) -> Certificate:
     again: Any = tf_adapter.clone_function(plain, plain.python_function)
     wanted = again.get_concrete_function(*args, **kwargs)
     called: dict[int, str] = {}
-    found = _around_segments(wanted.graph, ours.graph) if report.segments else compared(
+    found = _around_segments(wanted.graph, ours.graph) if (
+        report.segments or report.again) else compared(
         *(computation_of(function, args, kwargs, called) for function in (wanted, ours)))
     report.certified(found.same, str(found))
     return found

@@ -18,7 +18,7 @@ from tfckpt.capture.nodes import op_of
 from tfckpt.ir.edits import KEPT_SLOTS
 from tfckpt.ops import record
 from tfckpt.ops.names import IDENTITY
-from tfckpt.plan.loops.segments import LAST, MARK
+from tfckpt.plan.loops.segments import AGAIN, LAST, MARK
 
 
 def has_segments(definition: Any) -> bool:
@@ -47,7 +47,7 @@ def with_single_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph
             if KEPT_SLOTS in node.attr}
     # where the states come from that a gradient's loop begins its segments with
     begun = {node.name: op_of(node.input[len(kept[node.name])]) for node in made.node
-             if node.name in kept}
+             if node.name in kept and len(node.input) > len(kept[node.name])}
     for node in made.node:
         if node.op == IDENTITY and _is_new(node.input[0], kept):  # it reads a counter instead
             node.attr["T"].type = tf.int32.as_datatype_enum
@@ -55,7 +55,7 @@ def with_single_loops(definition: tf.compat.v1.GraphDef, live: tf.Graph
             node.input[i] = _as_before(text, kept)
     for node in made.node:
         if node.name in kept:
-            forward = begun[node.name] if begun[node.name] in kept else ""
+            forward = before if (before := begun.get(node.name, "")) in kept else ""
             _restore(node, tf_adapter.definition_of(live, _before(node.name)), kept[node.name],
                      joined.get(forward, forward))
     _leave_out(made, joined)
@@ -121,7 +121,7 @@ def _leave_out(definition: tf.compat.v1.GraphDef, joined: Mapping[str, str]) -> 
 
 def _before(name: str) -> str:
     """Return the name of the loop whose place a loop over segments took, or a copy of that."""
-    return name.rpartition(MARK)[0]
+    return name.rpartition(AGAIN if AGAIN in name else MARK)[0]
 
 
 def _is_new(text: str, kept: Mapping[str, list[int]]) -> bool:
