@@ -19,6 +19,7 @@ from tfckpt.carriers.files import plan_file_step, rewrite
 from tfckpt.cli import main
 from tfckpt.errors import CaptureError, CostError, RewriteError
 from tfckpt.ir.edits import AddControl, Clone, Create, Edits, Rewire
+from tfckpt.plan.loops import choice
 from tfckpt.request.options import make_options
 from tfckpt.rewrite.appliers.graphdef import apply_to_graph_def, edit_function_def
 
@@ -187,6 +188,16 @@ def test_loops_of_a_saved_model_are_recomputed_in_segments(tmp_path, monkeypatch
     assert .9 * report.bound_bytes < report.expected_bytes[1] < .5 * report.expected_bytes[0]
     trained_alike(tmp_path, edited)
 
+
+def test_gradients_of_loops_of_a_saved_model_compute_entries_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "choices", lambda graph, target: [])
+    tf.saved_model.save(saved.Recurrent(), str(tmp_path / "plain"))
+    document = read_path(str(tmp_path / "plain"))
+    (step,) = [step for step in training_steps(document, batch_size=saved.BATCH)
+               if step.name == "train"]
+    result = plan_file_step(step, make_options(budget="min"))
+    assert result.report.again and not result.report.refused, str(result.report)
+    trained_alike(tmp_path, rewrite(document, [result]))
 
 
 def test_unknown_dimensions_are_refused_by_name(tmp_path):

@@ -162,6 +162,7 @@ class _Change:
                  if slot not in self.slots}
         given = {i: n for i, n in self.bodies.given.items() if n in self.given}
         emptied = {pop[slot]: arguments[residual] for residual, slot in self.emptied.items()}
+
         def again(tensor: TensorId) -> tuple[_Key, int]:
             at = origin(first, tensor)
             if at in taken:

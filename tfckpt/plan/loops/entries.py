@@ -36,7 +36,7 @@ LEAST = 0.05
 """Of the bytes of its lists, what a loop has to keep less to be looked at."""
 CHEAP = 0.1
 """Of the time of a loop's iterations, what may run again for its lists to be kept in part first."""
-LARGEST = 4_000
+LARGEST = 2_000
 """Ops of a body that is looked at, at most."""
 
 
@@ -225,6 +225,7 @@ class _Flows:
             known = record(op.type)
             # a sum of several begins with a term that nothing else needs: another one, elsewhere
             if (op.bodies or known.calls or known.lists.entry is not None or i in bodies.states
+                    or any(made.dtype == "variant" for made in op.outputs)
                     or known.adds and len(op.inputs) > 2):
                 network.add_edge("before", i)
             elif i not in bodies.given:
