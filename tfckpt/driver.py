@@ -268,7 +268,7 @@ def _accepted(carrier: Carrier, step: Captured, context: Context, found: Sequenc
             instead = [] if error.instead is None else [  # of the plain step, which does not fit
                 search for search in found if search.part.device == error.instead.part.device]
             for search in blamed or changing or instead:
-                search.reject(str(error), error.room, error.instead, error.segments)
+                search.reject(str(error), error.room, error.instead, error.segments, error.loops)
         except InfeasibleBudgetError:
             raise
         except Exception as error:
@@ -301,16 +301,17 @@ def _check_loops(step: Captured, edits: Edits | None) -> None:
     """
     if edits is None or not edits.replaced:
         return
-    why = step.doubt()
+    why, differs = step.doubt(), False
     if why == COMPILED:
         return
     if not why and step.arithmetic is not None:
         found = step.arithmetic.loops(edits)
         if found.same:
             return
+        differs = found.same is False
         why = found.reason or ", ".join(found.differences[:3])
     raise Rejected("loops recomputed in segments are not known to compute in the same arithmetic: "
-                   f"{why or 'the two cannot be compared'}", segments=True)
+                   f"{why or 'the two cannot be compared'}", segments=True, loops=not differs)
 
 
 def _certificate(step: Captured, edits: Edits | None, options: Options) -> Certificate | None:
@@ -323,7 +324,8 @@ def _certificate(step: Captured, edits: Edits | None, options: Options) -> Certi
         return None
     found = step.arithmetic.before(edits)
     if not found.same:
-        raise Rejected(f"exact=True: {found}", segments=bool(edits.replaced))
+        raise Rejected(f"exact=True: {found}", segments=bool(edits.replaced),
+                       loops=bool(edits.replaced) and found.same is None)
     return found
 
 

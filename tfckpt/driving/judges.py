@@ -67,14 +67,17 @@ class Rejected(Exception):
       device: whose part is to blame; None where all are.
       room: planned bytes that the next plan may need; None for no other than before.
       instead: a proposal that was judged before and is better; None where none is.
-      segments: whether no loop of the step may be recomputed in segments.
+      segments: whether no loop of the step may be cut as in the candidate: in segments, or with
+        entries computed again.
+      loops: whether none may be cut in any way.
     """
 
     def __init__(self, reason: str, device: str | None = None, room: int | None = None,
-                 instead: Proposal | None = None, segments: bool = False) -> None:
+                 instead: Proposal | None = None, segments: bool = False, loops: bool = False
+                 ) -> None:
         super().__init__(reason)
         self.device, self.room, self.instead = device, room, instead
-        self.segments = segments
+        self.segments, self.loops = segments, loops
 
 
 def realisable(candidate: Candidate) -> None:

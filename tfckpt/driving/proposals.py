@@ -161,7 +161,8 @@ class Search:
         self._step()
 
     def reject(self, reason: str, room: int | None = None,
-               instead: Proposal | None = None, segments: bool = False) -> None:
+               instead: Proposal | None = None, segments: bool = False, loops: bool = False
+               ) -> None:
         """Give the present proposal up and move on to the next.
 
         Args:
@@ -170,10 +171,13 @@ class Search:
           instead: the next proposal, where it is one of those before.
           segments: whether loops are not to be cut any more as they are in the present proposal:
             in segments, or with entries computed again.
+          loops: whether they are not to be cut in either way.
         """
         if segments:
             entries = any(cut.entries for _, cut in self.proposal.decision.segments)
             self._refused.add(entries)
+        if loops:
+            self._refused |= {False, True}
         self.rejected.append(f"{_called(self.proposal)}: {reason}")
         self._reason = reason
         if instead is not None:
