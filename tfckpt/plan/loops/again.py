@@ -56,6 +56,7 @@ class _Change:
         self.forward, self.gradient = forward, self.bodies.gradient
         self.again, self.given = self.bodies.needed(slots)
         segments = self.bodies.segments
+        self.shares = self._shared()
         self.emptied = {segments.residuals[segments.lists.index(slot)]: slot for slot in slots}
 
     def made(self) -> tuple[Graph, Edits]:
@@ -111,7 +112,7 @@ class _Change:
             workspace=op.workspace + held,
             loop=dataclasses.replace(
                 loop, body=dataclasses.replace(body, fetches=fetches), segments=None, at_once=1,
-                shares=self._shared(),
+                shares=self.shares,
                 takes={s: takes for s, takes in loop.takes.items() if s not in self.slots}))
 
     def _shared(self) -> dict[int, int]:
@@ -137,7 +138,7 @@ class _Change:
             return 0
         root = loop.shares.get(slot, slot)
         return self.forward.outputs[
-            slot if slot in self._shared() or root not in self.slots else root].bytes
+            slot if slot in self.shares or root not in self.slots else root].bytes
 
     def _gradient(self) -> Op:
         """Return the gradient's loop, whose body computes entries again."""

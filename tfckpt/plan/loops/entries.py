@@ -18,7 +18,7 @@ other graph (`tfckpt.plan.loops.again`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import networkx as nx
 
@@ -70,7 +70,8 @@ class Bodies:
         assert forward.loop is not None and forward.loop.segments is not None
         self.forward, self.segments = forward, forward.loop.segments
         self.gradient = next(op for op in graph.ops if op.name == self.segments.gradient)
-        assert self.gradient.loop is not None
+        if self.gradient.loop is None or not self.gradient.loop.arguments:
+            raise self._refusal(self.segments.lists[0])
         self.first, self.second = forward.loop.body, self.gradient.loop.body
         arguments = forward.loop.arguments
         changing = {*self.segments.states, *self.segments.lists, *self.segments.written}
@@ -84,8 +85,7 @@ class Bodies:
             op = self.first.ops[self.push[slot]]
             place = record(op.type).lists.entry
             if place is None:
-                raise PlanError(f"plan: list {slot} of the loop {forward.name!r} cannot be "
-                                "computed again")
+                raise self._refusal(slot)
             self.entry[slot] = origin(self.first, op.inputs[place])
         takers = {origin(self.second, op.inputs[0])[0]: i for i, op in enumerate(self.second.ops)
                   if record(op.type).lists.removes}
@@ -104,34 +104,26 @@ class Bodies:
         kept = {tensor for slot, tensor in self.entry.items() if slot not in slots}
         given: set[int] = set()
 
-        def sources(i: int) -> list[int]:
+        def makers(tensors: Iterable[TensorId]) -> list[int]:
+            """Return the ops that make tensors, but for what is kept and what is given."""
             found = []
-            for tensor in self.first.ops[i].inputs:
-                at = origin(self.first, tensor)
-                if at in kept:
-                    continue
-                if at[0] in self.given:
-                    given.add(self.given[at[0]])
-                elif at[0] in self.states:
-                    raise PlanError(f"plan: list {min(slots)} of the loop {self.forward.name!r} "
-                                    "cannot be computed again")
+            for i, _ in (at for tensor in tensors
+                         if (at := origin(self.first, tensor)) not in kept):
+                if i in self.given:
+                    given.add(self.given[i])
+                elif i in self.states:
+                    raise self._refusal(min(slots))
                 else:
-                    found.append(at[0])
+                    found.append(i)
             return found
 
-        roots = []
-        for slot in sorted(slots):
-            at = self.entry[slot]
-            if at in kept:
-                continue
-            if at[0] in self.given:
-                given.add(self.given[at[0]])
-            elif at[0] in self.states:
-                raise PlanError(f"plan: list {slot} of the loop {self.forward.name!r} cannot be "
-                                "computed again")
-            else:
-                roots.append(at[0])
-        return depth_first_order(roots, sources), sorted(given)
+        order = depth_first_order(makers(self.entry[slot] for slot in sorted(slots)),
+                                  lambda i: makers(self.first.ops[i].inputs))
+        return order, sorted(given)
+
+    def _refusal(self, slot: int) -> PlanError:
+        return PlanError(f"plan: list {slot} of the loop {self.forward.name!r} cannot be computed "
+                         "again")
 
 
 def origin(body: Graph, tensor: TensorId) -> TensorId:
@@ -171,16 +163,12 @@ def choices_of_entries(graph: Graph, rates: Rates) -> list[dict[str, tuple[int, 
 
 def _choices(graph: Graph, op: Op, rates: Rates) -> list[Entries]:
     """Return what a loop may compute again, by price; nothing where that saves little."""
-    loop = op.loop
-    gradient = next(o for o in graph.ops if loop and loop.segments
-                    and o.name == loop.segments.gradient)
-    if (loop is None or not loop.arguments or gradient.loop is None or not gradient.loop.arguments
-            or len(loop.body.ops) > LARGEST):
+    if op.loop is None or not op.loop.arguments or len(op.loop.body.ops) > LARGEST:
         return []
     try:
         bodies = Bodies(graph, op)
     except (PlanError, KeyError):
-        return []  # lists that are filled in another way than is known
+        return []  # lists that are filled or read in another way than is known
     flows, found = _Flows(bodies, rates), list[Entries]()
     for price in PRICES:
         slots = flows.dropped(price)
@@ -211,6 +199,8 @@ class _Flows:
         self.group = {slot: loop.shares.get(slot, slot) for slot in bodies.segments.lists}
         self.bytes = {root: bodies.forward.outputs[root].bytes or 0
                       for root in self.group.values()}
+        self.movable: list[int] = []
+        self.network = self._network()
 
     def saved(self, slots: Collection[int]) -> int:
         """Return the bytes that are not kept where some lists are not filled."""
@@ -219,6 +209,14 @@ class _Flows:
 
     def dropped(self, price: float) -> tuple[int, ...]:
         """Return the slots of the lists that are not filled, where a second is worth some bytes."""
+        for i in self.movable:
+            self.network["before"][i]["capacity"] = price * self.trips * self.seconds[i]
+        _, (before, _) = nx.minimum_cut(self.network, "before", "after")
+        return tuple(slot for slot, (i, _) in sorted(self.bodies.entry.items())
+                     if i not in before)
+
+    def _network(self) -> nx.DiGraph:
+        """Return the network, where what runs again costs nothing yet; notes what may."""
         bodies, network = self.bodies, nx.DiGraph()
         entries = frozenset(bodies.entry.values())
         for i, op in enumerate(bodies.first.ops):
@@ -229,7 +227,8 @@ class _Flows:
                     or known.adds and len(op.inputs) > 2):
                 network.add_edge("before", i)
             elif i not in bodies.given:
-                network.add_edge("before", i, capacity=price * self.trips * self.seconds[i])
+                network.add_edge("before", i, capacity=0.0)
+                self.movable.append(i)
             for tensor in op.inputs:
                 at = origin(bodies.first, tensor)
                 if at not in entries and at[0] not in bodies.given:
@@ -239,5 +238,4 @@ class _Flows:
             if i not in bodies.given:
                 network.add_edge(i, root)
             network.add_edge(root, "after", capacity=self.bytes[self.group[slot]] + 1)
-        _, (before, _) = nx.minimum_cut(network, "before", "after")
-        return tuple(slot for slot, (i, _) in sorted(bodies.entry.items()) if i not in before)
+        return network

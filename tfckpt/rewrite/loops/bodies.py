@@ -10,10 +10,80 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import TRIPS
-from tfckpt.ops import names
+from tfckpt.ops import names, record
 
 INT, VARIANT = tf.int32.as_datatype_enum, tf.variant.as_datatype_enum
+BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_shapes", "_class")
+"""Attributes of a loop that count its inputs or outputs, or that tie it to others."""
+
+
+def function_of(live: tf.Graph, name: str) -> Any:
+    """Return a copy of a function of a graph, as a FunctionDef.
+
+    Args:
+      live: the graph.
+      name: of the function.
+
+    Raises:
+      RewriteError: it is not known.
+    """
+    found = tf_adapter.find_function(live, name)
+    if found is None:
+        raise RewriteError(f"rewrite: {name!r}, which a loop calls, is not known")
+    made = type(found)()
+    made.CopyFrom(found)
+    return made
+
+
+def origin(nodes: Mapping[str, Any], tensor: str) -> str:
+    """Return what comes before nodes that only pass a tensor on.
+
+    Args:
+      nodes: of a function, by name.
+      tensor: as it is named there.
+    """
+    while (node := nodes.get(tensor.partition(":")[0])) is not None and (
+            record(node.op).passes_on and len(node.input)):
+        tensor = node.input[int(tensor.rpartition(":")[2]) if ":" in tensor else 0]
+    return tensor
+
+
+def push_of(function: Any, nodes: Mapping[str, Any], slot: int) -> tuple[Any, str]:
+    """Return the node with which a loop's body appends to a list, and what it appends.
+
+    Args:
+      function: FunctionDef of the body.
+      nodes: its nodes, by name.
+      slot: of the list.
+
+    Raises:
+      RewriteError: the body does not append to the list.
+    """
+    result = function.ret[function.signature.output_arg[slot].name]
+    push = nodes.get(origin(nodes, result).partition(":")[0])
+    entry = None if push is None else record(push.op).lists.entry
+    if push is None or entry is None:
+        raise RewriteError("rewrite: a loop's body does not append to a list that it did append to")
+    return push, push.input[entry]
+
+
+def read_instead(function: Any, result: str, tensor: str) -> None:
+    """Have what reads a result of an op in a function, or returns it, take another tensor.
+
+    Args:
+      function: FunctionDef; changed.
+      result: `op:result:`.
+      tensor: the other.
+    """
+    for node in function.node_def:
+        for n, text in enumerate(node.input):
+            if text.startswith(result):
+                node.input[n] = tensor
+    for name in function.ret:
+        if function.ret[name].startswith(result):
+            function.ret[name] = tensor
 
 
 def named(function: Any, what: str) -> bytes:
@@ -109,6 +179,22 @@ class FunctionBody:
         for key, number in numbers.items():
             node.attr[key].i = number
         return f"{node.name}:{output}:0"
+
+    def copy(self, source: Any, name: str, read: Sequence[str]) -> Any:
+        """Add a copy of a node, without what ties it to others, and return it.
+
+        Args:
+          source: the node, of any function.
+          name: of the copy; a number is appended where it is taken.
+          read: tensors that the copy reads.
+        """
+        node = self.new(name)
+        node.op = source.op
+        node.input.extend(read)
+        for key, attr in source.attr.items():
+            if key not in ("_class", "_output_shapes"):
+                node.attr[key].CopyFrom(attr)
+        return node
 
     def constant(self, value: int | list[int], dtype: int = INT) -> str:
         """Add a constant, and return its result.

@@ -21,10 +21,17 @@ from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import KEPT_SLOTS, PROTECTED
 from tfckpt.ops import names, record
 from tfckpt.plan.loops.segments import HANDED, PREFIX, RESULT, Again
-from tfckpt.rewrite.loops.bodies import VARIANT, FunctionBody, name_of, named
-
-_BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_shapes", "_class")
-"""Attributes of a loop that count its inputs or outputs, or that tie it to others."""
+from tfckpt.rewrite.loops.bodies import (
+    BY_PLACE,
+    VARIANT,
+    FunctionBody,
+    function_of,
+    name_of,
+    named,
+    origin,
+    push_of,
+    read_instead,
+)
 
 
 def loop_of(role: Again, live: tf.Graph) -> tuple[dict[str, Any], tuple[bytes, ...]]:
@@ -39,34 +46,27 @@ def loop_of(role: Again, live: tf.Graph) -> tuple[dict[str, Any], tuple[bytes, .
     """
     operations = {op.name: op for op in live.get_operations()}
     loop = operations[role.gradient if role.is_gradient else role.forward]
-    attrs = tf_adapter.node_attrs(loop)
-    first = _function(live, operations[role.forward], "body")
-    given = operations[role.forward].inputs
-    kinds = [given[n].dtype.as_datatype_enum for n in role.given] if role.is_gradient else []
-    shapes = [given[n].shape.as_proto() for n in role.given] if role.is_gradient else []
-    body, cond = _function(live, loop, "body"), _function(live, loop, "cond")
+    attrs, forward = tf_adapter.node_attrs(loop), operations[role.forward]
+    given = [forward.inputs[n] for n in role.given] if role.is_gradient else []
+    kinds = [tensor.dtype.as_datatype_enum for tensor in given]
+    shapes = [tensor.shape.as_proto() for tensor in given]
+    body, cond = (function_of(live, attrs[key].func.name) for key in ("body", "cond"))
     for made in (body, cond):
         made.attr.pop("_input_shapes", None)
         for n, kind in enumerate(kinds):
-            made.signature.input_arg.add(name=f"tfckpt_given_{n}", type=kind)
+            made.signature.input_arg.add(name=_given(n), type=kind)
     if role.is_gradient:
-        _compute(body, _First(first, tf_adapter.called_graph(operations[role.forward], "body")),
-                 role, kinds)
+        first = function_of(live, tf_adapter.node_attrs(forward)["body"].func.name)
+        _compute(body, _First(first, tf_adapter.called_graph(forward, "body")), role, kinds)
     else:
         _hand_on(body, role)
     functions = named(cond, "cond"), named(body, "body")
     return _attributes(attrs, loop, kinds, shapes, *map(name_of, functions)), functions
 
 
-def _function(live: tf.Graph, loop: tf.Operation, attr: str) -> Any:
-    """Return a copy of a function of a loop."""
-    name = tf_adapter.node_attrs(loop)[attr].func.name
-    found = tf_adapter.find_function(live, name)
-    if found is None:
-        raise RewriteError(f"rewrite: {name!r}, which a loop calls, is not known")
-    made = type(found)()
-    made.CopyFrom(found)
-    return made
+def _given(n: int) -> str:
+    """Return what the gradient's functions call what they are given besides, by its place."""
+    return f"tfckpt_given_{n}"
 
 
 def _attributes(attrs: Mapping[str, Any], loop: tf.Operation, kinds: Sequence[int],
@@ -74,7 +74,7 @@ def _attributes(attrs: Mapping[str, Any], loop: tf.Operation, kinds: Sequence[in
     value, several = tf.compat.v1.AttrValue, tf.compat.v1.AttrValue.ListValue
     made = {}
     for key, attr in attrs.items():
-        if key not in _BY_PLACE:
+        if key not in BY_PLACE:
             made[key] = value()
             made[key].CopyFrom(attr)
     count = len(loop.inputs)
@@ -106,7 +106,7 @@ def _hand_on(body: Any, role: Again) -> None:
                          if (op := body.ret[name].partition(":")[0]) in nodes)
     for slot in role.slots:
         result = body.signature.output_arg[slot].name
-        push = _push(nodes, body.ret[result])
+        push, _ = push_of(body, nodes, slot)
         push.attr[PROTECTED].b = True
         held = adding.new("tfckpt_held")
         held.op = names.LIST_LENGTH
@@ -115,22 +115,6 @@ def _hand_on(body: Any, role: Again) -> None:
         body.ret[result] = adding.node(
             names.IDENTITY, (body.signature.input_arg[slot].name, f"^{held.name}"), "output",
             T=VARIANT)
-
-
-def _push(nodes: Mapping[str, Any], result: str) -> Any:
-    """Return the op that appends to a list which a body returns."""
-    push = nodes.get(_origin(nodes, result).partition(":")[0])
-    if push is None or record(push.op).lists.entry is None:
-        raise RewriteError("rewrite: a loop's body does not append to a list that it did append to")
-    return push
-
-
-def _origin(nodes: Mapping[str, Any], tensor: str) -> str:
-    """Return the tensor that ops only pass on up to this one."""
-    while (node := nodes.get(tensor.partition(":")[0])) is not None and (
-            record(node.op).passes_on and len(node.input)):
-        tensor = node.input[int(tensor.rpartition(":")[2]) if len(node.input) > 1 else 0]
-    return tensor
 
 
 class _First(NamedTuple):
@@ -168,11 +152,9 @@ def _compute(body: Any, first: _First, role: Again, kinds: Sequence[int]) -> Non
       role: says which entries.
       kinds: dtypes of what it is given besides, as enumerated.
     """
-    for n, (argument, kind) in enumerate(zip(
-            [a.name for a in body.signature.input_arg][-len(kinds):] if kinds else [], kinds,
-            strict=True)):
+    for n, kind in enumerate(kinds):
         body.signature.output_arg.add(name=f"tfckpt_handed_{n}", type=kind)
-        body.ret[f"tfckpt_handed_{n}"] = argument
+        body.ret[f"tfckpt_handed_{n}"] = _given(n)
     copies = _Copies(body, first, role)
     for slot in role.slots:
         copies.replace(slot)
@@ -183,7 +165,7 @@ class _Copies:
 
     def __init__(self, body: Any, forward: _First, role: Again) -> None:
         first = forward.definition
-        self.body, self.first, self.shape = body, first, forward.shape
+        self.body, self.shape = body, forward.shape
         self.adding = FunctionBody(body)
         self.nodes = {node.name: node for node in first.node_def}
         self.readers = collections.Counter(
@@ -192,44 +174,25 @@ class _Copies:
         segments = role.segments
         own = [argument.name for argument in body.signature.input_arg]
         arguments = [argument.name for argument in first.signature.input_arg]
-        self.given = {arguments[slot]: own[len(own) - len(role.given) + n]
-                      for n, slot in enumerate(role.given)}
-        mine = {node.name: node for node in body.node_def}
-        takers = {_origin(mine, node.input[0]): node for node in body.node_def
+        self.given = {arguments[slot]: _given(n) for n, slot in enumerate(role.given)}
+        self.own = {node.name: node for node in body.node_def}
+        takers = {origin(self.own, node.input[0]): node for node in body.node_def
                   if record(node.op).lists.removes}
         self.pop = {slot: takers[own[residual]] for slot, residual in zip(
             segments.lists, segments.residuals, strict=True)}
         self.argument = {slot: own[residual] for slot, residual in zip(
             segments.lists, segments.residuals, strict=True)}
-        self.entry = {slot: self._entry(slot) for slot in segments.lists}
+        self.entry = {slot: origin(self.nodes, push_of(first, self.nodes, slot)[1])
+                      for slot in segments.lists}
         self.kept = {self.entry[slot]: slot for slot in reversed(segments.lists)
                      if slot not in role.slots}
 
-    def _entry(self, slot: int) -> str:
-        """Return what the forward's body appends to a list."""
-        push = _push(self.nodes, self.first.ret[self.first.signature.output_arg[slot].name])
-        entry = record(push.op).lists.entry
-        assert entry is not None
-        return _origin(self.nodes, push.input[entry])
-
     def replace(self, slot: int) -> None:
         """Put a pass-through of what is computed again in the place of what takes an entry."""
-        pop, argument = self.pop[slot], self.argument[slot]
-        handle, entry = f"{pop.name}:output_handle:", f"{pop.name}:tensor:"
+        pop = self.pop[slot]
         kind = pop.attr["element_dtype"].type
-        readers = [node for node in self.body.node_def if node is not pop]
-        for node in readers:
-            for n, text in enumerate(node.input):
-                if text.startswith(handle):
-                    node.input[n] = argument
-                elif text.startswith(entry):
-                    node.input[n] = f"{pop.name}:output:0"
-        for result in self.body.ret:
-            text = self.body.ret[result]
-            if text.startswith(handle):
-                self.body.ret[result] = argument
-            elif text.startswith(entry):
-                self.body.ret[result] = f"{pop.name}:output:0"
+        read_instead(self.body, f"{pop.name}:output_handle:", self.argument[slot])
+        read_instead(self.body, f"{pop.name}:tensor:", f"{pop.name}:output:0")
         source, shape = self._again(self.entry[slot]), self._taken_shape(pop)
         del pop.input[:]
         pop.op = names.PLACEHOLDER_WITH_DEFAULT
@@ -241,17 +204,16 @@ class _Copies:
 
     def _taken_shape(self, pop: Any) -> Any:
         """Return what of its shape TensorFlow knows of an entry that is taken from a list."""
-        given = _origin({node.name: node for node in self.body.node_def}, pop.input[1])
-        for node in self.body.node_def:
-            if node.name == given.partition(":")[0] and record(node.op).is_constant:
-                value = tf.make_ndarray(node.attr["value"].tensor)
-                if value.ndim:
-                    return tf.TensorShape([None if n < 0 else n for n in value]).as_proto()
-        return tf.TensorShape(None).as_proto()
+        given = self.own.get(origin(self.own, pop.input[1]).partition(":")[0])
+        if given is None or not record(given.op).is_constant:
+            return tf.TensorShape(None).as_proto()
+        value = tf.make_ndarray(given.attr["value"].tensor)
+        return tf.TensorShape(
+            [None if n < 0 else n for n in value] if value.ndim else None).as_proto()
 
     def _again(self, tensor: str) -> str:
         """Return a result of an op of the forward's body, in the gradient's."""
-        tensor = _origin(self.nodes, tensor)
+        tensor = origin(self.nodes, tensor)
         if tensor in self.kept:
             return self._taken(tensor)
         if ":" not in tensor:
@@ -265,12 +227,7 @@ class _Copies:
 
     def _copy(self, source: Any) -> None:
         read = [self._again(text) for text in source.input if not text.startswith("^")]
-        node = self.adding.new(f"{PREFIX}{source.name}")
-        node.op = source.op
-        node.input.extend(read)
-        for key, attr in source.attr.items():
-            if key not in ("_class", "_output_shapes"):
-                node.attr[key].CopyFrom(attr)
+        node = self.adding.copy(source, f"{PREFIX}{source.name}", read)
         if self.readers[source.name] > 1:  # what one op reads may be fused into it there too
             node.attr[PROTECTED].b = True
         self.made[source.name] = node.name

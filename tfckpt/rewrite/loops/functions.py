@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.variables import origin
-from tfckpt.errors import RewriteError
 from tfckpt.plan.loops.segments import Role
-from tfckpt.rewrite.loops.bodies import INT, FunctionBody, named, with_own_calls
+from tfckpt.rewrite.loops.bodies import INT, FunctionBody, function_of, named, with_own_calls
 from tfckpt.rewrite.loops.spared import Spared, spared
 
 SHAPES, TYPES = "output_shapes", "T"
@@ -75,12 +74,7 @@ class Functions:
         Raises:
           RewriteError: it is not known.
         """
-        found = tf_adapter.find_function(self.live, name)
-        if found is None:
-            raise RewriteError(f"rewrite: {name!r}, which a loop calls, is not known")
-        made = type(found)()
-        made.CopyFrom(found)
-        return made
+        return function_of(self.live, name)
 
     def _again(self) -> bytes:
         """Return the forward's body under a name of its own."""

@@ -28,6 +28,7 @@ from tfckpt.ir.graph import BOUND, COUNTER
 from tfckpt.ops import names, record
 from tfckpt.plan.loops.segments import SEGMENTED, Again, Role, comes_first, extras, kept_slots
 from tfckpt.rewrite.loops.bodies import (
+    BY_PLACE,
     INT,
     VARIANT,
     FunctionBody,
@@ -43,8 +44,6 @@ from tfckpt.rewrite.loops.spared import add_invariant
 _PARALLEL = "parallel_iterations"
 _FIXED = (COUNTER, BOUND)
 """Of the gradient's loop, what is the same for each segment."""
-_BY_PLACE = ("_num_original_outputs", "_read_only_resource_inputs", "_output_shapes", "_class")
-"""Attributes of a loop that count its inputs or outputs, or that tie it to others."""
 
 
 def with_functions(edits: Edits, live: tf.Graph) -> Edits:
@@ -319,7 +318,7 @@ def _loop_attrs(attrs: dict, kinds: Sequence[int], cond: str, body: str, shapes:
     """Return attributes of a loop over segments: run one at a time, so that one is in memory."""
     value, several = tf.compat.v1.AttrValue, tf.compat.v1.AttrValue.ListValue
     made = {key: attr for key, attr in attrs.items()
-            if key.startswith("_") and key not in _BY_PLACE}
+            if key.startswith("_") and key not in BY_PLACE}
     made.update({TYPES: value(list=several(type=kinds)), SHAPES: value(list=several(
         shape=shapes)), _PARALLEL: value(i=1), "cond": _call(cond), "body": _call(body)})
     return made

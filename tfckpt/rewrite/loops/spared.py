@@ -8,9 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.errors import RewriteError
 from tfckpt.ops import names, record
-from tfckpt.rewrite.loops.bodies import FunctionBody, name_of, named
+from tfckpt.rewrite.loops.bodies import (
+    FunctionBody,
+    name_of,
+    named,
+    origin,
+    push_of,
+    read_instead,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +64,8 @@ def _take_the_entry(body: Any, slot: int, kind: int) -> None:
     body.ret[body.signature.output_arg[slot].name] = argument
     nodes = {node.name: node for node in body.node_def}
     (pop,) = (node for node in body.node_def if record(node.op).lists.removes
-              and _origin(nodes, node.input[0]) == argument)
-    entry = f"{pop.name}:tensor:"
-    for node in body.node_def:
-        for n, read in enumerate(node.input):
-            if read.startswith(entry):
-                node.input[n] = f"{pop.name}:output:0"
-    for result in body.ret:
-        if body.ret[result].startswith(entry):
-            body.ret[result] = f"{pop.name}:output:0"
+              and origin(nodes, node.input[0]) == argument)
+    read_instead(body, f"{pop.name}:tensor:", f"{pop.name}:output:0")
     waits = [read for read in pop.input if read.startswith("^")]
     del pop.input[:]
     pop.op = names.IDENTITY
@@ -100,29 +99,10 @@ def add_invariant(body: FunctionBody, forward: Any, slot: int, given: Sequence[s
         if name not in made:
             source = nodes[name]
             read = [copied(read) for read in source.input if not read.startswith("^")]
-            node = body.new(f"tfckpt_{source.op}")
-            node.op = source.op
-            node.input.extend(read)
-            for key, attr in source.attr.items():
-                if key not in ("_class", "_output_shapes"):
-                    node.attr[key].CopyFrom(attr)
-            made[name] = node.name
+            made[name] = body.copy(source, f"tfckpt_{source.op}", read).name
         return f"{made[name]}:{output}:{number}"
 
-    result = forward.ret[forward.signature.output_arg[slot].name]
-    push = nodes.get(_origin(nodes, result).partition(":")[0])
-    entry = None if push is None else record(push.op).lists.entry
-    if push is None or entry is None:
-        raise RewriteError("rewrite: a loop's body does not append to a list that it did append to")
-    return copied(push.input[entry])
-
-
-def _origin(nodes: Mapping[str, Any], tensor: str) -> str:
-    """Return what comes before nodes that only pass a tensor on."""
-    while (node := nodes.get(tensor.partition(":")[0])) is not None and (
-            record(node.op).passes_on and len(node.input)):
-        tensor = node.input[int(tensor.rpartition(":")[2]) if ":" in tensor else 0]
-    return tensor
+    return copied(push_of(forward, nodes, slot)[1])
 
 
 def _copied(attr: Any) -> Any:

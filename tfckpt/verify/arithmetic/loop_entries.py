@@ -51,7 +51,8 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
     for forward, gradient in zip(loops[::2], loops[1::2], strict=True):
         once, backward = (rf"{re.escape(traced(loop))}/body/_\d+/" for loop in (forward, gradient))
         first, second = (rf"{re.escape(loop + AGAIN)}/body/_\d+/" for loop in (forward, gradient))
-        made = body_in(needed, second)
+        plain_first, made = body_in(plain, once), body_in(needed, second)
+        integers, made_integers = integers_in(plain, once), integers_in(edited, second)
         taken = _taken(plain, backward, edited, second)
         copies = {name: op for name, op in made.items() if name.startswith(PREFIX)}
         own = {name: op for name, op in made.items()
@@ -59,15 +60,16 @@ def differences(plain: Any, edited: Any, edits: Edits) -> tuple[str, ...]:
         wanted = {name: renamed(op, taken) for name, op in body_in(plain, backward).items()}
         found += [name for name, op in own.items()
                   if _adds_several(op) and not set(taken.values()).isdisjoint(op[2])]
-        found += _copied_otherwise(body_in(plain, once), copies, integers_in(plain, once),
-                                   integers_in(edited, second))
-        for loop, expected, scope, there, place in (
-                (forward, body_in(plain, once), once, body_in(needed, first), first),
-                (gradient, wanted, backward, own, second)):
+        found += _copied_otherwise(plain_first, copies, integers, made_integers)
+        for loop, expected, there, scope, place, whole, known in (
+                (forward, plain_first, body_in(needed, first), once, first, integers,
+                 integers_in(edited, first)),
+                (gradient, wanted, own, backward, second, integers_in(plain, backward),
+                 made_integers)):
             there = named_as_in(expected, meanings_in(plain, scope), there,
                                 meanings_in(needed, place))
-            found += otherwise(expected, integers_in(plain, scope), there,
-                               integers_in(edited, place), Uses(edited, place)) if there else [loop]
+            found += otherwise(expected, whole, there, known, Uses(edited, place)) if (
+                there) else [loop]
     return tuple(dict.fromkeys(found))
 
 
