@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
-from tests.support import process
+from tests.support import loops
 from tfckpt.driving import proposals
 from tfckpt.driving.parts import Proposal
 from tfckpt.plan.loops import choice
@@ -102,23 +102,10 @@ def forced(monkeypatch):
                         lambda self, part, decision: Proposal(part, decision))
 
 
-def _train(make, wrap, spec=None, inputs=None, steps=3):
+def _train(make, wrap, spec=None, inputs=None):
     """Return the results of some steps with the state after them, and the step."""
-    process.fresh()
-    forward, weights = make()
-
-    @wrap
-    @tf.function(input_signature=spec)
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(forward(x)))
-        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            weight.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-        return loss
-
     given = [_random(BATCH, LENGTH, WIDTH, seed=9)] if inputs is None else inputs
-    found = [step(tf.constant(x)).numpy().tobytes() for x in given for _ in range(steps)]
-    return found + [w.numpy().tobytes() for w in weights], step
+    return loops.train(make, wrap, given, spec=spec)
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -36,22 +36,8 @@ def _weight(seed=1):
 
 def _train(make, wrap, steps=3, spec=None, inputs=None):
     """Return the results of some steps with the state after them, and the step."""
-    process.fresh()
-    forward, weights = make()
-
-    @wrap
-    @tf.function(input_signature=spec)
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(forward(x)))
-        gradients = tape.gradient(loss, weights)
-        for weight, gradient in zip(weights, gradients, strict=True):
-            weight.assign_sub(0.1 * gradient)
-        return loss, *gradients
-
-    x = tf.constant(_inputs() if inputs is None else inputs)
-    found = [t.numpy().tobytes() for _ in range(steps) for t in step(x)]
-    return found + [w.numpy().tobytes() for w in weights], step
+    return loops.train(make, wrap, [_inputs() if inputs is None else inputs], steps, spec,
+                       lambda loss, gradients: (loss, *gradients))
 
 
 def _alike(make, count=1, **options):
