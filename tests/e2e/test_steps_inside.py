@@ -212,13 +212,14 @@ def loops_over_dataset(net, x):
 
 def truncated(net, x):
     """Train a recurrent loop on a few steps at a time; its last state begins the next ones."""
-    h, rows = tf.zeros((2048, WIDTH)), tf.repeat(tf.reshape(x, (8, 512, WIDTH)), 4, 1)
+    h, rows = tf.zeros((2048, WIDTH)), tf.reshape(x, (8, 512, WIDTH))
     for part in tf.range(2):
         with tf.GradientTape() as tape:
             loss = 0.0
             for i in tf.range(4):
+                given = tf.tile(rows[part * 4 + i], (4, 1))
                 for w in net.other:
-                    h = tf.tanh(rows[part * 4 + i] + h @ w)
+                    h = tf.tanh(given + h @ w)
                 loss += tf.reduce_mean(h * h)
         for w, g in zip(net.other, tape.gradient(loss, net.other), strict=True):
             w.assign_sub(0.1 * g)
@@ -228,13 +229,13 @@ def truncated(net, x):
 def recurrent_over_dataset(net, x):
     """Train a recurrent loop on each element of a dataset."""
     total = 0.0
-    sequences = tf.repeat(tf.reshape(x, (2, 8, 256, WIDTH)), 8, 2)
-    for rows in tf.data.Dataset.from_tensor_slices(sequences):
+    for rows in tf.data.Dataset.from_tensor_slices(tf.reshape(x, (2, 8, 256, WIDTH))):
         with tf.GradientTape() as tape:
             h = tf.zeros((2048, WIDTH))
             for i in tf.range(8):
+                given = tf.tile(rows[i], (8, 1))
                 for w in net.other:
-                    h = tf.tanh(rows[i] + h @ w)
+                    h = tf.tanh(given + h @ w)
             loss = tf.reduce_mean(h * h)
         for w, g in zip(net.other, tape.gradient(loss, net.other), strict=True):
             w.assign_sub(0.1 * g)
