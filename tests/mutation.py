@@ -32,7 +32,9 @@ TESTS = {
     "tfckpt/simulate/liveness.py": ("tests/pure/test_simulate.py", "tests/pure/test_allocator.py"),
     "tfckpt/simulate/simulate.py": ("tests/pure/test_simulate.py",),
     "tfckpt/simulate/executor.py": ("tests/pure/test_executor_order.py",),
-    "tfckpt/simulate/allocator.py": ("tests/pure/test_allocator.py",),
+    "tfckpt/simulate/allocator.py": ("tests/pure/test_allocator.py",
+                                     "tests/pure/test_two_accounts.py"),
+    "tfckpt/simulate/best_fit.py": ("tests/pure/test_allocator.py",),
     "tfckpt/simulate/fences.py": ("tests/pure/test_fences.py", "tests/pure/test_waits.py"),
     "tfckpt/simulate/waits.py": ("tests/pure/test_waits.py",),
     "tfckpt/ir/edits.py": ("tests/pure/test_edits.py", "tests/pure/test_random_edits.py"),
@@ -47,9 +49,9 @@ TESTS = {
 """For each module the tests that are to notice faults in it, quickest first."""
 
 NAMED = (
-    ("the allocator never merges with the chunk after it", "tfckpt/simulate/allocator.py",
+    ("the allocator never merges with the chunk after it", "tfckpt/simulate/best_fit.py",
      "if after is not None and not after.used:", "if False:"),
-    ("the allocator splits at 8 times the request, not at 2", "tfckpt/simulate/allocator.py",
+    ("the allocator splits at 8 times the request, not at 2", "tfckpt/simulate/best_fit.py",
      "found >= 2 * size", "found >= 8 * size"),
     ("fences await nothing", "tfckpt/simulate/fences.py",
      "Fence(start, tuple(awaits), tuple(gates))", "Fence(start, (), tuple(gates))"),
@@ -97,7 +99,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "the first step reads nothing",
         "_Placer._add: len(self.waits) > count -> len(self.waits) >= count":
             "further rounds find what this one found"},
-    "tfckpt/simulate/allocator.py": {
+    "tfckpt/simulate/best_fit.py": {
         ": 1 << 44 -> 2 << 44": "addresses are only compared",
         ": 1 << 44 -> 1 << 43": "addresses are only compared",
         ": 1 << 44 -> 1 << 45": "addresses are only compared",

@@ -30,7 +30,7 @@ from tfckpt.ir.costgraph import FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.ir.target import GPU, Target
 from tfckpt.plan.choosing.planned import baseline
 from tfckpt.plan.planner import plan_step
-from tfckpt.simulate.allocator import BestFit, splittable
+from tfckpt.simulate.best_fit import BestFit, splittable
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -41,7 +41,7 @@ class Both:
     def __init__(self):
         self.ours, self.reference = allocator(), ReferenceAllocator()
         self.chunks: list[tuple[int, int]] = []
-        self.runs: list[tuple[list, list[int]]] = []
+        self.runs: list[tuple[list, list[int], int]] = []
 
     def allocate(self, size: int) -> int:
         """Allocate and return the bytes of the chunk."""
@@ -53,12 +53,17 @@ class Both:
     def allocate_many(self, size: int, count: int) -> None:
         """Allocate equal chunks; the reference one after the other."""
         self.runs.append((self.ours.allocate_many(size, count),
-                          [self.reference.allocate(size) for _ in range(count)]))
+                          [self.reference.allocate(size) for _ in range(count)], size))
         self._agree()
 
-    def release_many(self, index: int) -> None:
-        """Free what such a call returned, in any order."""
-        ours, reference = self.runs.pop(index)
+    def release_many(self, index: int, some: int | None = None) -> None:
+        """Free what such a call returned, in any order; or the chunks of its last requests."""
+        ours, reference, size = self.runs.pop(index)
+        if some is not None:
+            ours = self.ours.apart(ours, size)
+            left = len(reference) - some
+            self.runs.append((ours[:left], reference[:left], size))
+            ours, reference = ours[left:], reference[left:]
         for chunk in ours:
             self.ours.release(chunk)
         for address in reference:
@@ -291,13 +296,16 @@ def test_equal_requests_at_once(seed):
     both = Both()
     for _ in range(60):
         size = int(base * rng.choice([0.25, 0.5, 0.9, 1, 1.1, 1.9, 2, 2.1, 4]))
-        kind = rng.randrange(4)
+        kind = rng.randrange(5)
         if kind == 0:
             both.allocate_many(size, rng.randint(1, 9))
         elif kind == 1:
             both.allocate(size)
         elif kind == 2 and both.runs:
             both.release_many(rng.randrange(len(both.runs)))
+        elif kind == 3 and both.runs:
+            index = rng.randrange(len(both.runs))
+            both.release_many(index, rng.randint(0, len(both.runs[index][1])))
         elif both.chunks:
             both.release(rng.randrange(len(both.chunks)))
     both.release_all(rng)
@@ -316,6 +324,55 @@ def test_equal_large_requests_at_once(size):
 
 
 # Whole steps.
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(2, 30), st.booleans())
+def test_what_a_loop_makes_lies_partly_in_what_it_reads(sizes, pieces, taken):
+    """The bytes of a list in chunks of 1 MiB, of another that a loop makes of it, and of tensors.
+
+    Of the second one some entries, another share in each heap, lie where those of the first did.
+    """
+    count = len(sizes)
+    graph = CostGraph(
+        (Vertex("list", FORWARD, 1.0, writes=(0,)),
+         Vertex("loop", FORWARD, 1.0, reads=(0,), writes=(1,), reuses=((1, 0),) if taken else ()),
+         *(Vertex(f"v{n}", FORWARD, 1.0, reads=(n + 1,), writes=(n + 2,)) for n in range(count)),
+         Vertex("last", FORWARD, 1.0, reads=tuple(range(1, count + 2)), writes=(count + 2,))),
+        (Storage("list", pieces * MIB, 0, pieces=pieces),
+         Storage("loop", pieces * MIB, 1, pieces=pieces),
+         *(Storage(f"v{n}", size * MIB, n + 2) for n, size in enumerate(sizes)),
+         Storage("last", MIB, count + 2)))
+
+    def step(heap, share):
+        first = [heap.allocate(MIB) for _ in range(pieces)]
+        some = int(share * pieces)
+        if taken:
+            heap.peak, peak = 0, heap.peak
+            second = [heap.allocate(MIB) for _ in range(some)]
+            for address in first[:some]:
+                heap.release(address)
+            second, first = second + first[some:], []
+            heap.peak = max(peak, heap.in_use)
+        else:
+            second = [heap.allocate(MIB) for _ in range(pieces)]
+            left = pieces - some
+            first, second = first[:left] + second[left:], second[:left] + first[left:]
+        for address in first:
+            heap.release(address)
+        tensors = [heap.allocate(size * MIB) for size in (*sizes, 1)]
+        for address in (*second, *tensors):
+            heap.release(address)
+
+    expected = []
+    for n, block in enumerate(BLOCKS):
+        heap = ReferenceAllocator(256 * (n % 2))
+        begun = heap.size_at(heap.allocate(block)) if block else 0
+        for _ in range(2):
+            heap.peak = 0
+            step(heap, (n + 0.5) / len(BLOCKS))
+        expected.append(heap.peak - begun)
+    schedule = tuple((v, 0) for v in range(count + 3))
+    assert heap_peaks(graph, schedule, None, 1) == tuple(sorted(expected))
 
 
 def assert_same_peaks(graph, schedule, order, smallest):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfckpt.ir.schedule import Fence, Wait, resolve
-from tfckpt.simulate.allocator import BEFORE, BestFit, allocated_peaks
+from tfckpt.simulate.allocator import BEFORE, allocated_peaks
+from tfckpt.simulate.best_fit import BestFit
 from tfckpt.simulate.executor import ORDERS, executor_order
 from tfckpt.simulate.fences import fences
 from tfckpt.simulate.simulate import Timeline, simulate, simulate_order

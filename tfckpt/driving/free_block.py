@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfckpt.errors import VerificationError
 from tfckpt.ir.target import CPU_SMALLEST, Target
 from tfckpt.request.budget import OVER
-from tfckpt.simulate.allocator import splittable
+from tfckpt.simulate.best_fit import splittable
 from tfckpt.verify.memory import addresses_are_limited, memory_info
 
 _DEVICE = "CPU:0"

@@ -7,8 +7,10 @@ the bytes asked for, so a budget checked against requested bytes would not be th
 module runs a schedule's requests through the same rules: size classes by powers of two, best fit
 within a class, regions that double, coalescing with free neighbours. A step's workspace is
 requested after its results and freed when it ends. What loops keep are many requests, of which
-`MOST_PIECES` are served at most. A variable that is updated while something
-still reads its value is copied to another address.
+`MOST_PIECES` are served at most. An iteration frees the entry of a list that it has read, and
+appends one that may lie there: what a loop makes lies partly in the memory of what it was given, by
+a share that is another one in each heap, since it depends on how many iterations run at once. A
+variable that is updated while something still reads its value is copied to another address.
 """
 
 from __future__ import annotations
@@ -17,24 +19,19 @@ import collections
 import dataclasses
 import itertools
 import statistics
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfckpt.ir.costgraph import CostGraph, Vertex
 from tfckpt.ir.schedule import Resolved
 from tfckpt.ir.target import CPU_SMALLEST
+from tfckpt.simulate.best_fit import FIRST_REGION, BestFit, Chunk
 from tfckpt.simulate.liveness import Moment, walk
 
-ALIGNMENT = 256
-FIRST_REGION = 2 << 20
 ALL_MEMORY = 1 << 42
 """Bytes of the first region of an allocator that has all memory: more than any step takes."""
-MAX_SLACK = 128 << 20
 MOST_PIECES = 64
 """Requests that stand for those of a loop's list: so many fill the gaps that others leave."""
-_GAP = 1 << 44  # regions are never adjacent
-_ADDRESS_BITS = 64
 BEFORE = (0, 2_000_000, 5_000_000, 11_000_000, 17_000_000, 43_000_000)
 """Bytes of a block that was allocated before the step."""
 SMALL = 256
@@ -44,172 +41,6 @@ SETTLED = 6
 are looked at then."""
 MANY_STEPS = 10_000
 """In longer schedules no single request moves the peak much: one heap is enough."""
-
-
-class Chunk:
-    """A piece of memory and its neighbours, which are None at the ends of a region."""
-
-    __slots__ = ("address", "after", "before", "place", "size", "used")
-
-    def __init__(self, size: int, address: int, before: Chunk | None, after: Chunk | None) -> None:
-        self.size, self.address, self.before, self.after = size, address, before, after
-        self.used = False
-        self.place = 0  # among free chunks: by size, then by address
-
-
-class BestFit:
-    """A best-fit allocator with coalescing over imaginary addresses.
-
-    TensorFlow looks for a free chunk in bins of ascending sizes, and in a bin by size and address:
-    what it finds is the first by size and address of all that are large enough.
-
-    Args:
-      region: bytes of the first region; each further one has twice as many.
-      begun: bytes at the beginning of each region that something small has.
-    """
-
-    def __init__(self, region: int = FIRST_REGION, begun: int = 0) -> None:
-        self.in_use = 0
-        self.peak = 0
-        self._region, self._begun = region, begun
-        self._end = 0
-        self._places: list[int] = []
-        self._free: list[Chunk] = []  # in the order of their places
-
-    def allocate(self, size: int) -> Chunk:
-        """Return a chunk of at least `size` bytes.
-
-        Args:
-          size: bytes asked for, rounded up to `ALIGNMENT`.
-        """
-        size = -(-size // ALIGNMENT) * ALIGNMENT
-        chunk = self._taken(size)
-        if _is_split(chunk.size, size):
-            self._cut(chunk, size)
-        self._use(chunk)
-        return chunk
-
-    def allocate_many(self, size: int, count: int) -> list[Chunk]:
-        """Serve equal requests one after the other, and return their chunks.
-
-        Chunks that lie side by side come as one: they are to be freed together. What is left of a
-        free chunk is the smallest that is large enough for the next request.
-
-        Args:
-          size: bytes that each asks for, rounded up to `ALIGNMENT`.
-          count: how many there are.
-        """
-        size = -(-size // ALIGNMENT) * ALIGNMENT
-        found = []
-        while count:
-            chunk = self._taken(size)
-            split = (chunk.size - splittable(size)) // size + 1 if _is_split(
-                chunk.size, size) else 0
-            served = min(count, split)
-            count -= served
-            if count and chunk.size - served * size >= size:
-                count -= 1  # and gets all that is left
-            else:
-                self._cut(chunk, served * size)
-            self._use(chunk)
-            found.append(chunk)
-        return found
-
-    def touch(self, size: int) -> None:
-        """Allocate and release at once: nothing changes but the peak and, perhaps, new regions.
-
-        Args:
-          size: bytes asked for, rounded up to `ALIGNMENT`.
-        """
-        size = -(-size // ALIGNMENT) * ALIGNMENT
-        i = bisect_left(self._places, size << _ADDRESS_BITS)
-        if i == len(self._places):
-            self.release(self.allocate(size))
-            return
-        found = self._free[i].size
-        self.peak = max(self.peak, self.in_use + (size if _is_split(found, size) else found))
-
-    def release(self, chunk: Chunk) -> None:
-        """Free a chunk and merge it with its free neighbours.
-
-        Args:
-          chunk: in use; not to be used afterwards.
-        """
-        chunk.used = False
-        self.in_use -= chunk.size
-        after, before = chunk.after, chunk.before
-        if after is not None and not after.used:
-            self._remove(after)
-            _absorb(chunk, after)
-        if before is not None and not before.used:
-            self._remove(before)
-            _absorb(before, chunk)
-            chunk = before
-        self._insert(chunk)
-
-    def _taken(self, size: int) -> Chunk:
-        """Take the smallest free chunk that is large enough from the free ones."""
-        i = bisect_left(self._places, size << _ADDRESS_BITS)
-        if i == len(self._places):
-            self._extend(size)
-            i = bisect_left(self._places, size << _ADDRESS_BITS)
-        del self._places[i]
-        return self._free.pop(i)
-
-    def _cut(self, chunk: Chunk, size: int) -> None:
-        """Make a chunk so large, and what is left of it a free one."""
-        rest = Chunk(chunk.size - size, chunk.address + size, chunk, chunk.after)
-        if rest.after is not None:
-            rest.after.before = rest
-        chunk.size, chunk.after = size, rest
-        self._insert(rest)
-
-    def _use(self, chunk: Chunk) -> None:
-        chunk.used = True
-        self.in_use += chunk.size
-        if self.in_use > self.peak:
-            self.peak = self.in_use
-
-    def _insert(self, chunk: Chunk) -> None:
-        chunk.place = place = chunk.size << _ADDRESS_BITS | chunk.address
-        i = bisect_left(self._places, place)
-        self._places.insert(i, place)
-        self._free.insert(i, chunk)
-
-    def _remove(self, chunk: Chunk) -> None:
-        i = bisect_left(self._places, chunk.place)
-        del self._places[i], self._free[i]
-
-    def _extend(self, size: int) -> None:
-        grown = False
-        while size > self._region - self._begun:
-            self._region *= 2
-            grown = True
-        self._insert(Chunk(self._region - self._begun, self._end + self._begun, None, None))
-        self._end += self._region + _GAP
-        if not grown:
-            self._region *= 2
-
-
-def _is_split(found: int, size: int) -> bool:
-    return found >= 2 * size or found - size >= MAX_SLACK
-
-
-def splittable(size: int) -> int:
-    """Return the bytes of the smallest free chunk of which a request gets no more than it asks for.
-
-    Args:
-      size: bytes asked for, rounded up to `ALIGNMENT`.
-    """
-    size = -(-size // ALIGNMENT) * ALIGNMENT
-    return min(2 * size, size + MAX_SLACK)
-
-
-def _absorb(chunk: Chunk, gone: Chunk) -> None:
-    chunk.size += gone.size
-    chunk.after = gone.after
-    if gone.after is not None:
-        gone.after.before = chunk
 
 
 def allocated_peaks(graph: CostGraph, resolved: Resolved, order: Sequence[int] | None,
@@ -258,8 +89,9 @@ def replayed_peaks(graph: CostGraph, moments: Sequence[Moment], size: Sequence[i
     requests = _requests(graph, moments, size, storage, max(smallest, 1))
     blocks = before if len(moments) <= MANY_STEPS and not all_memory else before[:1]
     region = ALL_MEMORY if all_memory else FIRST_REGION
-    return tuple(sorted(_peak(_Replay(requests, block, region, SMALL * (n % 2)), settled)
-                        for n, block in enumerate(blocks)))
+    return tuple(sorted(
+        _peak(_Replay(requests, block, region, SMALL * (n % 2), (n + 0.5) / len(blocks)), settled)
+        for n, block in enumerate(blocks)))
 
 
 def _peak(replay: _Replay, settled: bool) -> int:
@@ -273,7 +105,7 @@ def _peak(replay: _Replay, settled: bool) -> int:
 
 
 _Request = tuple[int, int, int, int]
-_ALLOCATE, _RELEASE, _SOME, _RELEASE_SOME, _WORK, _UPDATE, _DONATE = range(7)
+_ALLOCATE, _RELEASE, _SOME, _RELEASE_SOME, _SWAP, _MOVE, _WORK, _UPDATE, _DONATE = range(9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,8 +117,9 @@ class _Requests:
       slots: how many of them have a name of their own.
       steps: (kind, slot, bytes, count), one for each request, or for so many that are equal: to
         allocate a chunk for a slot; to release it; to allocate several, and to release these; to
-        allocate and release; to move a variable of that size, whose old chunk the slot gets; to
-        release such a variable's old chunk, which the slot's replaces.
+        exchange some of them for those of another slot, whose number stands for the count, or for
+        new ones; to allocate and release; to move a variable of that size, whose old chunk the slot
+        gets; to release such a variable's old chunk, which the slot's replaces.
       moves: whether a variable gets another address.
     """
 
@@ -309,14 +142,11 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
 
     for vertex, made, taken, freed in moments:
         for i in made:
-            if i not in taken:
-                if size[i] >= smallest:
-                    of = graph.storages[storage[i]] if i < len(storage) else vertex
-                    count = _count(size[i], of.pieces, smallest)
-                    slots[i] = i, count
-                    found.append((_ALLOCATE if count == 1 else _SOME, i, size[i] // count, count))
-            elif taken[i] in slots:
-                slots[i] = slots.pop(taken[i])
+            if i in taken:
+                found += _taken(i, taken[i], slots, size)
+            elif size[i] >= smallest:
+                pieces = (graph.storages[storage[i]] if i < len(storage) else vertex).pieces
+                found += _new(vertex, i, _count(size[i], pieces, smallest), slots, size, storage)
         updated = vertex.updates
         if updated in in_use and variables[updated] >= smallest:
             old.add(updated)
@@ -337,6 +167,26 @@ def _requests(graph: CostGraph, moments: Sequence[Moment], size: Sequence[int],
                  for slot, count in slots.values())
     return _Requests(tuple(v for v in variables if v >= smallest), next(names),
                      tuple(found), any(kind in (_UPDATE, _DONATE) for kind, *_ in found))
+
+
+def _new(vertex: Vertex, made: int, count: int, slots: dict[int, tuple[int, int]],
+         size: Sequence[int], storage: Sequence[int]) -> list[_Request]:
+    """Return the requests for an instance; of a list it changes places with those that are read."""
+    piece, reads = size[made] // count, frozenset(vertex.reads)
+    swaps = [(_SWAP, made, piece, slot) for i, (slot, many) in slots.items()
+             if many > 1 and size[i] // many == piece and i < len(storage) and storage[i] in reads
+             ] if count > 1 else []
+    slots[made] = made, count
+    return [(_ALLOCATE if count == 1 else _SOME, made, piece, count), *swaps]
+
+
+def _taken(made: int, of: int, slots: dict[int, tuple[int, int]], size: Sequence[int]
+           ) -> list[_Request]:
+    """Return the requests for an instance that lies in the chunks of another, if it has any."""
+    if of not in slots:
+        return []
+    slots[made] = slot, count = slots.pop(of)
+    return [(_MOVE, slot, size[made] // count, count)] if count > 1 else []
 
 
 def _count(total: int, pieces: int, smallest: int) -> int:
@@ -365,10 +215,18 @@ def _let_go(reads: Sequence[int], in_use: collections.Counter[int]) -> list[int]
 
 
 class _Replay:
-    """Serves the requests of one step as often as wanted from the same heap."""
+    """Serves the requests of one step as often as wanted from the same heap.
 
-    def __init__(self, requests: _Requests, block: int, region: int, begun: int) -> None:
-        self.requests, self.heap = requests, BestFit(region, begun)
+    Args:
+      requests: of a step.
+      block: bytes of a block that was allocated before it.
+      region, begun: as for `BestFit`.
+      share: of a list's entries, those that lie elsewhere than is simple (see the module).
+    """
+
+    def __init__(self, requests: _Requests, block: int, region: int, begun: int,
+                 share: float) -> None:
+        self.requests, self.heap, self.share = requests, BestFit(region, begun), share
         if block:
             self.heap.allocate(block)
         self.variables: dict[int, collections.deque[Chunk]] = {}
@@ -391,6 +249,10 @@ class _Replay:
             elif kind == _RELEASE_SOME:
                 for chunk in chunks[slot]:
                     release(chunk)
+            elif kind == _SWAP:
+                chunks[slot], chunks[count] = self._swapped(chunks[slot], chunks[count], size)
+            elif kind == _MOVE:
+                chunks[slot] = self._moved(chunks[slot], size)
             elif kind == _WORK:
                 heap.touch(size)
             elif kind == _UPDATE:
@@ -400,3 +262,24 @@ class _Replay:
                 variables[size].append(chunks[slot])
                 release(variables[size].popleft())
         return heap.peak - start
+
+    def _swapped(self, one: list[Chunk], other: list[Chunk], size: int
+                 ) -> tuple[list[Chunk], list[Chunk]]:
+        """Return the chunks of two lists of entries of one size with the last of both exchanged."""
+        ours, theirs = self.heap.apart(one, size), self.heap.apart(other, size)
+        some = int(self.share * min(len(ours), len(theirs)))
+        here, there = len(ours) - some, len(theirs) - some
+        return ours[:here] + theirs[there:], theirs[:there] + ours[here:]
+
+    def _moved(self, chunks: list[Chunk], size: int) -> list[Chunk]:
+        """Return the chunks of a list with the first of them elsewhere.
+
+        What is there at once meanwhile is what the loop needs to run, which its vertex counts.
+        """
+        heap, ours = self.heap, self.heap.apart(chunks, size)
+        some, peak = int(self.share * len(ours)), heap.peak
+        new = heap.allocate_many(size, some)
+        for chunk in ours[:some]:
+            heap.release(chunk)
+        heap.peak = max(peak, heap.in_use)
+        return new + ours[some:]
