@@ -211,6 +211,20 @@ def test_what_is_left_of_a_lowered_branch_has_a_name_of_its_own(hook):
                again.get_concrete_function().graph.get_operations())
 
 
+def test_grappler_is_asked_once_about_lowered_loops(monkeypatch):
+    """It takes most of the time: what is around loops comes of the same answer as their bodies."""
+    graph = _step(_while, _weights()).get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph
+    calls, optimized = [], grappler.optimized
+    monkeypatch.setattr(grappler, "optimized", lambda *given: calls.append(1) or optimized(*given))
+    question = grappler.question(graph)
+    alone = grappler.question(graph).answer(lower=True)
+    assert question.answer().node and len(calls) == 2
+    asked = tf.compat.v1.GraphDef()
+    lowered = question.answer(asked.CopyFrom, lower=True)
+    assert lowered == alone and len(calls) == 2 and not has_loops(asked)
+    assert lowered is not question.answer(lower=True) == lowered  # callers change what they get
+
+
 def test_what_is_in_a_loop_does_not_stand_for_what_is_around_it():
     graph = _step(_while, _weights()).get_concrete_function(tf.TensorSpec((ROWS, WIDTH))).graph
     asked = tf.compat.v1.GraphDef()

@@ -71,14 +71,19 @@ class Question:
             not inline its functions as the runtime does.
         """
         config = tf.compat.v1.ConfigProto.FromString(self.terms.config)
-        meta = self._inlined(config, lower)
-        inlined(meta.graph_def)
-        if lower or not has_loops(meta.graph_def):
-            found = self._needed(self._inlined_there(config) if self._leaves_calls
-                                 else self._optimized(config, meta))
+        if lower and self._has_loops and not self._leaves_calls:
+            lowered, answer = self._lowered()
+            inlined(lowered)
+            found = self._needed(answer)
         else:
-            found = self._around_loops(config, meta)
-            self._add_functions(found)
+            meta = self._inlined(config, lower)
+            inlined(meta.graph_def)
+            if lower or not has_loops(meta.graph_def):
+                found = self._needed(self._inlined_there(config) if self._leaves_calls
+                                     else self._optimized(config, meta))
+            else:
+                found = self._around_loops(config, meta)
+                self._add_functions(found)
         for node in found.node:
             _show(node)
             if node.name in self._number and node.op in (FED, ARG):
@@ -102,21 +107,33 @@ class Question:
     def _around_loops(self, config: Any, meta: tf.compat.v1.MetaGraphDef
                       ) -> tf.compat.v1.GraphDef:
         """Return what Grappler makes of what is around loops and branches."""
-        lowered = self._inlined(config, lower=True)
+        lowered, answer = self._lowered()
         asked = tf.compat.v1.GraphDef.FromString(meta.graph_def.SerializeToString())
         for node in asked.node:
             _show(node)
         self._add_functions(asked)
         try:
-            answer = self._optimized(config, lowered)
             if is_relaid(answer):  # perhaps in the bodies too, and these are left as they are
                 raise NotRaised("images lie in memory in another way")
-            return with_loops(answer, asked, lowered.graph_def, self.running)
+            return with_loops(answer, asked, lowered, self.running)
         except NotRaised as error:
             logging.info("tfckpt: what is around loops is optimised by itself: %s", error)
         found = self._optimized(config, meta)
         wait_as_asked(meta.graph_def, found)
         return found
+
+    def _lowered(self) -> tuple[tf.compat.v1.GraphDef, tf.compat.v1.GraphDef]:
+        """Return the graph with loops and branches lowered, and what Grappler makes of that."""
+        lowered, answer = map(tf.compat.v1.GraphDef.FromString, self._lowered_once)
+        return lowered, answer
+
+    @functools.cached_property
+    def _lowered_once(self) -> tuple[bytes, bytes]:
+        """Return the same as bytes: what is around loops is asked about, and then their bodies."""
+        config = tf.compat.v1.ConfigProto.FromString(self.terms.config)
+        meta = self._inlined(config, lower=True)
+        lowered = meta.graph_def.SerializeToString()
+        return lowered, self._optimized(config, meta).SerializeToString()
 
     def _add_functions(self, definition: tf.compat.v1.GraphDef) -> None:
         """Add the functions of loops, which inlining drops: they were hidden then."""
@@ -158,6 +175,13 @@ class Question:
             found = optimized(asking, meta, self.gpu, self.returns)
         unmark(found, marked)
         return found
+
+    @functools.cached_property
+    def _has_loops(self) -> bool:
+        """Return whether there are loops or branches, in functions that the graph calls too."""
+        return has_loops(self.definition) or any(
+            is_loop(node) for function in self.definition.library.function
+            for node in function.node_def)
 
     @functools.cached_property
     def _leaves_calls(self) -> bool:
