@@ -28,7 +28,7 @@ from tfckpt.ir.target import Target
 from tfckpt.ops import record
 from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import Decision, decisions_of
-from tfckpt.plan.loops.choice import with_loops_in_segments
+from tfckpt.plan.loops.choice import Variants, with_loops_in_segments
 from tfckpt.plan.loops.segments import Cut
 from tfckpt.plan.names import AUTO
 from tfckpt.plan.planner import Memory, StepPlanner, plans_of
@@ -157,6 +157,7 @@ class Search:
         self.part = self._whole = part if refused else part.updated_late()
         self._known: dict[Limits, tuple[Iterator[Decision], list[Decision]]] = {}
         self._planners: dict[tuple, StepPlanner] = {}
+        self._variants: dict[tuple[int, int], Variants] = {}
         self._proposals = iter(()) if refused else itertools.islice(self._all(), MOST)
         self._step()
 
@@ -277,7 +278,7 @@ class Search:
     def _decisions(self, part: Part, limits: Limits) -> Iterator[Decision]:
         if part is not self._whole:
             return decisions(part, self.options, limits, self._planners, self.memory,
-                             self._may_cut)
+                             self._may_cut, self._variants)
         if self.leader is None:
             return self.decided(limits)
         return (dataclasses.replace(d, graph=part.graph, cost=part.cost)
@@ -302,7 +303,7 @@ class Search:
         """
         source, known = self._known.setdefault(
             limits, (decisions(self._whole, self.options, limits, self._planners, self.memory,
-                               self._may_cut), []))
+                               self._may_cut, self._variants), []))
         for number in itertools.count():
             if number == len(known):
                 decision = next(source, None)
@@ -368,7 +369,8 @@ def _nameless(cost: CostGraph) -> tuple:
 
 def decisions(part: Part, options: Options, limits: Limits,
               planners: dict[tuple, StepPlanner], memory: Memory | None = None,
-              may_cut: Callable[[Iterable[Cut]], bool] = lambda cuts: True) -> Iterator[Decision]:
+              may_cut: Callable[[Iterable[Cut]], bool] = lambda cuts: True,
+              variants: dict[tuple[int, int], Variants] | None = None) -> Iterator[Decision]:
     """Yield the plans of a part, best first.
 
     Where XLA is asked what plans need, one is yielded though none is predicted to fit.
@@ -380,6 +382,7 @@ def decisions(part: Part, options: Options, limits: Limits,
       planners: what is known of the part's graphs for every budget.
       memory: of searches of the same step for other sizes and budgets.
       may_cut: says, whenever a decision is asked for, whether loops may be cut as they are in it.
+      variants: takes what is known of a graph with its loops cut, and gives it to later calls.
 
     Raises:
       InfeasibleBudgetError: in the unit of the budget that was asked for.
@@ -387,6 +390,8 @@ def decisions(part: Part, options: Options, limits: Limits,
     """
     plain, cost = part.plain, part.cost
     fad = options.fad if options.solver == AUTO or options.fad is True else False
+    of_loops = ({} if variants is None else variants).setdefault(
+        (id(part.graph), id(cost)), Variants(part.graph, cost, part.target))  # keeps both
     # a room that XLA's answers say asks for another plan than the smallest
     as_asked = part.target.orders_by_control or part.corrected in (None, 0, MINIMUM)
     objective = options.objective if as_asked else "time"
@@ -398,7 +403,7 @@ def decisions(part: Part, options: Options, limits: Limits,
                                 free_moves=limits.free_moves, await_updates=limits.await_updates,
                                 target=part.target, plain=plain, known=planners, memory=memory,
                                 effort=options.effort, worth=share * worth_of(plain.peak_bytes),
-                                every_heap=every_heap)
+                                every_heap=every_heap, searched=share > 0)
 
             def found(fad: object) -> Iterator[Decision]:
                 return decisions_of(graph, cost, plans, fad=fad, budget=room,
@@ -411,7 +416,8 @@ def decisions(part: Part, options: Options, limits: Limits,
             return over(part.graph, cost)
         return with_loops_in_segments(part.graph, cost, over, budget=room,
                                       objective=objective, target=part.target,
-                                      allowed=may_cut)
+                                      allowed=may_cut, plain=None if fad else plain,
+                                      variants=of_loops)
 
     # where nobody is asked what a plan takes at most, nobody says either that it may pass a budget
     judged = part.asked is not None or part.room is None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from tfckpt.errors import InfeasibleBudgetError
@@ -94,7 +94,7 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
              target: Target = HERE, plain: Plain | None = None,
              known: dict[tuple[object, ...], StepPlanner] | None = None,
              memory: Memory | None = None, effort: float = 1.0, worth: float = 1.0,
-             every_heap: bool = True) -> Iterator[Planned]:
+             every_heap: bool = True, searched: bool = True) -> Iterator[Planned]:
     """Yield different plans of a step, best first, each made when it is asked for.
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
@@ -119,6 +119,8 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
       worth: share of it that is taken; a search that is known already is used whatever it was.
       every_heap: whether a peak is the worst of several heaps; else that of all but the worst: one
         large request that meets a chunk just below twice its size counts twice.
+      searched: whether to search; else yielded is at most the plan with nothing computed again that
+        fits a budget: no search finds a faster one.
 
     Raises:
       PlanError: effort that is not positive; unknown solver or objective; a graph too large for
@@ -134,7 +136,8 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
                               memory, effort, worth)
     if known is not None:
         known[key] = planner
-    return (planner if every_heap else planner.but_for_one_heap()).plans(budget)
+    planner = planner if every_heap else planner.but_for_one_heap()
+    return planner.plans(budget) if searched else planner.at_once(budget)
 
 
 class StepPlanner:
@@ -175,11 +178,36 @@ class StepPlanner:
             smallest peak found.
         """
         pool = self._made(budget)
-        front = self._points(non_dominated(pool.priced))
-        others = tuple(p for p in self._points(search.best_of_each(pool.priced))
-                       if p not in front)
+        yield from self._checked(
+            self._least(pool) if budget is None else self._fitting(pool, budget), pool.priced)
+
+    def at_once(self, budget: int | None) -> Iterator[Planned]:
+        """Yield a plan that fits with nothing computed again, if there is one; see `plans_of`.
+
+        Args:
+          budget: as for `plans`.
+        """
+        if budget is None or self.objective != "time" or self.graph.again or (
+                self.plain.peak_bytes <= budget):
+            return
+        patterns = search.templates(self.evaluator, self.free_moves, self.target)
+        priced = [self.evaluator.price(pattern) for pattern in patterns]
+        lowest, usable = min(priced, key=lambda p: p.peak), int(budget * self.target.safety)
+        if self._floor(lowest) <= usable and self._finish(lowest).fits(usable):
+            yield from self._checked([self._finish(lowest)], priced)
+
+    def _checked(self, finished: Iterable[Finished], priced: Sequence[Priced]
+                 ) -> Iterator[Planned]:
+        """Yield different plans of the graph, checked.
+
+        Args:
+          finished: plans, best first.
+          priced: all candidates, for the fronts that are reported.
+        """
+        front = self._points(non_dominated(priced))
+        others = tuple(p for p in self._points(search.best_of_each(priced)) if p not in front)
         given: set[tuple[object, ...]] = set()
-        for chosen in self._least(pool) if budget is None else self._fitting(pool, budget):
+        for chosen in finished:
             plan = chosen.plan
             edits = plan.schedule, plan.moves.released, plan.waits  # what they depend on
             if edits not in given:

@@ -1,8 +1,9 @@
 """Keep what a loop's gradient reads, recompute the loop whole, or segment by segment.
 
 A graph whose loops are recomputed in segments (`tfckpt.plan.loops.change.in_segments`) is a step
-like any other. So one decision means to plan several such graphs against the same plain step, and
-to take the best plan of all: with all loops that save anything in segments, and with those alone
+like any other. So one decision means to plan several such graphs against the same plain step, those
+whose bounds allow a better plan (`tfckpt.plan.loops.decided`), and to take the best plan of all:
+with all loops that save anything in segments, and with those alone
 that save most for their time. Segments are as long as takes the minimum memory for the loop by
 itself; and, where several loops are in segments, for all: their states exist at the same time,
 while one segment at a time is computed again.
@@ -17,20 +18,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from tfckpt.cost.build import cost_of
 from tfckpt.cost.time import seconds
-from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import Graph, Op
-from tfckpt.ir.target import Rates, Target
-from tfckpt.plan.choosing.rules import best_of
+from tfckpt.ir.target import Target
+from tfckpt.plan.choosing.planned import Plain
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.loops.again import with_entries_again
+from tfckpt.plan.loops.bounds import Bounds
 from tfckpt.plan.loops.change import in_segments
+from tfckpt.plan.loops.decided import OTHERS, Decisions
 from tfckpt.plan.loops.entries import choices_of_entries
 from tfckpt.plan.loops.segments import (
     Cut,
@@ -42,26 +43,23 @@ from tfckpt.plan.loops.segments import (
     may_keep_last,
     segmentable,
 )
+from tfckpt.plan.loops.spending import spend
 
 SMALLEST = 0.01
 """Of what all loops save, what one has to save to be looked at."""
 CHOICES = 6
 """Graphs with loops in segments that are planned, at most."""
 SEARCHED = 3_000
-"""How many, times the vertices of the graph."""
-
-OTHERS = 0.3
-"""Share of a search that each graph but the first two gets: mostly one of these has the best plan,
-the loops as they are or all in segments."""
+"""How many of each kind, times the vertices of the graph: in segments, or with entries again."""
 
 FEWER = 0.8
 """Of the bytes that segments keep, what segments in segments may."""
 
-SPENT = 3
-"""How often lists are kept of more iterations, or of fewer."""
-
 Planner = Callable[[Graph, CostGraph, float], Iterator[Decision]]
-"""Yields decisions about a graph of the step, best first, from a share of a search."""
+"""Yields decisions about a graph of the step, best first, from a share of a search.
+
+Of no share at most one, which computes nothing again and fits: no search finds a faster one.
+"""
 
 
 def segmented(graph: Graph, cost: CostGraph, cuts: Cuts, target: Target
@@ -88,9 +86,55 @@ def segmented(graph: Graph, cost: CostGraph, cuts: Cuts, target: Target
     return graph, cost_of(graph, target, like=cost), edits
 
 
+class Variants:
+    """A step with its loops cut in several ways, each made and priced once.
+
+    Args:
+      graph, cost, target: as for `segmented`.
+    """
+
+    def __init__(self, graph: Graph, cost: CostGraph, target: Target) -> None:
+        self.graph, self.cost, self.target = graph, cost, target
+        self._made: dict[tuple[tuple[str, Cut], ...], tuple[Graph, CostGraph, Edits]] = {}
+        self._bounds: dict[tuple[tuple[str, Cut], ...], Bounds] = {}
+
+    @functools.cached_property
+    def cuts(self) -> list[dict[str, Cut]]:
+        """Return how loops may be cut: in segments, then with entries computed again."""
+        most = max(1, SEARCHED // max(len(self.cost.vertices), 1))
+        found = choices(self.graph, self.target)[:most]
+        if self.target.orders_by_control:
+            found += [{name: Cut(0, entries=slots) for name, slots in chosen.items()}
+                      for chosen in choices_of_entries(self.graph, self.target.rates)[:most]]
+        return found
+
+    def at(self, cuts: Cuts) -> tuple[Graph, CostGraph, Edits]:
+        """Return the step with loops cut, its cost, and the edits; see `segmented`.
+
+        Args:
+          cuts: how each loop is cut that is changed; may be empty.
+        """
+        key = tuple(cuts.items())
+        if key not in self._made:
+            self._made[key] = segmented(self.graph, self.cost, cuts, self.target)
+        return self._made[key]
+
+    def bounds(self, cuts: Cuts) -> Bounds:
+        """Return what plans of the step with loops cut take at least.
+
+        Args:
+          cuts: as for `at`.
+        """
+        key = tuple(cuts.items())
+        if key not in self._bounds:
+            self._bounds[key] = Bounds(self.at(cuts)[1], self.target.smallest_counted or 0)
+        return self._bounds[key]
+
+
 def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, budget: int | None,
                            objective: str, target: Target,
-                           allowed: Callable[[Iterable[Cut]], bool] = lambda cuts: True
+                           allowed: Callable[[Iterable[Cut]], bool] = lambda cuts: True,
+                           plain: Plain | None = None, variants: Variants | None = None
                            ) -> Iterator[Decision]:
     """Yield decisions about a step, its loops as they are or in segments, best first.
 
@@ -104,179 +148,45 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
       objective: "time" or "memory": what `plans` plans for.
       target: what the step is planned for.
       allowed: says, whenever a decision is asked for, whether loops may be cut as they are in it.
+      plain: the plain step, where plans are of the cost graphs that `plans` is handed: of those
+        whose bounds are worse than what is found none is asked for.
+      variants: what is known of the step with its loops cut.
 
     Raises:
       InfeasibleBudgetError: no plan fits; the smallest budget of those tried is named.
     """
-    found = _Decisions(functools.partial(_decisions, graph, cost, plans=plans, target=target),
-                       budget, objective)
-    most = max(1, SEARCHED // max(len(cost.vertices), 1))
-    cuts = choices(graph, target)[:most]
-    if target.orders_by_control:
-        cuts += [{name: Cut(0, entries=slots) for name, slots in chosen.items()}
-                 for chosen in choices_of_entries(graph, target.rates)]
-    cuts = [chosen for chosen in cuts if allowed(chosen.values())]
-    if cuts and budget is None and objective == "memory":
-        cuts += inside_each_other(graph)
-    for n, chosen in enumerate([{}, *cuts]):
-        first = found.add(chosen, 1.0 if n < 2 else OTHERS)
-        if budget is not None and first is not None and not chosen and (
-                not first.planned.plan.recomputed):
-            break
-    else:
-        if budget is not None and cuts and found.best() is None:
-            for chosen in inside_each_other(graph):
-                found.add(chosen, OTHERS)
-        if budget is not None and objective == "time" and cuts:
-            _spend(found, graph, budget, target.rates)
+    variants = variants or Variants(graph, cost, target)
+    found = Decisions(functools.partial(_decisions, graph, cost, plans=plans, target=target,
+                                        variants=variants),
+                      variants.bounds, plain, budget, objective,
+                      0 if budget is None else int(budget * target.safety))
+    as_is = found.announce({}, 1.0)
+    if budget is None or not found.nothing_again(as_is):
+        cuts = [chosen for chosen in variants.cuts if allowed(chosen.values())]
+        if cuts and budget is None and objective == "memory":
+            cuts += inside_each_other(graph)
+        for n, chosen in enumerate(cuts):
+            found.announce(chosen, OTHERS if n else 1.0)
+        if budget is not None and cuts:
+            _within(found, graph, budget, objective, target)
     yield from found.best_first(allowed)
 
 
-class _Decisions:
-    """Decisions about several graphs of a step.
+def _within(found: Decisions, graph: Graph, budget: int, objective: str, target: Target) -> None:
+    """Cut loops further where a budget is too small, and less where there is room in it."""
+    def in_segments(cuts: Cuts) -> bool:
+        return any(cut.length for cut in cuts.values())
 
-    Args:
-      of: yields decisions about the step with loops cut, best first, from a share of a search.
-      budget, objective: as for `with_loops_in_segments`.
-    """
-
-    def __init__(self, of: Callable[[Cuts, float], Iterator[Decision]], budget: int | None,
-                 objective: str) -> None:
-        self._of, self._budget, self._objective = of, budget, objective
-        self._left: list[tuple[Decision, Iterator[Decision]]] = []
-        self._refusals: list[InfeasibleBudgetError] = []
-
-    def add(self, cuts: Cuts, share: float) -> Decision | None:
-        """Plan a graph more, and return its best decision; None where it has none that fits.
-
-        Args:
-          cuts: how its loops are cut; may be empty.
-          share: of a search that it gets.
-        """
-        decisions = self._of(cuts, share)
-        try:
-            first = next(decisions, None)
-        except InfeasibleBudgetError as error:
-            self._refusals.append(error)
-            return None
-        if first is not None:
-            self._left.append((first, decisions))
-        return first
-
-    def missing(self, budget: int) -> int:
-        """Return by how many bytes the last graph missed the budget that did.
-
-        Args:
-          budget: dynamic bytes.
-        """
-        return self._refusals[-1].smallest_bytes - budget if self._refusals else 0
-
-    def best(self, among: Callable[[Decision], bool] = lambda decision: True) -> int | None:
-        """Return the place of the best decision that is left; None where there is none.
-
-        Args:
-          among: says of a decision whether it counts.
-        """
-        order = [n for n, (decision, _) in enumerate(self._left) if among(decision)]
-        return order[best_of([self._left[n][0].planned for n in order], self._budget,
-                             self._objective)] if order else None
-
-    def at(self, place: int) -> Decision:
-        """Return the decision at a place.
-
-        Args:
-          place: what `best` returned.
-        """
-        return self._left[place][0]
-
-    def best_first(self, allowed: Callable[[Iterable[Cut]], bool]) -> Iterator[Decision]:
-        """Yield what is left, best first; after each, what its graph has besides is looked at too.
-
-        Args:
-          allowed: as for `with_loops_in_segments`.
-
-        Raises:
-          InfeasibleBudgetError: no graph has a plan that fits.
-        """
-        if not self._left and self._refusals:
-            raise min(self._refusals, key=lambda error: error.smallest_bytes)
-        while (place := self.best(lambda d: allowed(dict(d.segments).values()))) is not None:
-            decision, following = self._left.pop(place)
-            yield decision
-            if (after := next(following, None)) is not None:
-                self._left.insert(place, (after, following))
-
-
-def _spend(found: _Decisions, graph: Graph, budget: int, rates: Rates) -> None:
-    """Have as many of the last iterations keep their lists as a budget has room for.
-
-    What fits is planned again with what it leaves, what does not with less. Neither does what fits
-    and is no faster, since another loop is computed again for it.
-
-    Args:
-      found: what was decided so far; more decisions are added.
-      graph: the step.
-      budget: dynamic bytes.
-      rates: of the target.
-    """
-    loops = {op.name: op for op in segmentable(graph) if may_keep_last(op)}
-    place = found.best(lambda d: any(name in loops and cut.length for name, cut in d.segments))
-    if place is None:
-        return
-    base = found.at(place).planned
-    cuts, room = dict(found.at(place).segments), budget - base.peak_bytes
-    order = _by_worth([loops[name] for name in cuts if name in loops], graph, rates)
-    entry = math.ceil(max(list_bytes(op) / max(op.loop.trips, 1) for op in order if op.loop))
-    kept, least, too_much = 0, base.time, math.inf
-    tried = cuts
-    for _ in range(SPENT):
-        before, tried = tried, _keeping(cuts, order, room)
-        if room <= kept or tried in (before, cuts):
-            return
-        decision = found.add(tried, OTHERS)
-        if decision is None:
-            too_much, room = room, room - max(found.missing(budget), 0) - entry
-        elif decision.planned.time >= least:
-            too_much, room = room, (kept + room) // 2
-        else:
-            kept, least = room, decision.planned.time
-            room = int(min(room + budget - decision.planned.peak_bytes, too_much - entry))
-
-
-def _by_worth(loops: Sequence[Op], graph: Graph, rates: Rates) -> list[Op]:
-    """Return loops in the order in which room is best spent on their lists.
-
-    First those that take long for what they keep; of others that are about alike the last, whose
-    lists are gone first.
-    """
-    worth = [round(math.log2(seconds(graph, op, rates) / list_bytes(op))) for op in loops]
-    return [loops[n] for n in sorted(range(len(loops)), key=lambda n: (-worth[n], -n))]
-
-
-def _keeping(cuts: Cuts, order: Sequence[Op], room: int) -> dict[str, Cut]:
-    """Return cuts with which some bytes more of lists are kept; what is kept whole is in none.
-
-    Args:
-      cuts: how loops are cut.
-      order: which of them keep more, first those on which it is spent first.
-      room: bytes.
-    """
-    found = dict(cuts)
-    for op in order:
-        assert op.loop is not None
-        cut = cuts[op.name]
-        entry = list_bytes(op) / op.loop.trips
-        more = min(int(max(room, 0) / entry), op.loop.trips - cut.last)
-        room -= int(more * entry)
-        found[op.name] = cut._replace(last=cut.last + more)
-        if cut.last + more > op.loop.trips - cut.length:
-            del found[op.name]
-    return found
+    if found.best(in_segments) is None and found.best() is None:
+        for chosen in inside_each_other(graph):
+            found.announce(chosen, OTHERS)
+    if objective == "time":
+        spend(found, graph, budget, target.rates)
 
 
 def _decisions(graph: Graph, cost: CostGraph, cuts: Cuts, share: float = 1.0, *, plans: Planner,
-               target: Target) -> Iterator[Decision]:
-    changed, priced, edits = segmented(graph, cost, cuts, target)
+               target: Target, variants: Variants | None = None) -> Iterator[Decision]:
+    changed, priced, edits = (variants or Variants(graph, cost, target)).at(cuts)
     for found in plans(changed, priced, share):
         yield found if not cuts else Decision(
             found.graph, found.cost, found.planned, found.regions, edits.then(found.edits),
