@@ -111,7 +111,7 @@ def networks() -> dict[str, Callable[[], tuple[Callable, tuple]]]:
     return {**{name: functools.partial(job, name, **sizes) for name, sizes in sized.items()},
             "mobilenet": measured.NETWORKS["mobilenet"],
             "convnext_tiny": measured.NETWORKS["convnext_tiny"],
-            "nasnet_mobile": _nasnet_mobile, "decoder48": _decoder48,
+            "nasnet_mobile": _nasnet_mobile, "decoder48": _decoder48, "recurrent": _recurrent,
             "mlp6": functools.partial(_dense, 6, 256), "dense1000": functools.partial(
                 _dense, 1000, 16)}
 
@@ -130,6 +130,18 @@ def _dense(depth: int, width: int) -> tuple[Callable, tuple]:
         h = keras.layers.Dense(width, "gelu")(h)
     return _with_adam(keras.Model(inputs, keras.layers.Dense(10)(h)),
                       tf.zeros((4096, width)), tf.zeros((4096,), tf.int32))
+
+
+def _recurrent() -> tuple[Callable, tuple]:
+    """Return a bidirectional GRU layer and an LSTM layer: three loops of 50 iterations."""
+    import keras
+    import tensorflow as tf
+    layers = keras.layers
+    model = keras.Sequential([
+        keras.Input((50, 16)),
+        layers.Bidirectional(layers.GRU(64, return_sequences=True, use_cudnn=False)),
+        layers.LSTM(64, use_cudnn=False), layers.Dense(10)])
+    return _with_adam(model, tf.zeros((32, 50, 16)), tf.zeros((32,), tf.int32))
 
 
 def _nasnet_mobile() -> tuple[Callable, tuple]:

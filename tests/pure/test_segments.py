@@ -275,3 +275,31 @@ def test_a_budget_is_spent_on_lists_of_the_last_iterations(share):
     assert budget - 6 * entry <= best.planned.peak_bytes <= budget
     assert kept["loop1"] == 40 if kept["loop0"] else kept["loop1"]
     assert best.planned.time < plain.timeline.time * (1 + (80 - sum(kept.values())) / 150)
+
+
+@pytest.mark.parametrize("share, most", [(None, 2), (0.3, 6), (0.5, 6), (0.8, 3)])
+def test_graphs_that_cannot_win_are_not_planned(share, most):
+    """The decision is that of all graphs, planned as if nothing were known of them."""
+    body = Graph("body", (Op("tanh", "Tanh", (), (), (Tensor("float32", (250_000,), 10**6),),
+                             FORWARD, True),), (), ())
+    graph = _step(40, 2 * 10**6, 4, body)
+    cost = build_cost_graph(graph)
+    plain = baseline(cost, HERE)
+    budget = share and int(share * plain.peak_bytes)
+    searched = {True: 0, False: 0}
+
+    def best(bounded):
+        def plans(graph, cost, share):
+            searched[bounded] += share > 0
+            for planned in plans_of(cost, budget, solver="approx_dp", plain=plain,
+                                    searched=share > 0):
+                yield Decision(graph, cost, planned)
+
+        return next(choice.with_loops_in_segments(
+            graph, cost, plans, budget=budget, objective="time", target=HERE,
+            plain=plain if bounded else None))
+
+    found, wanted = best(True), best(False)
+    assert found.planned.peak_bytes <= (budget or wanted.planned.peak_bytes)
+    assert found.planned.time <= 1.002 * wanted.planned.time
+    assert searched[True] <= most < searched[False]
