@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfckpt.cost.bodies import working_bytes
+from tfckpt.cost.bodies.working import working_bytes
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.storage import roots
 from tfckpt.cost.time import Rates, is_expensive, seconds
@@ -75,3 +75,41 @@ def test_iterations_make_tensors_before_they_have_read_what_they_take_out_of_lis
 
     assert taken(1) < 10
     assert 4 * MATRIX.bytes <= taken(4) <= 4 * (MATRIX.bytes + 10)
+
+
+def loop_of(kinds, fetches, outputs, arguments) -> tuple[Graph, Op]:
+    """Return a step of one loop, whose body has ops of types, inputs, results and purity."""
+    inner = Graph("body", tuple(Op(f"op{i}", kind, read, (), made, FORWARD, pure)
+                                for i, (kind, read, made, pure) in enumerate(kinds)), fetches, ())
+    loop = Op("loop", "While", (), (), outputs, BACKWARD, False,
+              loop=Loop(4, inner, arguments=arguments))
+    return Graph("step", (loop,), (), ()), loop
+
+
+def test_a_state_is_gone_once_it_is_read():
+    """It is there, or what is made of it: two at a time only where both are needed."""
+    def taken(last):
+        return working_bytes(*loop_of((
+            ("Placeholder", (), (MATRIX,), False), ("MatMul", ((0, 0), (0, 0)), (MATRIX,), True),
+            ("MatMul", ((1, 0), last), (MATRIX,), True)), ((2, 0),), (MATRIX,), (0,)))
+
+    assert taken((1, 0)) == 100  # the result is counted with the loop
+    assert taken((0, 0)) == 200
+
+
+def test_states_that_change_places_are_there_all_the_time():
+    graph, loop = loop_of((
+        ("Placeholder", (), (MATRIX,), False), ("Placeholder", (), (MATRIX,), False),
+        ("MatMul", ((0, 0), (1, 0)), (MATRIX,), True)), ((1, 0), (2, 0)), (MATRIX, MATRIX), (0, 1))
+    assert working_bytes(graph, loop) == 100
+
+
+def test_what_nothing_needs_does_not_run():
+    def taken(pure):
+        return working_bytes(*loop_of((
+            ("Placeholder", (), (MATRIX,), False), ("MatMul", ((0, 0), (0, 0)), (MATRIX,), True),
+            ("Exp", ((1, 0),), (MATRIX,), True), ("MatMul", ((1, 0), (2, 0)), (MATRIX,), pure),
+            ("MatMul", ((1, 0), (1, 0)), (MATRIX,), True)), ((4, 0),), (MATRIX,), (0,)))
+
+    assert taken(True) == 100
+    assert taken(False) > 100

@@ -16,7 +16,7 @@ from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.shapes import concrete_shapes
 from tfckpt.capture.tfgraph import capture
 from tfckpt.capture.variables import origin
-from tfckpt.cost.bodies import working_bytes
+from tfckpt.cost.bodies.working import working_bytes
 from tfckpt.cost.build import build_cost_graph
 from tfckpt.cost.kernel_copies import kernel_workspace
 from tfckpt.cost.storage import roots, storage_bytes

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tfckpt.cost.bodies import working_bytes
+from tfckpt.cost.bodies.runs import states
+from tfckpt.cost.bodies.working import requests_of, working_bytes
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
@@ -251,8 +252,9 @@ def _reuses(op: Op, root: Roots, index: Mapping[TensorId, int], own: int, read: 
         return tuple((w, r) for w in write for r in read)
     if op.loop is None:
         return ()
-    pairs = [((own, slot), root[op.inputs[n][0]][op.inputs[n][1]])
-             for slot, wishes in op.loop.takes.items() for n in wishes]
+    wishes = dict.fromkeys([(slot, n) for slot, ns in op.loop.takes.items() for n in ns]
+                           + [(slot, slot) for slot in states(op)])
+    pairs = [((own, slot), root[op.inputs[n][0]][op.inputs[n][1]]) for slot, n in wishes]
     return tuple((index[w], index[r]) for w, r in pairs if w in index and r in index)
 
 
@@ -309,7 +311,7 @@ def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[S
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs, time=time,
         reuses=reuses, recomputable=recomputable, workspace=extra,
-        pieces=1 if op.loop is None else op.loop.trips,
+        pieces=requests_of(op, extra),
         cheap=cheap, donates=read if known.access is Access.ASSIGN else (), ops=tuple(members),
         fusible=anchor in merging,
         join=known.joins and len(op.inputs) > 1 and anchor not in awaited,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.row_slices import takes_rows
 from tfckpt.cost.views import RESIDENT, Views, is_element_wise
 from tfckpt.errors import CostError
-from tfckpt.ir.graph import Graph, Op, Tensor, TensorId
+from tfckpt.ir.graph import Graph, Loop, Op, Tensor, TensorId
 from tfckpt.ir.target import Fusion
 from tfckpt.ops import Access, record
 
@@ -151,7 +151,8 @@ def _depends_on(graph: Graph, variable: int, reader: int) -> CostError:
         "can be counted")
 
 
-def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ...]]:
+def roots(graph: Graph, fusion: Fusion | None = None, counted: Collection[int] = ()
+          ) -> list[tuple[TensorId, ...]]:
     """For each output of each op the tensor that allocates its memory, or `RESIDENT`.
 
     An expression of constants that Grappler folds is resident too. What XLA computes again in each
@@ -160,6 +161,7 @@ def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ..
     Args:
       graph: the captured step.
       fusion: what XLA fuses, where it compiles the step.
+      counted: ops whose results are not resident, though those of such ops are: states of a loop.
     """
     result: list[tuple[TensorId, ...]] = []
     constant: list[bool] = []
@@ -178,7 +180,7 @@ def roots(graph: Graph, fusion: Fusion | None = None) -> list[tuple[TensorId, ..
             continue
         copies = known.lists.rows and bool(op.outputs[0].bytes)  # each row, unless XLA compiles it
         aliases = known.aliases and not copies or undoes_nothing(graph, index)
-        found = _op_roots(op, index, folded, aliases, result)
+        found = _op_roots(op, index, folded, aliases, index in counted, result)
         if views is not None:
             found = tuple(views.root_of((index, slot), result) if own == (index, slot) else own
                           for slot, own in enumerate(found))
@@ -202,10 +204,10 @@ def is_view(graph: Graph, root: Sequence[tuple[TensorId, ...]], index: int) -> b
         (index, 0), RESIDENT)
 
 
-def _op_roots(op: Op, index: int, folded: bool, aliases: bool,
+def _op_roots(op: Op, index: int, folded: bool, aliases: bool, counted: bool,
               known: list[tuple[TensorId, ...]]) -> tuple[TensorId, ...]:
     this = record(op.type)
-    if folded or this.resident:
+    if folded or this.resident and not counted:
         return (RESIDENT,) * len(op.outputs)
     if aliases and len(op.inputs) >= len(op.outputs):
         sources = op.inputs[:len(op.outputs)]
@@ -224,10 +226,21 @@ def _handed_on(op: Op) -> list[int]:
     """Return which results of a loop lie in the memory of its inputs: no iteration changes them."""
     if op.loop is None or not op.loop.arguments:
         return []
-    body, found = op.loop.body, []
-    for slot, (source, output) in enumerate(body.fetches):
-        while record(body.ops[source].type).passes_on:
-            source, output = body.ops[source].inputs[output]
-        if source == op.loop.arguments[slot]:
-            found.append(slot)
-    return found
+    return [slot for slot in range(len(op.loop.body.fetches)) if is_handed_on(op.loop, slot)]
+
+
+def is_handed_on(loop: Loop, slot: int) -> bool:
+    """Return whether iterations hand on what they are handed, as it is.
+
+    Args:
+      loop: its arguments are known.
+      slot: of the loop.
+    """
+    return _handed(loop.body, loop.body.fetches[slot])[0] == loop.arguments[slot]
+
+
+def _handed(body: Graph, tensor: TensorId) -> TensorId:
+    """Return the tensor that another one is, past what hands it on."""
+    while record(body.ops[tensor[0]].type).passes_on:
+        tensor = body.ops[tensor[0]].inputs[tensor[1]]
+    return tensor

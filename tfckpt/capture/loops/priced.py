@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.op_attributes import attrs_of, results_of
+from tfckpt.capture.purity import is_pure
 from tfckpt.ir.graph import FORWARD, Branches, Graph, Loop, Op
 from tfckpt.ops import record
 
@@ -45,9 +46,11 @@ def priced_body(name: str, body: tf_adapter.FuncGraph,
     ops = []
     for op in operations:
         known = inner(op)
+        pure = is_pure(op.type, tf_adapter.is_stateful(op),
+                       tuple(t.dtype.base_dtype.name for t in op.outputs))
         ops.append(Op(op.name, op.type,
                       tuple((index[t.op.name], t.value_index) for t in op.inputs), (),
-                      results_of(op, known.bytes, [shape(t) for t in op.outputs]), FORWARD, False,
+                      results_of(op, known.bytes, [shape(t) for t in op.outputs]), FORWARD, pure,
                       "", {} if record(op.type).is_constant else attrs_of(op), loop=known.loop,
                       branches=known.branches))
     results = tuple((index[t.op.name], t.value_index) for t in body.outputs)

@@ -282,9 +282,11 @@ class _Change(Given):
 def _one_by_one(bodies: Sequence[Graph]) -> Graph:
     """Return what several bodies do one after the other, to be priced."""
     ops: list[Op] = []
+    sinks: list[int] = []
     for body in bodies:
         shift = len(ops)
         ops += [dataclasses.replace(
             op, inputs=tuple((s + shift, slot) for s, slot in op.inputs),
             controls=tuple(c + shift for c in op.controls)) for op in body.ops]
-    return Graph(bodies[-1].name, tuple(ops), (), ())
+        sinks += [source + shift for source, _ in body.fetches]
+    return Graph(bodies[-1].name, tuple(ops), (), tuple(dict.fromkeys(sinks)))

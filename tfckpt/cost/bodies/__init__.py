@@ -1,0 +1,1 @@
+"""What loops and branches allocate, besides their results, while their bodies run."""
