@@ -6,7 +6,7 @@ import pytest
 
 from tfckpt.cost.bodies.working import working_bytes
 from tfckpt.cost.build import build_cost_graph
-from tfckpt.cost.storage import roots
+from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.cost.time import Rates, is_expensive, seconds
 from tfckpt.ir.graph import BACKWARD, FORWARD, Graph, Loop, Op, Tensor, check_graph
 
@@ -113,3 +113,20 @@ def test_what_nothing_needs_does_not_run():
 
     assert taken(True) == 100
     assert taken(False) > 100
+
+
+def test_a_list_of_rows_of_a_variable_takes_no_memory():
+    rows = Tensor("float32", (4, 16), 256)
+    body = Graph("body", (
+        Op("list", "Placeholder", (), (), (LIST,), FORWARD, False),
+        Op("weights", "Placeholder", (), (), (Tensor("resource", (), 0),), FORWARD, False),
+        Op("read", "ReadVariableOp", ((1, 0),), (), (rows,), FORWARD, False),
+        Op("number", "Const", (), (), (Tensor("int32", (1,), 4),), FORWARD, True),
+        Op("row", "StridedSlice", ((2, 0), (3, 0), (3, 0), (3, 0)), (), (
+            Tensor("float32", (16,), 64),), FORWARD, True,
+           attrs={"shrink_axis_mask": 1, "new_axis_mask": 0}),
+        Op("made", "Exp", ((4, 0),), (), (Tensor("float32", (16,), 64),), FORWARD, True),
+        Op("push", "TensorListPushBack", ((0, 0), (4, 0)), (), (LIST,), FORWARD, False),
+        Op("push_made", "TensorListPushBack", ((0, 0), (5, 0)), (), (LIST,), FORWARD, False)),
+        ((6, 0), (7, 0)), ())
+    assert roots(step(Loop(7, body)))[1] == (RESIDENT, (1, 1))

@@ -160,7 +160,7 @@ def roots(graph: Graph, fusion: Fusion | None = None, counted: Collection[int] =
 
     Args:
       graph: the captured step.
-      fusion: what XLA fuses, where it compiles the step.
+      fusion: what XLA fuses, where it compiles the step; else lists hold no copies.
       counted: ops whose results are not resident, though those of such ops are: states of a loop.
     """
     result: list[tuple[TensorId, ...]] = []
@@ -181,6 +181,9 @@ def roots(graph: Graph, fusion: Fusion | None = None, counted: Collection[int] =
         copies = known.lists.rows and bool(op.outputs[0].bytes)  # each row, unless XLA compiles it
         aliases = known.aliases and not copies or undoes_nothing(graph, index)
         found = _op_roots(op, index, folded, aliases, index in counted, result)
+        if fusion is None and op.loop is not None:
+            found = tuple(RESIDENT if _lists_variables(op.loop, slot) else own
+                          for slot, own in enumerate(found))
         if views is not None:
             found = tuple(views.root_of((index, slot), result) if own == (index, slot) else own
                           for slot, own in enumerate(found))
@@ -227,6 +230,27 @@ def _handed_on(op: Op) -> list[int]:
     if op.loop is None or not op.loop.arguments:
         return []
     return [slot for slot in range(len(op.loop.body.fetches)) if is_handed_on(op.loop, slot)]
+
+
+def _lists_variables(loop: Loop, slot: int) -> bool:
+    """Return whether a loop's result is a list of variables' values, or of rows of them."""
+    body, found = loop.body, False
+    if slot >= len(body.fetches):
+        return False
+    source, _ = _handed(body, body.fetches[slot])
+    while (entry := record(body.ops[source].type).lists.entry) is not None:
+        if not _is_variable(body, body.ops[source].inputs[entry]):
+            return False
+        found, (source, _) = True, _handed(body, body.ops[source].inputs[0])
+    return found
+
+
+def _is_variable(body: Graph, tensor: TensorId) -> bool:
+    """Return whether a tensor lies in the memory of a variable."""
+    source, slot = tensor
+    while (known := record(body.ops[source].type)).aliases or takes_rows(body, source):
+        source, slot = body.ops[source].inputs[slot if known.aliases else known.slices or 0]
+    return known.access is Access.VALUE
 
 
 def is_handed_on(loop: Loop, slot: int) -> bool:
