@@ -221,7 +221,8 @@ class _Replay:
       requests: of a step.
       block: bytes of a block that was allocated before it.
       region, begun: as for `BestFit`.
-      share: of a list's entries, those that lie elsewhere than is simple (see the module).
+      share: of the entries of a list that a loop makes, those that lie among what the loop reads;
+        of one in the memory of what it reads, those that lie elsewhere.
     """
 
     def __init__(self, requests: _Requests, block: int, region: int, begun: int,
