@@ -237,11 +237,11 @@ def _lists_variables(loop: Loop, slot: int) -> bool:
     body, found = loop.body, False
     if slot >= len(body.fetches):
         return False
-    source, _ = _handed(body, body.fetches[slot])
+    source, _ = origin(body, body.fetches[slot])
     while (entry := record(body.ops[source].type).lists.entry) is not None:
         if not _is_variable(body, body.ops[source].inputs[entry]):
             return False
-        found, (source, _) = True, _handed(body, body.ops[source].inputs[0])
+        found, (source, _) = True, origin(body, body.ops[source].inputs[0])
     return found
 
 
@@ -260,11 +260,16 @@ def is_handed_on(loop: Loop, slot: int) -> bool:
       loop: its arguments are known.
       slot: of the loop.
     """
-    return _handed(loop.body, loop.body.fetches[slot])[0] == loop.arguments[slot]
+    return origin(loop.body, loop.body.fetches[slot])[0] == loop.arguments[slot]
 
 
-def _handed(body: Graph, tensor: TensorId) -> TensorId:
-    """Return the tensor that another one is, past what hands it on."""
-    while record(body.ops[tensor[0]].type).passes_on:
-        tensor = body.ops[tensor[0]].inputs[tensor[1]]
+def origin(body: Graph, tensor: TensorId) -> TensorId:
+    """Return the tensor that ops only pass on up to this one.
+
+    Args:
+      body: what an iteration does.
+      tensor: of the body.
+    """
+    while (op := body.ops[tensor[0]]).inputs and record(op.type).passes_on:
+        tensor = op.inputs[tensor[1] if len(op.inputs) > tensor[1] else 0]
     return tensor

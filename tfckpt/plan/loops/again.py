@@ -16,11 +16,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from tfckpt.cost.storage import origin
 from tfckpt.errors import PlanError
 from tfckpt.ir.edits import Create, Edits, Replace, Rewire
 from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor, TensorId, check_graph, depth_first_order
 from tfckpt.ops.names import PLACEHOLDER
-from tfckpt.plan.loops.entries import Bodies, origin
+from tfckpt.plan.loops.entries import Bodies
 from tfckpt.plan.loops.segments import AGAIN, PREFIX, SEGMENTED, Again, segmentable
 
 _Key = tuple[str, int]

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable
 
 import networkx as nx
 
+from tfckpt.cost.storage import origin
 from tfckpt.cost.time import seconds
 from tfckpt.errors import PlanError
 from tfckpt.ir.graph import Graph, Op, TensorId, depth_first_order
@@ -124,18 +125,6 @@ class Bodies:
     def _refusal(self, slot: int) -> PlanError:
         return PlanError(f"plan: list {slot} of the loop {self.forward.name!r} cannot be computed "
                          "again")
-
-
-def origin(body: Graph, tensor: TensorId) -> TensorId:
-    """Return the tensor that ops only pass on up to this one.
-
-    Args:
-      body: what an iteration does.
-      tensor: of the body.
-    """
-    while (op := body.ops[tensor[0]]).inputs and record(op.type).passes_on:
-        tensor = op.inputs[tensor[1] if len(op.inputs) > tensor[1] else 0]
-    return tensor
 
 
 def choices_of_entries(graph: Graph, rates: Rates) -> list[dict[str, tuple[int, ...]]]:
