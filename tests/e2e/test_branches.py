@@ -156,10 +156,11 @@ def test_what_branches_keep_is_recomputed(name):
           f"{report.planned_peak_bytes / after:.2f}, plain's "
           f"{report.baseline_peak_bytes / before:.2f}")
     assert after < STEPS[name][1] * before, str(report)
-    assert after < 1.12 * report.planned_peak_bytes
-    # what a branch keeps for the gradient of another is dropped sooner or later, as threads have it
-    most = 1.6 if name == "experts" else 1.3
-    assert 0.85 * before < report.baseline_peak_bytes < most * before
+    assert after < (1.03 if name == "experts" else 1.12) * report.planned_peak_bytes
+    # what a branch of the plain step hands out to the gradient of another is not counted: it is
+    # dropped sooner or later, as threads have it
+    least = 0.7 if name == "experts" else 0.85
+    assert least * before < report.baseline_peak_bytes < 1.3 * before
 
 
 def test_a_branch_that_must_not_run_twice_is_named():

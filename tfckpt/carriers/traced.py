@@ -27,6 +27,7 @@ from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes
 from tfckpt.capture.steps import trains
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.around import Around, Function, InStep, Place, has_gradients
+from tfckpt.carriers.branch_results import hand_out_what_is_read
 from tfckpt.carriers.inside import Planned, rewrite_inside
 from tfckpt.carriers.keras_layers import layer_names
 from tfckpt.carriers.records import Mark, Records, knowing, known_sizes
@@ -85,6 +86,8 @@ class Traced:
             graph, (), tf_adapter.shown_definition(graph), terms=self.terms)
         self._body = None if plain is None else self._optimise(plain)
         inlining = self._inline()
+        if not compiled:
+            hand_out_what_is_read(graph, self.changes)
         shapes, planned_for = planned_shapes(
             graph, options.batch_size, may_assume=not options.budgets.sized, sizes=sizes,
             placeholders=self.inputs)

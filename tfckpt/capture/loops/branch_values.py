@@ -213,7 +213,7 @@ class _Branch:
 
 def _read_slots(op: tf.Operation, unread: Collection[str]) -> list[int]:
     """Return which optionals of branches something reads, once branches are lowered."""
-    needed = functools.cache(_needed_inputs)
+    needed = functools.cache(needed_inputs)
 
     def is_read(tensor: tf.Tensor) -> bool:
         for reader in tensor.consumers():
@@ -229,28 +229,42 @@ def _read_slots(op: tf.Operation, unread: Collection[str]) -> list[int]:
             if tensor.dtype == tf.variant and is_read(tensor)]
 
 
-def _needed_inputs(op: tf.Operation) -> frozenset[int]:
-    """Return which inputs an op needs: of lowered branches what decides, and what is read of."""
+def needed_inputs(op: tf.Operation, whole: bool = False) -> frozenset[int]:
+    """Return which inputs an op needs: of lowered branches what decides, and what is read of.
+
+    Args:
+      op: of any type; all inputs are needed of those that are no lowered branches.
+      whole: whether branches make results that nothing reads as well.
+    """
     kind = record(op.type)
     if not kind.chooses or not is_lowered(op):
         return frozenset(range(len(op.inputs)))
-    found: set[int] = set()
-    wanted = [slot for slot, tensor in enumerate(op.outputs)
-              if tensor.consumers() or any(tensor is t for t in getattr(op.graph, "outputs", ()))]
-    for name in tf_adapter.called_functions(op):
-        branch = tf_adapter.graph_called(op, name)
-        pending = [origin(branch.outputs[slot]).op for slot in wanted]
-        pending += [inner for inner in branch.get_operations() if tf_adapter.is_stateful(inner)]
-        needed = set(pending)
-        while pending:
-            inner = pending.pop()
-            before = {*(inner.inputs[i].op for i in _needed_inputs(inner)),
-                      *inner.control_inputs} - needed
-            needed |= before
-            pending += before
-        found.update(i for i, tensor in enumerate(branch.inputs, kind.first_argument)
-                     if tensor.op in needed)
-    return frozenset((*range(kind.first_argument), *found))
+    found = frozenset[int]().union(*(needed_arguments(op, name, whole)
+                                     for name in tf_adapter.called_functions(op)))
+    return frozenset((*range(kind.first_argument), *(kind.first_argument + n for n in found)))
+
+
+def needed_arguments(op: tf.Operation, name: str, whole: bool = False) -> frozenset[int]:
+    """Return which of its arguments one of the branches of an op needs.
+
+    Args:
+      op: lowered branches.
+      name: of the branch.
+      whole: whether it makes results that nothing reads as well.
+    """
+    branch = tf_adapter.graph_called(op, name)
+    pending = [origin(branch.outputs[slot]).op for slot, tensor in enumerate(op.outputs)
+               if whole or tensor.consumers()
+               or any(tensor is t for t in getattr(op.graph, "outputs", ()))]
+    pending += [inner for inner in branch.get_operations() if tf_adapter.is_stateful(inner)]
+    needed = set(pending)
+    while pending:
+        inner = pending.pop()
+        before = {*(inner.inputs[i].op for i in needed_inputs(inner, whole)),
+                  *inner.control_inputs} - needed
+        needed |= before
+        pending += before
+    return frozenset(n for n, tensor in enumerate(branch.inputs) if tensor.op in needed)
 
 
 def _wrapped(tensor: tf.Tensor) -> list[tf.Tensor]:

@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.ir.branches import arriving
 from tfckpt.ir.edits import traced
 from tfckpt.ops import Access, Source, record
 from tfckpt.verify.arithmetic.op_labels import (
@@ -161,9 +162,11 @@ class _Graph:
         self._all: dict[tuple[str, bool | int, bool], bool] = {}
         self._connect_devices()
         self._unchanged: dict[str, Tensor] = {}
+        self._arriving: dict[Tensor, Tensor] = {}
         self._unchanged = self._handed_on()
         self.has_loops = any(node.type in BACK for node in self.nodes.values())
         self.order = self._sorted()
+        self._arriving = arriving(self.nodes, self.order, self._source)
         self.sums = self._sums()
         self.merged = frozenset(self._merged_gradients())
         labels = Labels(computation.arguments, computation.function)
@@ -207,6 +210,8 @@ class _Graph:
         while True:
             if name in self._unchanged:
                 name, slot = self._unchanged[name]
+            elif (name, slot) in self._arriving:
+                name, slot = self._arriving[name, slot]
             elif (index := self._passed(self.nodes[name], slot)) is not None:
                 name, slot = self.nodes[name].inputs[index]
             else:
