@@ -4,7 +4,8 @@ A schedule is the copies that run before each original
 (`tfckpt.plan.rescheduling.incremental`). Two moves:
 
 * *split*: what is live at an overfull step, but not used there, is made again just before its next
-  use, together with those of its inputs that are gone by then, or without;
+  use, together with those of its inputs that are gone by then, or without; or these are made stages
+  before, where there is room for what they need;
 * *merge*: copies are left out, and their readers read the instances before them.
 
 `Fitter.fit` splits until a budget is met, by bytes saved (summed over the steps above the budget)
@@ -28,6 +29,11 @@ WIDTH = 24
 """Storages live at an overfull step that are tried at most, the largest."""
 SLACK = 1e-9
 """Of the plain time: smaller differences come from adding up floats."""
+AHEAD = 150
+"""Originals up to which a split with inputs made ahead is always tried. In larger graphs, where
+evaluations are few for each, it is tried as much less often."""
+ANYWHERE = 0.5
+"""Share of the inputs made ahead, with noise, that are made in any stage and not the emptiest."""
 AT_ONCE = 0.1
 """Changes for each original from which a schedule is made anew, and not change by change."""
 Copies = tuple[tuple[int, int], ...]
@@ -223,6 +229,7 @@ class Fitter:
             across.sort(key=lambda entry: -state.size[entry[0]])
             across = self.rng.sample(across[:2 * WIDTH], WIDTH) if noise else across[:WIDTH]
         found: dict[tuple[int, ...], None] = {}
+        fullest = self._most_live()
         for s, use in across:
             producer = self.graph.storages[s].producer
             for deep in (True, False):
@@ -230,6 +237,8 @@ class Fitter:
             early = self._while_inputs_live(producer, now, use)
             if early is not None:
                 found[(early,)] = None
+            if self.rng.random() * len(state.order) < AHEAD:
+                found[self._inputs_ahead(producer, now, use, fullest, noise)] = None
         return list(found)
 
     def _while_inputs_live(self, vertex: int, now: int, use: int) -> int | None:
@@ -245,6 +254,39 @@ class Fitter:
         key = state.key(vertex, end // state.stride)
         return key if now < key < use and key not in state.copies else None
 
+    def _inputs_ahead(self, vertex: int, now: int, use: int, fullest: np.ndarray, noise: float
+                      ) -> tuple[int, ...]:
+        """Return a copy before the next use, and one of each input that is gone, stages before.
+
+        They are made in the emptiest stage, with noise in any, and with what they need; nothing
+        where no stage is between, or all inputs are there.
+        """
+        state = self.state
+        begin, end = now // state.stride + 1, use // state.stride
+        gone = [s for s in self.graph.vertices[vertex].reads if self._is_gone(s, use, now)]
+        if begin >= end or not gone:
+            return ()
+        stage = self.rng.randrange(begin, end) if noise and self.rng.random() < ANYWHERE else (
+            begin + int(fullest[begin:end].argmin()))
+        made = {key: None for s in gone for key in self._closure(
+            self.graph.storages[s].producer, stage, now, True)}
+        last = state.key(vertex, end)
+        return tuple(sorted((*made, *(() if last in state.copies else (last,)))))
+
+    def _most_live(self) -> np.ndarray:
+        """Return the most bytes that are live in each stage."""
+        state = self.state
+        begins = np.searchsorted(state.keys, np.arange(len(state.order)) * state.stride)
+        return np.maximum.reduceat(state.live, begins)
+
+    def _is_gone(self, s: int, at: int, now: int) -> bool:
+        """Return whether what a step reads is unused since another, and can be made again."""
+        storage = self.graph.storages[s]
+        if storage.fetched or not self.graph.vertices[storage.producer].recomputable:
+            return False
+        start, last = self.state.instance(s, at)
+        return start < now and last < now
+
     def _closure(self, vertex: int, stage: int, now: int, deep: bool) -> tuple[int, ...]:
         """Return keys of a copy and, if `deep`, of those of its inputs that are gone by now."""
         state, vertices = self.state, self.graph.vertices
@@ -258,10 +300,8 @@ class Fitter:
             made[key] = None
             for s in vertices[v].reads if deep else ():
                 producer = self.graph.storages[s].producer
-                if vertices[producer].recomputable and not self.graph.storages[s].fetched:
-                    start, last = state.instance(s, key)
-                    if start < now and last < now:
-                        pending.append(producer)
+                if self._is_gone(s, key, now):
+                    pending.append(producer)
         return tuple(sorted(made))
 
     # Merges.
