@@ -9,21 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
-Tensor = tuple[str, int]
-
-
-class Node(Protocol):
-    """An executed op."""
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Return what it reads."""
-
-    @property
-    def controls(self) -> tuple[str, ...]:
-        """Return what it waits for besides."""
+from tfckpt.verify.arithmetic.nodes import Node, Tensor
 
 
 class Starts:

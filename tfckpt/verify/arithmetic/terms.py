@@ -17,10 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.capture import tf_adapter
 from tfckpt.ir.branches import arriving
-from tfckpt.ir.edits import traced
-from tfckpt.ops import Access, Source, record
+from tfckpt.ops import Access, record
+from tfckpt.verify.arithmetic.nodes import Node, Tensor, in_order, nodes_of, passes
 from tfckpt.verify.arithmetic.op_labels import (
     ADDS,
     ARGUMENT,
@@ -29,29 +28,23 @@ from tfckpt.verify.arithmetic.op_labels import (
     CONSTANT,
     ENTERS,
     EXITS,
-    HANDED_ON,
     MERGES,
     POOL,
     POOL_GRADIENT,
     PRODUCT,
-    RECEIVE,
     RESULT,
     SAME_ENDS,
-    SEND,
-    SHAPE_OF_ALL,
     SHAPED,
     SUM,
     SUM_OF_TWO,
     SWITCHES,
     WHOLE,
     Labels,
-    called,
     has_effect,
     hashed,
 )
+from tfckpt.verify.arithmetic.states import reads, states
 from tfckpt.verify.arithmetic.sum_starts import Starts
-
-Tensor = tuple[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,34 +137,26 @@ def first_differences(first: Terms, second: Terms) -> tuple[str, ...]:
     return tuple(name for name in second.nodes if name in (found or seen))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Node:
-    name: str
-    type: str
-    inputs: tuple[Tensor, ...]
-    controls: tuple[str, ...]
-
-
 class _Graph:
     """One computation whose terms are being refined."""
 
     def __init__(self, computation: Computation) -> None:
         self.computation = computation
         self.definitions = {node.name: node for node in computation.nodes}
-        self.nodes = {node.name: _node(node) for node in computation.nodes}
+        self.nodes = nodes_of(self.definitions)
         self._all: dict[tuple[str, bool | int, bool], bool] = {}
-        self._connect_devices()
         self._unchanged: dict[str, Tensor] = {}
         self._arriving: dict[Tensor, Tensor] = {}
         self._unchanged = self._handed_on()
         self.has_loops = any(node.type in BACK for node in self.nodes.values())
-        self.order = self._sorted()
+        self.order = in_order(self.nodes)
         self._arriving = arriving(self.nodes, self.order, self._source)
         self.sums = self._sums()
         self.merged = frozenset(self._merged_gradients())
         labels = Labels(computation.arguments, computation.function)
         self.labels = {name: labels.of(self.definitions[name]) for name in self.order}
-        self.states = self._states()
+        self.states = states(self.nodes, self.order, self.definitions, computation.arguments,
+                             computation.early)
         self.terms: dict[str, str] = {}
 
     def refine(self) -> None:
@@ -191,7 +176,7 @@ class _Graph:
             {name: tuple(self._source(t)[0] for t in self.nodes[name].inputs) for name in kept},
             tuple(name for name in kept if self.nodes[name].type == ARRIVAL),
             frozenset(name for name, (*_, unordered) in self.states.items()
-                      if unordered and _reads(self.nodes[name].type)),
+                      if unordered and reads(self.nodes[name].type)),
             tuple(name for name, (_, is_known) in self.sums.items() if not is_known))
 
     def tensor(self, tensor: Tensor, before: Mapping[str, str]) -> str:
@@ -224,9 +209,9 @@ class _Graph:
             name, slot = self._source(self.nodes[name].inputs[slot])
         return name, slot
 
-    def _passed(self, node: _Node, slot: int) -> int | None:
+    def _passed(self, node: Node, slot: int) -> int | None:
         """Return which of its inputs an op hands on as a result; None where it computes."""
-        if _passes(node):
+        if passes(node):
             return 0 if node.type in SHAPED else slot
         if node.type in WHOLE:
             for i, (source, _) in enumerate(node.inputs):
@@ -244,7 +229,7 @@ class _Graph:
                 scalar and constant.ndim)
         return self._all[name, value, scalar]
 
-    def _term(self, node: _Node, read: list[str]) -> str:
+    def _term(self, node: Node, read: list[str]) -> str:
         label = self.labels[node.name]
         if node.type == SUM:
             return self._sum(label, node, read)
@@ -256,7 +241,7 @@ class _Graph:
                     return hashed(("twice", read[1 - i]))
         return hashed((label, self.states.get(node.name, ()), self._operands(node, read)))
 
-    def _sum(self, label: str, node: _Node, read: list[str]) -> str:
+    def _sum(self, label: str, node: Node, read: list[str]) -> str:
         """Return the term of a sum.
 
         Its kernel adds two to nine terms one after the other, and to these the sums of eight others
@@ -273,7 +258,7 @@ class _Graph:
                                                for i in range(first, len(terms), 8))])
         return total.removesuffix(":0") if known else hashed((total, "open"))
 
-    def _operands(self, node: _Node, read: list[str]) -> Sequence[str]:
+    def _operands(self, node: Node, read: list[str]) -> Sequence[str]:
         if node.type == ARRIVAL:
             return sorted(self.tensor(self.nodes[c].inputs[1], {}) for c in node.controls
                           if self.nodes[c].type == ADDS)
@@ -314,7 +299,7 @@ class _Graph:
         """Return whether an op keeps what it reads until the step ends."""
         return self.nodes[name].type == RESULT
 
-    def _notes_places(self, gradient: _Node) -> str:
+    def _notes_places(self, gradient: Node) -> str:
         """Return whether a pooling notes for its gradient where the largest numbers were.
 
         Then another kernel adds what windows that overlap have in common.
@@ -333,7 +318,7 @@ class _Graph:
             node, definition = self.nodes[name], self.definitions[name]
             if node.type == RESULT:
                 yield f"result {definition.attr['index'].i}", name
-            elif name in self.states and not _reads(node.type):
+            elif name in self.states and not reads(node.type):
                 handle, before, _ = self.states[name]
                 found.setdefault(f"write {before + 1} of {handle}", []).append(name)
             elif has_effect(node.type):
@@ -361,95 +346,6 @@ class _Graph:
                     found[name] = self.nodes[given[0]].inputs[0]
         return found
 
-    def _connect_devices(self) -> None:
-        """Have what one device receives read what another sends."""
-        sent = {self.definitions[n.name].attr["tensor_name"].s: n for n in self.nodes.values()
-                if n.type == SEND}
-        for name, node in self.nodes.items():
-            source = sent.get(self.definitions[name].attr["tensor_name"].s) if (
-                node.type == RECEIVE) else None
-            if source is not None:
-                self.nodes[name] = dataclasses.replace(
-                    node, inputs=source.inputs, controls=(*node.controls, source.name))
-
-    def _sorted(self) -> list[str]:
-        """Return the ops, each after what it reads and waits for but for the ends of loops."""
-        order: list[str] = []
-        seen: set[str] = set()
-        for start in self.nodes:
-            stack = [(start, False)]
-            while stack:
-                name, done = stack.pop()
-                if done:
-                    order.append(name)
-                    continue
-                if name in seen or name not in self.nodes:
-                    continue
-                seen.add(name)
-                stack.append((name, True))
-                node = self.nodes[name]
-                before = (*(source for source, _ in node.inputs), *node.controls)
-                stack += [(source, False) for source in reversed(before)
-                          if source in self.nodes and self.nodes[source].type not in BACK]
-        return order
-
-    def _states(self) -> dict[str, tuple[str, int, int]]:
-        """Return the resource that an op reads or writes, for each op that does.
-
-        And how many writes of it come before, and how many before or after.
-        """
-        touched: dict[str, list[str]] = {}
-        for name in self.order:
-            handle = self._handle(name)
-            if handle is not None:
-                touched.setdefault(handle, []).append(name)
-        bits = {name: 1 << i for i, name in enumerate(
-            name for names in touched.values() for name in names)}
-        ancestors: dict[str, int] = {}
-        for name in self.order:
-            node = self.nodes[name]
-            ancestors[name] = 0
-            for source in (*(source for source, _ in node.inputs), *node.controls):
-                ancestors[name] |= ancestors.get(source, 0) | bits.get(source, 0)
-        return {name: self._state(name, handle, names, bits, ancestors)
-                for handle, names in touched.items() for name in names}
-
-    def _state(self, name: str, handle: str, names: Sequence[str], bits: Mapping[str, int],
-               ancestors: Mapping[str, int]) -> tuple[str, int, int]:
-        writes = [other for other in names if other != name and not _reads(self.nodes[other].type)]
-        before = sum(bool(ancestors[name] & bits[w]) for w in writes)
-        after = sum(bool(ancestors[w] & bits[name]) for w in writes)
-        return handle, before, 0 if name in self.computation.early else (
-            len(writes) - before - after)
-
-    def _handle(self, name: str) -> str | None:
-        """Return the resource that an op reads or writes; None where it does neither."""
-        node = self.nodes[name]
-        if not node.inputs or node.type in SHAPE_OF_ALL or not (
-                record(node.type).access or tf_adapter.is_stateful_type(node.type)):
-            return None
-        source, slot = node.inputs[0]
-        while self.nodes[source].inputs and (
-                _passes(self.nodes[source]) or self.nodes[source].type in HANDED_ON):
-            source, slot = self.nodes[source].inputs[0]
-        definition = self.definitions[source]
-        if record(definition.op).source is Source.ARGUMENT or definition.op == ARGUMENT:
-            return (self.computation.arguments[definition.attr["index"].i]
-                    if definition.attr["T"].type == tf.resource.as_datatype_enum else None)
-        return traced(source) if definition.op.endswith("HandleOp") else None
-
-
-def _node(definition: Any) -> _Node:
-    inputs, controls = [], []
-    for text in definition.input:
-        if text.startswith("^"):
-            controls.append(text[1:])
-        else:
-            name, _, slot = text.partition(":")
-            inputs.append((name, int(slot or 0)))
-    return _Node(definition.name, called(definition.op), tuple(inputs), tuple(controls))
-
-
 def _overlaps(pooling: Any) -> bool:
     """Return whether a number may be in several windows of a pooling."""
     return any(size > stride for size, stride in zip(
@@ -461,12 +357,3 @@ def _of_two(label: str, first: str, second: str) -> str:
     if first == second:
         return hashed(("twice", first))
     return hashed((label, (), sorted((first, second))))
-
-
-def _passes(node: _Node) -> bool:
-    return bool(node.inputs) and (
-        record(node.type).passes_on or node.type in (SEND, RECEIVE) or node.type in SHAPED)
-
-
-def _reads(kind: str) -> bool:
-    return record(kind).access in (Access.VALUE, Access.READ)
