@@ -13,8 +13,9 @@ from tfckpt.errors import InfeasibleBudgetError, PlanError
 from tfckpt.ir.costgraph import BACKWARD, FORWARD, UPDATE, CostGraph, Storage, Vertex
 from tfckpt.ir.target import GPU, SAFETY, Target
 from tfckpt.plan.choosing.planned import baseline
+from tfckpt.plan.choosing.ranking import FINALISTS
 from tfckpt.plan.choosing.rules import ROOM
-from tfckpt.plan.planner import FINALISTS, plan_step, plans_of
+from tfckpt.plan.planner import plan_step, plans_of
 from tfckpt.simulate.check import check_plan
 
 pytestmark = pytest.mark.pure

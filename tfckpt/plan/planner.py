@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from tfckpt.errors import InfeasibleBudgetError
@@ -19,11 +19,12 @@ from tfckpt.ir.schedule import plain_plan
 from tfckpt.ir.target import HERE, Target
 from tfckpt.plan import search
 from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS, Solver
-from tfckpt.plan.choosing.finished import Finished, finished, floor_of, lowest_of
+from tfckpt.plan.choosing.finished import Finished, finished
 from tfckpt.plan.choosing.planned import Plain, Planned, baseline
-from tfckpt.plan.choosing.rules import ROOM, TAIL, cost_of
+from tfckpt.plan.choosing.ranking import Ranking
 from tfckpt.plan.evaluate import Candidate, Evaluator, Priced, non_dominated
 from tfckpt.plan.names import AUTO, OPTIMAL, check_effort, check_names
+from tfckpt.plan.pool import Point, Pool, best_of_each, pool_of
 from tfckpt.plan.rescheduling.neighbourhood import working_set
 from tfckpt.simulate.check import check_plan
 from tfckpt.simulate.order import base_order
@@ -31,10 +32,6 @@ from tfckpt.solvers.exact import optimal
 
 OPTIMA = 4
 """Times that `optimal` is asked for less until what the allocator counts fits."""
-FINALISTS = 10
-"""Candidates near the minimum peak that get waits and an allocator before one is chosen."""
-MOST_FINALISTS, SMALL = 120, 6_000
-"""... on small graphs more: the second divided by the vertices, at most the first."""
 EXACT_FORWARD = 16
 """Forward vertices of the largest graph on which `auto` asks the solvers of `DEAR` as well."""
 
@@ -99,7 +96,8 @@ def plans_of(graph: CostGraph, budget: int | None = None, *, solver: str = AUTO,
 
     Every plan is the best of those not yet given by the rule that chooses the first. With a budget
     and objective "time" these are the fastest that fit, then those of the smallest peaks that fit.
-    At most some `FINALISTS` candidates are finished after the first plan was found.
+    At most some ten candidates are finished after the first plan was found (`FINALISTS` in
+    `tfckpt.plan.choosing.ranking`).
 
     Args:
       graph: the joint cost graph.
@@ -156,7 +154,7 @@ class StepPlanner:
         self.plain = plain or baseline(graph, target)
         self.finished: dict[Candidate, Finished] = {}
         self._every_heap = True
-        self._pool: search.Pool | None = None  # the same for every budget
+        self._pool: Pool | None = None  # the same for every budget
 
     def but_for_one_heap(self) -> StepPlanner:
         """Return a planner of what is known here that does not count the worst of the heaps."""
@@ -179,7 +177,15 @@ class StepPlanner:
         """
         pool = self._made(budget)
         yield from self._checked(
-            self._least(pool) if budget is None else self._fitting(pool, budget), pool.priced)
+            self._ranking.least(pool) if budget is None else self._ranking.fitting(
+                pool, budget, [self._untouched()] if (
+                    self.plain.peak_bytes <= budget and not self.graph.again) else []),
+            pool.priced)
+
+    @property
+    def _ranking(self) -> Ranking:
+        return Ranking(self.graph, self.plain, self.target, self.objective, self.solver,
+                       self._finish)
 
     def at_once(self, budget: int | None) -> Iterator[Planned]:
         """Yield a plan that fits with nothing computed again, if there is one; see `plans_of`.
@@ -193,7 +199,7 @@ class StepPlanner:
         patterns = search.templates(self.evaluator, self.free_moves, self.target)
         priced = [self.evaluator.price(pattern) for pattern in patterns]
         lowest, usable = min(priced, key=lambda p: p.peak), int(budget * self.target.safety)
-        if self._floor(lowest) <= usable and self._finish(lowest).fits(usable):
+        if self._ranking.floor(lowest) <= usable and self._finish(lowest).fits(usable):
             yield from self._checked([self._finish(lowest)], priced)
 
     def _checked(self, finished: Iterable[Finished], priced: Sequence[Priced]
@@ -205,7 +211,7 @@ class StepPlanner:
           priced: all candidates, for the fronts that are reported.
         """
         front = self._points(non_dominated(priced))
-        others = tuple(p for p in self._points(search.best_of_each(priced)) if p not in front)
+        others = tuple(p for p in self._points(best_of_each(priced)) if p not in front)
         given: set[tuple[object, ...]] = set()
         for chosen in finished:
             plan = chosen.plan
@@ -216,7 +222,7 @@ class StepPlanner:
                 yield Planned(plan, chosen.timeline, chosen.peak, chosen.priced.time,
                               self.plain, front, others, working_set(self.graph))
 
-    def _made(self, budget: int | None) -> search.Pool:
+    def _made(self, budget: int | None) -> Pool:
         """Return the pool of candidates; that of "optimal" alone depends on the budget."""
         if self._pool:
             return self._pool
@@ -230,14 +236,14 @@ class StepPlanner:
             self._pool = _alone(search.starts(self.evaluator, patterns, named, self.objective))
         return self._pool
 
-    def _explored(self, patterns: list[Candidate]) -> search.Pool:
+    def _explored(self, patterns: list[Candidate]) -> Pool:
         """Return the pool of `auto`: what is remembered, priced for these sizes, or searched."""
         plain, target = self.plain.timeline.peak_bytes, self.target
         searched = self.free_moves, target.orders_by_control, target.hold, self.effort
         known = self.memory.read(self.graph, searched, plain) if self.memory else []
         if known:
             choices = tuple(self.evaluator.price(c) for c in known)
-            return search.Pool((*(self.evaluator.price(c) for c in patterns), *choices), choices)
+            return Pool((*(self.evaluator.price(c) for c in patterns), *choices), choices)
         pool = search.explore(self.evaluator, patterns, self._solvers(), plain,
                               self.effort * self.worth)
         if self.memory:
@@ -250,8 +256,8 @@ class StepPlanner:
         forward = sum(v.region == FORWARD for v in self.graph.vertices)
         return CHEAP if forward > EXACT_FORWARD else (*CHEAP, *DEAR)
 
-    def _points(self, pool: list[Priced]) -> tuple[search.Point, ...]:
-        return tuple(search.Point(p.peak, p.time, p.candidate.source or self.solver)
+    def _points(self, pool: list[Priced]) -> tuple[Point, ...]:
+        return tuple(Point(p.peak, p.time, p.candidate.source or self.solver)
                      for p in pool)
 
     def _optima(self, pattern: Candidate, budget: int | None) -> list[Priced]:
@@ -279,139 +285,6 @@ class StepPlanner:
             room = min(room * usable // highest, found[-1].peak - 1)
         return found
 
-    def _floor(self, priced: Priced) -> int:
-        """Return bytes that the finished plan will need at least."""
-        return floor_of(self.graph, priced, self.target)
-
-    def _limit(self) -> int:
-        """Return how many candidates are finished before one is chosen: on small graphs, all."""
-        return max(min(FINALISTS, search.few(self.graph, FINALISTS)),
-                   min(MOST_FINALISTS, SMALL // max(len(self.graph.vertices), 1)))
-
-    def _smallest(self, pool: search.Pool,
-                  value: Callable[[int, float], float] = lambda peak, time: peak
-                  ) -> list[Finished]:
-        """Return finished choices, the one of the smallest value among them, for all budgets.
-
-        The value of a peak in bytes and a time is the peak itself by default. A choice whose floor
-        has a larger one than a finished choice cannot be the smallest. Where there are too
-        many, they are spread over the lower end of the front, since neighbours share the
-        allocator's luck.
-        """
-        choices = sorted(pool.choices, key=lambda p: (value(self._floor(p), p.time), p.time))
-        limit = self._limit()
-        most = 1.1 * (choices[0].peak + ROOM * self.plain.timeline.peak_bytes)
-        near = [p for p in choices if p.peak <= most]
-        if len(near) > limit:
-            return [self._finish(p)
-                    for p in search.spread(non_dominated(near)[::-1], limit)]
-        found: list[Finished] = []
-        for priced in choices:
-            if found:
-                best = lowest_of(found, lambda peak, f: (value(peak, f.priced.time),))
-                if len(found) >= limit or value(self._floor(priced), priced.time) >= value(
-                        best.peak, best.priced.time):
-                    break
-            found.append(self._finish(priced))
-        return found
-
-    def _least(self, pool: search.Pool) -> Iterator[Finished]:
-        """Yield the smallest peak, but for a little memory that buys much time.
-
-        Then so among the rest. Every choice that may win by that rule is finished, the likeliest
-        first, up to a limit.
-        """
-        plain = self.plain.peak_bytes, self.plain.timeline.time
-        room, whole, pool = ROOM * self.plain.peak_bytes, pool, self._without_tail(pool)
-
-        def cost(peak: int, time: float) -> float:
-            return cost_of(peak, time, *plain, self.objective)
-
-        def tail(peak: int, time: float) -> float:
-            return cost_of(peak, time, *plain, self.objective, TAIL)
-
-        def least_of(entries: Sequence[Finished]) -> int:
-            return lowest_of(entries, lambda peak, f: (tail(peak, f.priced.time), peak)).peak
-
-        def chosen(entries: Sequence[Finished]) -> Finished:
-            least = least_of(entries)
-            most = least + room
-            near = [f for f in entries if f.lowest >= least or f.peak >= least]
-            return lowest_of(near, lambda peak, f: (
-                peak > most, cost(peak, f.priced.time), peak, f.priced.time))
-
-        finished = self._smallest(pool, tail)
-        done = {f.priced.candidate for f in finished}
-        left = sorted((p for p in pool.choices if p.candidate not in done),
-                      key=lambda p: (cost(self._floor(p), p.time), p.time))
-        for priced in left:
-            best = chosen(finished)
-            if len(finished) >= len(done) + self._limit() // 2 or (
-                    cost(self._floor(priced), priced.time) > cost(best.peak, best.priced.time)):
-                break
-            if self._floor(priced) <= least_of(finished) + room:
-                finished.append(self._finish(priced))
-        for group in (finished, self._further(whole)):
-            rest = list(group)
-            while rest:
-                best = chosen(rest)
-                yield best
-                rest = [f for f in rest if f is not best]
-
-    def _without_tail(self, pool: search.Pool) -> search.Pool:
-        """Return the pool without choices far below what is taken for the minimum.
-
-        Peaks are requested bytes here. Those that an allocator counts are other ones, so that what
-        is a little below may be the minimum.
-        """
-        plain = self.plain.timeline
-
-        def tail(p: Priced) -> float:
-            return cost_of(p.peak, p.time, plain.peak_bytes, plain.time, self.objective, TAIL)
-
-        least = min(pool.choices, key=lambda p: (tail(p), p.peak, p.time))
-        return dataclasses.replace(pool, choices=tuple(
-            p for p in pool.choices if p.peak >= least.peak or tail(p) <= tail(least) + ROOM))
-
-    def _further(self, pool: search.Pool) -> Iterator[Finished]:
-        """Finish choices from the whole front, for callers that refused all earlier plans."""
-        front = non_dominated(pool.choices)[::-1]
-        for priced in search.spread(front, search.few(self.graph, FINALISTS)):
-            yield self._finish(priced)
-
-    def _fitting(self, pool: search.Pool, budget: int) -> Iterator[Finished]:
-        """Yield the fastest plans (with objective "memory" the smallest) whose allocated peaks fit.
-
-        A budget that the plain step meets as it is, is met by that.
-        """
-        usable = int(budget * self.target.safety)
-        plain = [self._untouched()] if (
-            self.plain.peak_bytes <= budget and not self.graph.again) else []
-        found, left = False, search.few(self.graph, FINALISTS)
-        if self.objective == "time":
-            for priced in sorted(pool.choices, key=lambda p: (p.time, p.peak)):
-                if plain and priced.time > plain[0].priced.time:
-                    yield plain.pop()
-                    found = True
-                if self._floor(priced) <= usable and left:
-                    if self._finish(priced).fits(usable):
-                        yield self._finish(priced)
-                        found = True
-                    left -= found
-        smallest = self._smallest(pool)
-        fitting = [f for f in smallest if f.fits(usable)] + plain
-        yield from sorted(fitting, key=lambda f: (f.peak, f.priced.time))
-        if found or fitting:
-            yield from sorted((f for f in self._further(pool) if f.fits(usable)),
-                              key=lambda f: f.peak)
-            return
-        lowest = lowest_of(smallest, lambda peak, _: (peak,))
-        needed = min(int(lowest.peak / self.target.safety) + 2, self.plain.peak_bytes)
-        raise InfeasibleBudgetError(
-            f"plan: no plan of solver {self.solver!r} fits {budget:,} bytes; the minimum dynamic "
-            f"peak it can promise is {needed:,} bytes", needed,
-            lowest.priced.time / max(self.graph.total_time, 1e-12) - 1.0)
-
     def _untouched(self) -> Finished:
         """Return the plain step as a plan of this graph.
 
@@ -434,5 +307,5 @@ class StepPlanner:
         return self.finished[candidate]
 
 
-def _alone(priced: Sequence[Priced]) -> search.Pool:
-    return search.pool_of(priced, [priced])
+def _alone(priced: Sequence[Priced]) -> Pool:
+    return pool_of(priced, [priced])

@@ -20,7 +20,7 @@ from tfckpt.plan.choosing.planned import Planned
 from tfckpt.plan.forward_ad import Decision, ForwardAdRegion, with_derivatives
 from tfckpt.plan.loops.choice import segmented
 from tfckpt.plan.loops.segments import Cut
-from tfckpt.plan.search import Point
+from tfckpt.plan.pool import Point
 from tfckpt.report.values import CompiledReport
 from tfckpt.simulate.check import check_plan
 from tfckpt.simulate.simulate import simulate_order

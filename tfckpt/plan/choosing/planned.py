@@ -8,7 +8,7 @@ import itertools
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Plan, plain_plan, resolve
 from tfckpt.ir.target import HERE, Target
-from tfckpt.plan import search
+from tfckpt.plan.pool import Point
 from tfckpt.simulate.allocator import allocated_peaks
 from tfckpt.simulate.executor import Edges, orders_on
 from tfckpt.simulate.fences import fenced
@@ -52,8 +52,8 @@ class Planned:
     peak_bytes: int
     time: float
     plain: Plain
-    front: tuple[search.Point, ...]
-    others: tuple[search.Point, ...] = ()
+    front: tuple[Point, ...]
+    others: tuple[Point, ...] = ()
     bound_bytes: int = 0
 
     @property
