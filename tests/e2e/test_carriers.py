@@ -17,7 +17,7 @@ from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers import traced
 from tfckpt.carriers.files import plan_file_step, rewrite
-from tfckpt.driving import judges, proposals
+from tfckpt.driving import decisions, judges
 from tfckpt.request.options import make_options
 from tfckpt.rewrite.realise import PASSES
 
@@ -183,7 +183,7 @@ def test_a_fault_of_ours_costs_plans_and_never_the_step(monkeypatch, tmp_path, o
 
 
 def test_plans_that_ask_for_less_follow_the_best_of_each_source(monkeypatch, tmp_path, outcomes):
-    asked, real = [], proposals.plans_of
+    asked, real = [], decisions.plans_of
 
     def plans(*arguments, **options):
         asked.append((options["await_updates"], options["free_moves"]))
@@ -193,7 +193,7 @@ def test_plans_that_ask_for_less_follow_the_best_of_each_source(monkeypatch, tmp
         if candidate.edits is not None:
             raise judges.Rejected(f"after {len(asked)}")
 
-    monkeypatch.setattr(proposals, "plans_of", plans)
+    monkeypatch.setattr(decisions, "plans_of", plans)
     monkeypatch.setattr(driver, "JUDGES", (*judges.JUDGES, refuse))
     with pytest.warns(UserWarning, match="trains unchanged: after 3"):
         carried("trace hook", tmp_path)
@@ -210,7 +210,7 @@ def test_plans_that_ask_for_less_follow_the_best_of_each_source(monkeypatch, tmp
 
 def test_where_a_plan_was_given_up_one_that_gains_nothing_is_passed_over(
         monkeypatch, tmp_path, outcomes):
-    real, made = proposals.plans_of, []
+    real, made = decisions.plans_of, []
 
     def plans(*arguments, **options):
         for planned in real(*arguments, **options):
@@ -222,7 +222,7 @@ def test_where_a_plan_was_given_up_one_that_gains_nothing_is_passed_over(
         if len(made) == 1:
             raise judges.Rejected("for this test")
 
-    monkeypatch.setattr(proposals, "plans_of", plans)
+    monkeypatch.setattr(decisions, "plans_of", plans)
     monkeypatch.setattr(driver, "JUDGES", (refuse_first, *judges.JUDGES))
     assert same(carried("trace hook", tmp_path), carried("plain", tmp_path))
     (_, outcome), = outcomes

@@ -132,14 +132,14 @@ def force(natively: bool) -> list[Callable[[], dict[str, Any]]]:
     from tfckpt.capture import tf_adapter
     from tfckpt.carriers import trace_hook, traced
     from tfckpt.cost import build
-    from tfckpt.driving import proposals
+    from tfckpt.driving import decisions, proposals
     from tfckpt.driving.parts import Proposal
 
     build.SMALL_BYTES = 1
     driver.ASKED_FROM = 1 << 62  # whoever is asked turns down what saves nothing
     driver.with_policy = _recomputing_all
     proposals.Search._proposal = lambda self, part, decision: Proposal(part, decision)
-    proposals.with_loops_in_segments = _in_segments(proposals.with_loops_in_segments)
+    decisions.with_loops_in_segments = _in_segments(decisions.with_loops_in_segments)
     steps: list[Callable[[], dict[str, Any]]] = []
     traced.Traced.rewrite = _watched(traced.Traced.rewrite, steps)
     if natively:
