@@ -40,7 +40,8 @@ from tfckpt.errors import CostError, InfeasibleBudgetError, RewriteError, Tfckpt
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.hlo import XlaMemory
 from tfckpt.ir.target import Target
-from tfckpt.report.report import Report, report_of
+from tfckpt.report.of_step import report_of
+from tfckpt.report.report import Report
 from tfckpt.report.values import CompiledReport
 from tfckpt.request.options import Options
 from tfckpt.request.policy import with_policy

@@ -26,7 +26,7 @@ from tfckpt.ir.target import Target
 from tfckpt.plan.forward_ad import Decision
 from tfckpt.plan.planner import plan_step
 from tfckpt.report import html_page, pictures
-from tfckpt.report.report import report_of
+from tfckpt.report.of_step import report_of
 from tfckpt.report.values import Front, FrontPoint
 from tfckpt.request.budget import Budget
 from tfckpt.simulate.timeline import ran
