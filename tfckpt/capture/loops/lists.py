@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.loops.branch_values import branches_of, call_of, inferred_in_bodies
-from tfckpt.capture.loops.comparisons import changes, comparisons, handed_on, is_call
+from tfckpt.capture.loops.comparisons import is_call
+from tfckpt.capture.loops.iterations import known_number, most_iterations, told_iterations
 from tfckpt.capture.loops.priced import Inner, priced_body
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.variables import argument, may_write, number_origin
-from tfckpt.ir.edits import TRIPS
+from tfckpt.capture.variables import may_write, number_origin
 from tfckpt.ir.graph import Branches, Graph, Loop
 from tfckpt.ir.target import HERE, Target
 from tfckpt.ops import Access, record
@@ -143,7 +143,7 @@ def list_length(tensor: tf.Tensor, known: Callable[[tf.Operation], tf.Operation]
         count = number_origin(op.inputs[1]).op
         if record(count.type).lists.counts:
             return list_length(count.inputs[0], known)
-        return _value(known(op).inputs[1])
+        return known_number(known(op).inputs[1])
     if record(op.type).is_loop and _Loop(op, known).keeps_length(tensor.value_index):
         return list_length(op.inputs[tensor.value_index], known)
     return None
@@ -188,13 +188,12 @@ class _Loop:
     def __init__(self, loop: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
                  target: Target = HERE) -> None:
         self.op, self.known, self.target = loop, known, target
-        self.cond = tf_adapter.called_graph(loop, "cond")
         self.body = tf_adapter.called_graph(loop, "body")
 
     def kept(self) -> Kept:
         lists = [(slot, entry) for slot, tensor in enumerate(self.body.outputs)
                  if tensor.dtype == tf.variant and (entry := _entry(tensor)) is not None]
-        trips = self.trips()
+        trips = most_iterations(self.op, self.known)
         if trips is None:
             return Kept({}, "its number of iterations is not known" if lists else "",
                         body=self._priced())
@@ -209,10 +208,10 @@ class _Loop:
             found[slot] = self._times(trips, slot, entry) * (size or 0)
         shares, takes = self._shared(lists, found) if self.target.shares_list_entries else ({}, {})
         workspace = 0
-        if self._told_trips() is not None:
+        if told_iterations(self.op) is not None:
             passed, workspace = self._of_segments(trips)
             found.update(passed)
-        bound = _Loop(self.op, lambda op: op, self.target).trips()
+        bound = most_iterations(self.op, lambda op: op)
         place = {op.name: i for i, op in enumerate(self.body.get_operations())}
         return Kept(found, unknown, Loop(
             trips, self._priced(), shares, takes, bound=bound,
@@ -227,11 +226,6 @@ class _Loop:
         attr = tf_adapter.node_attrs(self.op).get("parallel_iterations")
         writes = any(may_write(op) for op in self.body.get_operations())
         return 1 if writes or attr is None else int(attr.i)
-
-    def _told_trips(self) -> int | None:
-        """Return how often the loop runs, where tfckpt has made it."""
-        attr = tf_adapter.node_attrs(self.op).get(TRIPS)
-        return None if attr is None else int(attr.i)
 
     def _of_segments(self, trips: int) -> tuple[dict[int, int], int]:
         """Return, for a loop over segments, the bytes of lists that the loops inside make.
@@ -357,84 +351,6 @@ class _Loop:
         """Return what tells of branches in the body."""
         return functools.cache(functools.partial(branches_of, known=self._in_body))
 
-    def trips(self) -> int | None:
-        """Return the most iterations that the condition allows, or None.
-
-        Each comparison of a counter with a limit bounds them.
-        """
-        told = self._told_trips()
-        if told is not None:
-            return told
-        bounds = []
-        for op, first, second in comparisons(self.cond):
-            how = record(op.type).compares
-            for counter, limit, rises in ((first, second, how[0] == "<"),
-                                          (second, first, how[0] == ">")):
-                bounds.append(self._bound(counter, limit, rises, inclusive=how[1:] == "="))
-        return min((b for b in bounds if b is not None), default=None)
-
-    def _bound(self, counter: tf.Tensor, limit: tf.Tensor, rises: bool, *, inclusive: bool
-               ) -> int | None:
-        """Return how often a counter that rises, or falls, changes until it is at the limit."""
-        slot = argument(self.cond, number_origin(counter))
-        step = None if slot is None else self._step(slot)
-        if slot is None or not step or (step > 0) != rises:
-            return None
-        start, end = self._outside(slot), self._limit(limit)
-        if start is None or end is None:
-            return None
-        return max(0, -((abs(step) // step * (start - end) - inclusive) // abs(step)))
-
-    def _limit(self, tensor: tf.Tensor) -> int | None:
-        """Return the value of a tensor of the condition that no iteration changes."""
-        slot = argument(self.cond, number_origin(tensor))
-        if slot is not None:
-            return self._outside(slot) if self._is_passed(slot) else None
-        value = _value(tensor)
-        if value is not None or tensor.graph is not self.cond:  # a branch's
-            return value
-        return _value(self._cond_as_given.get_tensor_by_name(tensor.name))
-
-    def _is_passed(self, slot: int) -> bool:
-        """Return whether each iteration hands an argument on as it is."""
-        return argument(self.body, handed_on(self.body.outputs[slot])) == slot
-
-    @functools.cached_property
-    def _cond_as_given(self) -> tf_adapter.FuncGraph:
-        """Return the condition with the shapes of the arguments that no iteration changes."""
-        return tf_adapter.called_graph(self.op, "cond", [
-            given.shape if self._is_passed(slot) else here.shape
-            for slot, (given, here) in enumerate(zip(
-                self.known(self.op).inputs, self.cond.inputs, strict=True))])
-
-    def _step(self, slot: int) -> int | None:
-        """By how much each iteration raises a counter."""
-        for counter, step, factor in changes(self.body.outputs[slot]):
-            if argument(self.body, number_origin(counter)) == slot:
-                value = _value(step)
-                # autograph's `for i in tf.range(...)` hands the step from iteration to iteration
-                given = argument(self.body, number_origin(step)) if value is None else None
-                if given is not None and self._is_passed(given):
-                    value = self._outside(given)
-                return None if value is None else factor * value
-        return None
-
-    def _outside(self, slot: int) -> int | None:
-        """Return the value of an argument when the loop begins."""
-        tensor = number_origin(self.known(self.op).inputs[slot])
-        value = _value(tensor)
-        if value is None and record(tensor.op.type).is_loop:
-            # the backward counts the forward's trips
-            value = _Loop(tensor.op, lambda op: op)._at_end(tensor.value_index)
-        return value
-
-    def _at_end(self, slot: int) -> int | None:
-        """Return the value of a counter when the loop ends."""
-        start, step, trips = self._outside(slot), self._step(slot), self.trips()
-        if start is None or step is None or trips is None:
-            return None
-        return start + step * trips
-
     @functools.cached_property
     def _inferred(self) -> tf_adapter.FuncGraph:
         """Return the body with the shapes that the arguments really have."""
@@ -535,9 +451,3 @@ def _setting(tensor: tf.Tensor) -> tf.Operation | None:
     if record(op.type).adds and tensor.dtype == tf.variant:
         return next((found for t in op.inputs if (found := _setting(t)) is not None), None)
     return op if record(op.type).lists.entry is not None else None
-
-
-def _value(tensor: tf.Tensor) -> int | None:
-    """Return the value of an integer, where the graph tells."""
-    value = tf_adapter.static_value(number_origin(tensor))
-    return int(value) if value is not None and value.size == 1 else None
