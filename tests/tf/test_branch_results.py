@@ -44,6 +44,13 @@ def within(h, which, a, b):
     return tf.cond(which > 0, lambda: cases(h, which, a, b), lambda: tf.nn.gelu(h @ b) @ a)
 
 
+def scaled(h, which, a, b):
+    """What is scaled has another reader in what it is handed out through alone."""
+    return tf.switch_case(which, [lambda: tf.nn.gelu(h @ a) @ b,
+                                  lambda: 0.3 * tf.nn.softplus(h @ b),
+                                  lambda: 0.3 * (tf.cos(h @ a) * tf.sin(h))])
+
+
 def _handed_out(function):
     """Return the bytes in each result of a branch, by its number, where it is handed out.
 
@@ -133,3 +140,7 @@ def test_conditions():
 
 def test_branches_within_branches():
     _is_handed_out(within)
+
+
+def test_results_that_grappler_would_merge_with_their_readers():
+    _is_handed_out(scaled)

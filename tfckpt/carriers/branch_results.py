@@ -21,8 +21,9 @@ from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.loops.branch_values import needed_arguments, needed_inputs
 from tfckpt.capture.nodes import is_lowered
 from tfckpt.capture.variables import origin
+from tfckpt.ir.edits import PROTECTED
 from tfckpt.ops import record
-from tfckpt.ops.names import NO_VALUE
+from tfckpt.ops.names import IDENTITY, NO_VALUE
 from tfckpt.rewrite.loops.bodies import FunctionBody, function_of, name_of, named
 
 Reader = tuple[tf.Operation, int]
@@ -133,11 +134,25 @@ def _call(op: tf.Operation, branch: int, text: bytes, changes: LiveChanges) -> N
 
 
 def _handing_out_less(op: tf.Operation, name: str, slots: Sequence[int]) -> bytes:
-    """Return a branch that hands out nothing in some slots."""
-    made = function_of(op.graph, name)
-    nothing = _nothing(made)
+    """Return a branch that hands out nothing in some slots.
+
+    What it handed out there keeps a reader in the place of the optional: Grappler merges what has
+    one reader with that, or multiplies its constant with that of the reader.
+    """
+    made, inside = function_of(op.graph, name), tf_adapter.graph_called(op, name)
+    nodes = {node.name: node for node in made.node_def}
+    adding, readers = FunctionBody(made), dict[str, None]()
+    for slot in slots:
+        optional = origin(inside.outputs[slot]).op
+        for tensor, text in zip(optional.inputs, nodes[optional.name].input, strict=False):
+            passed = adding.node(IDENTITY, (text,), "output", T=tensor.dtype.as_datatype_enum)
+            readers[f"^{passed.partition(':')[0]}"] = None
+    nothing = _nothing(made, *readers)
     for slot in slots:
         made.ret[made.signature.output_arg[slot].name] = nothing
+    for node in made.node_def:
+        if f"^{node.name}" in readers:
+            node.attr[PROTECTED].b = True
     _remove_unread(made)
     return named(made, "branch")
 
@@ -157,9 +172,9 @@ def _needing_less(op: tf.Operation, name: str) -> bytes:
     return named(made, "branch")
 
 
-def _nothing(function: Any) -> str:
+def _nothing(function: Any, *awaited: str) -> str:
     """Add an op that hands out nothing, and return its result."""
-    return FunctionBody(function).node(NO_VALUE, (), "optional")
+    return FunctionBody(function).node(NO_VALUE, awaited, "optional")
 
 
 def _remove_unread(function: Any) -> None:
