@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import tensorflow as tf
 
 import tfckpt
 from tests.support import process
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.loops import branch_values
 
 WIDTH, BATCH, BLOCKS = 64, 256, 4
 
@@ -144,3 +147,44 @@ def test_branches_within_branches():
 
 def test_results_that_grappler_would_merge_with_their_readers():
     _is_handed_out(scaled)
+
+
+def _exits(h, weights, k):
+    """Return layers behind each of which a network may stop, as branches within branches."""
+    h = h + tf.tanh(h @ weights[0])
+    if len(weights) == 1:
+        return h
+    return tf.cond(k < 0, lambda: h, lambda: _exits(h, weights[1:], k - 1))
+
+
+def _looks_at(depth):
+    """Return how often a step of branches within branches has what a branch needs looked for."""
+    process.fresh()
+    weights = [tf.Variable(0.1 * tf.random.stateless_normal((WIDTH, WIDTH), (n, 9)))
+               for n in range(depth)]
+
+    def step(x, k):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(_exits(x, weights, k)))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.01 * gradient)
+        return loss
+
+    found, before = 0, sys.getprofile()
+
+    def counted(frame, event, _):
+        nonlocal found
+        found += event == "call" and frame.f_code is branch_values.needed_inputs.__code__
+
+    sys.setprofile(counted)
+    try:
+        tfckpt.checkpoint(tf.function(step))(tf.ones((BATCH, WIDTH)), tf.constant(1))
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_what_branches_within_branches_need_is_found_once():
+    few, more = _looks_at(3), _looks_at(5)
+    print(f"looked at {few} and {more} ops")
+    assert 0 < few and more < 6 * few  # the ops of all branches: they grow with the square

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import tensorflow as tf
 
@@ -252,10 +253,26 @@ def needed_arguments(op: tf.Operation, name: str, whole: bool = False) -> frozen
       name: of the branch.
       whole: whether it makes results that nothing reads as well.
     """
+    slots = tuple(slot for slot, tensor in enumerate(op.outputs)
+                  if whole or tensor.consumers()
+                  or any(tensor is t for t in getattr(op.graph, "outputs", ())))
     branch = tf_adapter.graph_called(op, name)
-    pending = [origin(branch.outputs[slot]).op for slot, tensor in enumerate(op.outputs)
-               if whole or tensor.consumers()
-               or any(tensor is t for t in getattr(op.graph, "outputs", ()))]
+    known = _NEEDED.setdefault(branch, {})
+    if (slots, whole) not in known:
+        known[slots, whole] = _needed_for(branch, slots, whole)
+    return known[slots, whole]
+
+
+_NEEDED: weakref.WeakKeyDictionary[
+    tf_adapter.FuncGraph, dict[tuple[tuple[int, ...], bool], frozenset[int]]
+] = weakref.WeakKeyDictionary()
+"""What branches were found to need, by results and whether whole: of branches in branches that is
+asked for each result of each of those around them."""
+
+
+def _needed_for(branch: tf_adapter.FuncGraph, slots: Iterable[int], whole: bool) -> frozenset[int]:
+    """Return which arguments a branch needs for some of its results and for its effects."""
+    pending = [origin(branch.outputs[slot]).op for slot in slots]
     pending += [inner for inner in branch.get_operations() if tf_adapter.is_stateful(inner)]
     needed = set(pending)
     while pending:
