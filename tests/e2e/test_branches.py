@@ -6,7 +6,10 @@ import pytest
 import tensorflow as tf
 
 import tfckpt
+from benchmarks.requests import requests_of
 from tests.support import process
+from tfckpt.capture.inlining.inline import Inlining
+from tfckpt.capture.tfgraph import capture
 
 BLOCKS, WIDTH, BATCH = 8, 128, 1024
 TENSOR = 4 * BATCH * WIDTH
@@ -208,3 +211,53 @@ def test_a_variable_that_branches_read_is_written_after_their_copies():
     wanted, _ = trained(lambda step: step)
     found, step = trained(tfckpt.checkpoint)
     assert found == wanted and step.report.applied, str(step.report)
+
+
+def _two_gradients():
+    """Return a step that takes two gradients of the same branches, and its weights."""
+    weights = _weights(8)
+
+    def step(x, which):
+        with tf.GradientTape() as first, tf.GradientTape() as second:
+            h, aside = x, 0.0
+            for n in range(0, 8, 2):
+                a, b = weights[n:n + 2]
+                made, more = tf.switch_case(which, [
+                    lambda h=h, a=a, b=b: (tf.nn.gelu(h @ a) @ b, tf.reduce_mean(tf.sin(h @ b))),
+                    lambda h=h, a=a: (tf.tanh(h @ a), 0.0)])
+                h, aside = h + made, aside + more
+            loss = tf.reduce_mean(tf.square(h))
+        for tape, target in ((first, loss), (second, aside)):
+            for weight, gradient in zip(weights, tape.gradient(target, weights), strict=True):
+                if gradient is not None:
+                    weight.assign_sub(0.001 * gradient)
+        return loss, aside
+
+    return step, weights
+
+
+def test_zeros_with_which_a_second_gradient_begins():
+    """They are made like all that the branches hand out for the first."""
+    def trained(wrap):
+        process.fresh()
+        body, weights = _two_gradients()
+        step = wrap(tf.function(body))
+        arguments = tf.random.stateless_normal((BATCH, WIDTH), (7, 7)), tf.constant(0)
+        found = [part.numpy().tobytes() for part in step(*arguments)]
+        found += [weight.numpy().tobytes() for weight in weights]
+        return found, step, arguments, tfckpt.verify.measure_peak(step, *arguments, repeats=3)
+
+    wanted, plain, arguments, before = trained(lambda step: step)
+    found, step, _, after = trained(tfckpt.checkpoint)
+    print(f"{after / before:.2f} of plain, planned / measured "
+          f"{step.report.planned_peak_bytes / after:.2f}")
+    assert found == wanted and step.report.applied, str(step.report)
+    assert after < 0.75 * before
+    assert after < 1.12 * step.report.planned_peak_bytes
+    graph = tf.function(_two_gradients()[0]).get_concrete_function(*arguments).graph
+    counted = {op.name: op.outputs[0].bytes for op in capture(
+        graph, inlining=Inlining(graph)).ops if op.type == "ZerosLike"}
+    asked = [request for request in requests_of(plain, arguments)[0] if request.op in counted]
+    assert len(asked) > 20
+    assert {request.op: counted[request.op] for request in asked} == {
+        request.op: request.bytes for request in asked}

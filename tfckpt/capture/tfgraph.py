@@ -18,7 +18,7 @@ from tfckpt.capture.loops.repeated import repeat_branches, repeat_loops
 from tfckpt.capture.op_attributes import attrs_of, results_of
 from tfckpt.capture.purity import is_pure, is_write
 from tfckpt.capture.regions import gradient_scopes, is_gradient_scope, regions
-from tfckpt.capture.variables import may_write
+from tfckpt.capture.variables import may_write, origin
 from tfckpt.errors import CaptureError
 from tfckpt.ir.branches import conditions, has_branches
 from tfckpt.ir.graph import FORWARD, Graph, Op, Tensor, check_graph, topological_order
@@ -138,6 +138,10 @@ def _lists_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
         return loops[op.name].bytes
     if op.name in chosen:
         return chosen[op.name].bytes
+    if record(op.type).fills == 0.0 and op.outputs[0].dtype == tf.variant:
+        like = origin(op.inputs[0])
+        if like.op.name in chosen:
+            return {0: chosen[like.op.name].zeros.get(like.value_index, 0)}
     return bytes_outside_loops(op, known, loops) if (
         target.shares_list_entries and op.outputs) else {}
 

@@ -43,8 +43,8 @@ def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
       Nothing of what is known, where a branch is unlike any known.
     """
     shapes = [tensor.shape for tensor in known(op).inputs[record(op.type).first_argument:]]
-    slots = _read_slots(op, unread)
-    bodies, shares, filled = [], dict[int, int](), list[int]()
+    slots, filling = _read_slots(op, unread), _filled_slots(op)
+    bodies, shares, filled, zeros = [], dict[int, int](), list[int](), dict[int, int]()
     most, pieces = 0, 1
     try:
         for name in tf_adapter.called_functions(op):
@@ -55,12 +55,15 @@ def branches_of(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation],
             filled += kept
             most, pieces = max((most, pieces), (sum(map(branch.bytes, kept.values())),
                                                 sum(map(branch.pieces, kept.values()))))
+            zeros = max(zeros, {slot: sum(map(branch.bytes, _wrapped(branch.graph.outputs[slot])))
+                                for slot in filling}, key=lambda sizes: sum(sizes.values()))
     except (KeyError, ValueError, TypeError, tf.errors.OpError):
         return Inner()
     root = min(filled, default=-1)
     shares = {slot: root if slot in filled or other in filled else other
               for slot, other in (shares | dict.fromkeys(filled, root)).items() if slot != root}
-    return Inner({root: most} if filled else {}, None, Branches(tuple(bodies), shares, pieces))
+    return Inner({root: most} if filled else {}, None, Branches(tuple(bodies), shares, pieces),
+                 zeros)
 
 
 def branch_shapes(op: tf.Operation, known: Callable[[tf.Operation], tf.Operation]
@@ -228,6 +231,20 @@ def _read_slots(op: tf.Operation, unread: Collection[str]) -> list[int]:
 
     return [slot for slot, tensor in enumerate(op.outputs)
             if tensor.dtype == tf.variant and is_read(tensor)]
+
+
+def _filled_slots(op: tf.Operation) -> list[int]:
+    """Return the results like which optionals of zeros are made.
+
+    A second gradient of branches begins with such, of all that they hand out for the first.
+    """
+    def makes_zeros(tensor: tf.Tensor) -> bool:
+        return any(record(reader.type).fills == 0.0 or record(reader.type).passes_on and any(
+            read is tensor and makes_zeros(reader.outputs[n])
+            for n, read in enumerate(reader.inputs)) for reader in tensor.consumers())
+
+    return [slot for slot, tensor in enumerate(op.outputs)
+            if tensor.dtype == tf.variant and makes_zeros(tensor)]
 
 
 def needed_inputs(op: tf.Operation, whole: bool = False) -> frozenset[int]:

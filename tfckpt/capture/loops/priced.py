@@ -22,11 +22,13 @@ class Inner:
       bytes: of its lists, or of what the branches keep, by slot.
       loop: what later stages read of it; None where its number of iterations is not known.
       branches: the like of branches; None where one is unlike any known.
+      zeros: bytes of zeros that are made like what branches hand out, by slot.
     """
 
     bytes: Mapping[int, int] = dataclasses.field(default_factory=dict)
     loop: Loop | None = None
     branches: Branches | None = None
+    zeros: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 def priced_body(name: str, body: tf_adapter.FuncGraph,
