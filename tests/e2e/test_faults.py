@@ -24,7 +24,7 @@ from tfckpt.capture.files import read_path
 from tfckpt.capture.steps import training_steps
 from tfckpt.carriers import traced
 from tfckpt.carriers.files import plan_file_step, rewrite
-from tfckpt.driving import judges, proposals
+from tfckpt.driving import decisions, judges, proposals
 from tfckpt.errors import CaptureError
 from tfckpt.plan import forward_ad
 from tfckpt.request.options import make_options
@@ -287,7 +287,7 @@ def test_at_every_edit_of_a_file(monkeypatch, tmp_path, nested):
 
 
 @pytest.mark.parametrize("holder, name", [
-    (proposals, "plans_of"), (proposals, "decisions_of"), (judges, "realise"),
+    (decisions, "plans_of"), (decisions, "decisions_of"), (judges, "realise"),
     (driver, "report_of"), (traced, "apply")],
     ids=lambda value: value if isinstance(value, str) else "")
 def test_in_a_stage_it_costs_a_plan_or_a_source(monkeypatch, holder, name):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import loops
+from tfckpt.driving import decisions as driving_decisions
 from tfckpt.driving import proposals
 from tfckpt.driving.parts import Proposal
 from tfckpt.plan.loops import choice
@@ -97,7 +98,7 @@ def forced(monkeypatch):
         if cuts and allowed(cuts.values()):
             yield from choice._decisions(graph, cost, cuts, plans=plans, target=target)
 
-    monkeypatch.setattr(proposals, "with_loops_in_segments", decisions)
+    monkeypatch.setattr(driving_decisions, "with_loops_in_segments", decisions)
     monkeypatch.setattr(proposals.Search, "_proposal",
                         lambda self, part, decision: Proposal(part, decision))
 

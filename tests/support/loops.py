@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support import process
+from tfckpt.driving import decisions as driving_decisions
 from tfckpt.driving import proposals
 from tfckpt.driving.parts import Proposal
 from tfckpt.plan.loops import choice
@@ -25,7 +26,7 @@ def forced(monkeypatch, request):
                 for op in segmentable(graph)}
         return choice._decisions(graph, cost, cuts, plans=plans, target=target)
 
-    monkeypatch.setattr(proposals, "with_loops_in_segments", decisions)
+    monkeypatch.setattr(driving_decisions, "with_loops_in_segments", decisions)
     monkeypatch.setattr(proposals.Search, "_proposal",
                         lambda self, part, decision: Proposal(part, decision))
     return decisions
