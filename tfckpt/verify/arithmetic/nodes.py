@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from tfckpt.ir.graph import depth_first_order
 from tfckpt.ops import record
 from tfckpt.verify.arithmetic.op_labels import BACK, RECEIVE, SEND, SHAPED, called
 
@@ -52,23 +53,13 @@ def in_order(nodes: Mapping[str, Node]) -> list[str]:
     Args:
       nodes: of a graph, by name.
     """
-    order: list[str] = []
-    seen: set[str] = set()
-    for start in nodes:
-        stack = [(start, False)]
-        while stack:
-            name, done = stack.pop()
-            if done:
-                order.append(name)
-                continue
-            if name in seen or name not in nodes:
-                continue
-            seen.add(name)
-            stack.append((name, True))
-            before = (*(source for source, _ in nodes[name].inputs), *nodes[name].controls)
-            stack += [(source, False) for source in reversed(before)
-                      if source in nodes and nodes[source].type not in BACK]
-    return order
+    def before(name: str) -> list[str]:
+        node = nodes[name]
+        needed = (*(source for source, _ in node.inputs), *node.controls)
+        return [source for source in reversed(needed)
+                if source in nodes and nodes[source].type not in BACK]
+
+    return depth_first_order(nodes, before)
 
 
 def passes(node: Node) -> bool:
