@@ -141,18 +141,19 @@ def _handing_out_less(op: tf.Operation, name: str, slots: Sequence[int]) -> byte
     """
     made, inside = function_of(op.graph, name), tf_adapter.graph_called(op, name)
     nodes = {node.name: node for node in made.node_def}
-    adding, readers = FunctionBody(made), dict[str, None]()
+    adding, readers = FunctionBody(made), list[str]()
     for slot in slots:
         optional = origin(inside.outputs[slot]).op
         for tensor, text in zip(optional.inputs, nodes[optional.name].input, strict=False):
-            passed = adding.node(IDENTITY, (text,), "output", T=tensor.dtype.as_datatype_enum)
-            readers[f"^{passed.partition(':')[0]}"] = None
+            node = adding.new(f"tfckpt_{IDENTITY}")
+            node.op = IDENTITY
+            node.input.append(text)
+            node.attr["T"].type = tensor.dtype.as_datatype_enum
+            node.attr[PROTECTED].b = True
+            readers.append(f"^{node.name}")
     nothing = _nothing(made, *readers)
     for slot in slots:
         made.ret[made.signature.output_arg[slot].name] = nothing
-    for node in made.node_def:
-        if f"^{node.name}" in readers:
-            node.attr[PROTECTED].b = True
     _remove_unread(made)
     return named(made, "branch")
 
@@ -173,7 +174,7 @@ def _needing_less(op: tf.Operation, name: str) -> bytes:
 
 
 def _nothing(function: Any, *awaited: str) -> str:
-    """Add an op that hands out nothing, and return its result."""
+    """Add an op that hands out nothing, once others have run, and return its result."""
     return FunctionBody(function).node(NO_VALUE, awaited, "optional")
 
 
