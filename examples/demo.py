@@ -4,9 +4,11 @@
 
 ResNet-50 learns which of two photographs a crop is from, a transformer encoder learns which text
 a piece of text is from. Each network exists twice, with equal weights: one is trained by plain
-Keras, the other by Keras with tfckpt. The two take turns, batch by batch, in this one process.
-Printed at the end: peak memory, time per step, and whether all losses and all weights agree in
-every bit. The picture `demo_memory.png` shows the memory in use over a step, before and after.
+Keras, the other by Keras with tfckpt. The two take turns, batch by batch, in one process, and each
+network has its own: where another was trained before, free memory is in pieces, and large tensors
+lie in larger chunks. Printed at the end: peak memory, time per step, and whether all losses and all
+weights agree in every bit. The picture `demo_memory.png` shows the memory in use over a step,
+before and after.
 
 Operations run one at a time (one inter-op thread; each may still use every core). With more,
 plain TensorFlow does not repeat its own results bit for bit, since the order in which it adds
@@ -18,13 +20,14 @@ backward pass may then round differently. The sizes below agree.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -33,6 +36,7 @@ from benchmarks import jobs
 from benchmarks.measure import MB, Meter, Sample
 from examples import data
 from tfckpt.report import pictures
+from tfckpt.report.report import Report
 
 PICTURE = "demo_memory.png"
 SEED = 7
@@ -85,6 +89,9 @@ def text_task(steps: int, tiny: bool) -> Task:
         lambda: jobs.transformer(**sizes, **words).model,
         lambda: data.text_batches(steps, sizes["batch"], sizes["seq"], SEED),
     )
+
+
+TASKS = photo_task, text_task
 
 
 def with_tfckpt(model: Any) -> Any:
@@ -159,6 +166,21 @@ def print_table(rows: list[list[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
 
 
+def run(make: Callable[[int, bool], Task], steps: int, tiny: bool
+        ) -> tuple[list[str], Report | None]:
+    """Train one network; return its line of the closing table and the report."""
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.experimental.enable_op_determinism()
+    task = make(steps, tiny)
+    plain, ours = train(task)
+    tfckpt.verify.wait_for_certificates()  # which tell whether any bit may change
+    report = tfckpt.keras.report(ours.model)
+    if report is not None:
+        report.measured_peak_bytes = round(ours.peak())
+        print(f"\n{report}", flush=True)
+    return table_row(task.title, plain, ours), report
+
+
 def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description="Train with and without tfckpt and compare.")
@@ -168,20 +190,13 @@ def main() -> None:
     if options.steps <= UNMEASURED:
         parser.error(f"--steps must be more than {UNMEASURED}")
     began = time.perf_counter()
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.config.experimental.enable_op_determinism()
     rows, reports = [], {}
-    for task in (photo_task(options.steps, options.tiny), text_task(options.steps, options.tiny)):
-        plain, ours = train(task)
-        rows.append(table_row(task.title, plain, ours))
-        tfckpt.verify.wait_for_certificates()  # which tell whether any bit may change
-        report = tfckpt.keras.report(ours.model)
-        if report is not None:
-            report.measured_peak_bytes = round(ours.peak())
-            reports[task.title] = report
-            print(f"\n{report}")
-        del plain, ours
-        keras.backend.clear_session()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as own:
+        for make in TASKS:
+            row, report = own.submit(run, make, options.steps, options.tiny).result()
+            rows.append(row)
+            if report is not None:
+                reports[row[0]] = report
     print()
     print_table(rows)
     print(
