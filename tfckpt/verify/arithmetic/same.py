@@ -20,8 +20,8 @@ from tfckpt.verify.arithmetic.terms import Computation, Terms, first_differences
 _COPY = re.compile(r"-tfckpt\d+(?=$|/)")
 _NUMBER = re.compile(r"/_+\d+(?=/|$)")
 """What TensorFlow puts into the names of ops of lowered bodies."""
-ARRIVING = ("sums add their terms in the order in which these arrive, which may be another: that "
-            "of")
+ARRIVING = ("these sums of the plain step add their terms in the order in which they arrive, so "
+            "that it may come out in several ways itself:")
 UNDECIDED = ("time alone decides with which of their terms these sums of the plain step begin, so "
              "that it may come out in several ways itself:")
 _SHOWN = 6
@@ -41,8 +41,7 @@ class Certificate:
         where it cannot be known.
       differences: the first ops that compute otherwise, by name.
       roots: what comes out otherwise, such as "result 0".
-      reason: why `same` is True of a step that is not rewritten, is None, or is False though all
-        that can be compared is the same.
+      reason: why `same` is True of a step that is not rewritten, or is None.
     """
 
     same: bool | None
@@ -55,12 +54,9 @@ class Certificate:
             return f"the same arithmetic{f': {self.reason}' if self.reason else ''}"
         if self.same is None:
             return f"not known whether the arithmetic is the same: {self.reason}"
-        names = _listed(self.differences)
-        if self.reason:
-            return f"{self.reason} {names}"
         count = len(self.roots)
         said = "1 result or write is" if count == 1 else f"{count} results and writes are"
-        return f"{said} computed otherwise, from {names} on"
+        return f"{said} computed otherwise, from {_listed(self.differences)} on"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -154,7 +150,6 @@ def certificate_of(before: Terms, after: Terms) -> Certificate:
     if roots:
         names = dict.fromkeys(map(_original, first_differences(before, after)))
         return Certificate(False, tuple(names), roots)
-    if after.arrivals or before.arrivals:
-        return Certificate(False, tuple(dict.fromkeys(map(
-            _original, sorted({*before.arrivals, *after.arrivals})))), reason=ARRIVING)
+    if before.arrivals:
+        return Certificate(None, reason=f"{ARRIVING} {_listed(before.arrivals)}")
     return Certificate(True)
