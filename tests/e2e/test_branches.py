@@ -189,6 +189,32 @@ def test_a_branch_that_must_not_run_twice_is_named():
                for line in step.report.refused), step.report.refused
 
 
+@pytest.mark.parametrize("choose", [
+    lambda index, one, other: tf.switch_case(index, [one, other]),
+    lambda index, one, other: tf.cond(index < 1, one, other)], ids=["switch_case", "cond"])
+def test_cubes_in_branches_are_multiplied_as_in_the_plain_step(choose):
+    """The gradient has the exponent in the plain step; a copy of the branch has its own."""
+    def trained(wrap):
+        process.fresh()
+        weights = _weights(4)
+
+        def forward(x, index):
+            h = x
+            for w in weights:
+                h = choose(index, lambda h=h, w=w: tf.nn.gelu(h @ w, approximate=True),
+                           lambda h=h, w=w: tf.nn.elu(h @ w))
+            return h
+
+        step = wrap(tf.function(_step(weights, forward)))
+        x = tf.random.stateless_normal((BATCH, WIDTH), (7, 7))
+        found = [step(x, tf.constant(index)).numpy().tobytes() for index in (0, 1, 0)]
+        return found + [w.numpy().tobytes() for w in weights], step
+
+    wanted, _ = trained(lambda step: step)
+    found, step = trained(tfckpt.checkpoint)
+    assert found == wanted and step.report.recomputed_ops, str(step.report)
+
+
 def test_a_variable_that_branches_read_is_written_after_their_copies():
     """A running mean that the layers are scaled by moves within the step."""
     def trained(wrap):

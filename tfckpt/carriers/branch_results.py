@@ -5,6 +5,11 @@ one slot, and so on. What a branch puts into a slot, but its own gradient does n
 there by the gradients of other branches alone, which do not run. TensorFlow drops it when the
 `Switch` of that reader has run, which the executor comes to late, now and then when the step ends.
 Here such a branch hands out nothing in that slot, and its gradient does not take it.
+
+The constants of a branch are those of its gradient in the plain step, where one op decides for
+both; a copy of the branch has its own. Grappler makes x^3 a product, which waits for the exponent
+as long as anything reads that, as the gradient does, and which it leaves as it is, even in a longer
+product, while it waits. So the exponent gets a reader in the branch.
 """
 
 from __future__ import annotations
@@ -77,6 +82,8 @@ class _Branches:
         needed = {slot: [slot.is_needed(n) for n in range(len(self.names))] for slot in slots}
         self.unread = {n: [slot for slot, used in needed.items() if any(used) and not used[n] and (
             self._hands_out(n, slot.number))] for n in range(len(self.names))}
+        self.gradients = {reader.name: reader for slot in slots for reader, _ in slot.readers}
+        self.cubes = {n: self._cubes_of_gradients(n) for n in range(len(self.names))}
 
     def _readers(self, tensor: tf.Tensor, returned: Collection[Any]) -> tuple[Reader, ...]:
         """Return the branches that read a result; none where anything else does."""
@@ -107,15 +114,24 @@ class _Branches:
         graph = tf_adapter.graph_called(self.op, self.names[branch])
         return record(origin(graph.outputs[slot]).op.type).wraps
 
+    def _cubes_of_gradients(self, branch: int) -> list[str]:
+        """Return the cubes of a branch whose exponent its gradient has as well, by name."""
+        graph = tf_adapter.graph_called(self.op, self.names[branch])
+        cubes = [op for op in graph.get_operations() if record(op.type).cube and _is_cube(op)]
+        known = {op.outputs[0].dtype for reader in self.gradients.values() if cubes
+                 for op in tf_adapter.graph_called(
+                     reader, tf_adapter.called_functions(reader)[branch]).get_operations()
+                 if record(op.type).is_constant and _is_three(op.outputs[0])}
+        return [op.name for op in cubes if op.inputs[1].dtype in known]
+
     def change(self, changes: LiveChanges) -> None:
         """Have the branches, and those of the gradient, call functions without what is unread."""
-        readers = {reader.name: reader for slots in self.unread.values() for slot in slots
-                   for reader, _ in slot.readers}
         for n, slots in self.unread.items():
-            if slots:
+            if slots or self.cubes[n]:
                 _call(self.op, n, _handing_out_less(
-                    self.op, self.names[n], [slot.number for slot in slots]), changes)
-        for reader in readers.values():
+                    self.op, self.names[n], [slot.number for slot in slots], self.cubes[n]),
+                    changes)
+        for reader in self.gradients.values():
             for n, slots in self.unread.items():
                 if any(reader is each for slot in slots for each, _ in slot.readers):
                     _call(reader, n, _needing_less(
@@ -133,29 +149,50 @@ def _call(op: tf.Operation, branch: int, text: bytes, changes: LiveChanges) -> N
         number += len(names)
 
 
-def _handing_out_less(op: tf.Operation, name: str, slots: Sequence[int]) -> bytes:
-    """Return a branch that hands out nothing in some slots.
+def _is_cube(op: tf.Operation) -> bool:
+    return record(op.inputs[1].op.type).is_constant and _is_three(op.inputs[1])
+
+
+def _is_three(tensor: tf.Tensor) -> bool:
+    """Return whether a constant is the exponent of a cube."""
+    return tensor.shape.rank == 0 and tensor.dtype.is_floating and bool(
+        tf.get_static_value(tensor) == 3.0)
+
+
+def _handing_out_less(op: tf.Operation, name: str, slots: Sequence[int], cubes: Collection[str]
+                      ) -> bytes:
+    """Return a branch that hands out nothing in some slots, and reads the exponents of cubes.
 
     What it handed out there keeps a reader in the place of the optional: Grappler merges what has
     one reader with that, or multiplies its constant with that of the reader.
     """
     made, inside = function_of(op.graph, name), tf_adapter.graph_called(op, name)
     nodes = {node.name: node for node in made.node_def}
-    adding, readers = FunctionBody(made), list[str]()
-    for slot in slots:
-        optional = origin(inside.outputs[slot]).op
-        for tensor, text in zip(optional.inputs, nodes[optional.name].input, strict=False):
-            node = adding.new(f"tfckpt_{IDENTITY}")
-            node.op = IDENTITY
-            node.input.append(text)
-            node.attr["T"].type = tensor.dtype.as_datatype_enum
-            node.attr[PROTECTED].b = True
-            readers.append(f"^{node.name}")
-    nothing = _nothing(made, *readers)
-    for slot in slots:
-        made.ret[made.signature.output_arg[slot].name] = nothing
+    adding = FunctionBody(made)
+    readers = [_reader(adding, tensor, text) for slot in slots
+               for optional in (origin(inside.outputs[slot]).op,)
+               for tensor, text in zip(optional.inputs, nodes[optional.name].input, strict=False)]
+    if slots:
+        nothing = _nothing(made, *readers)
+        for slot in slots:
+            made.ret[made.signature.output_arg[slot].name] = nothing
+    optionals = [nodes[name] for text in made.ret.values()
+                 if (name := text.partition(":")[0]) in nodes and record(nodes[name].op).wraps]
+    for cube in cubes if optionals else ():
+        optionals[0].input.append(_reader(
+            adding, inside.get_operation_by_name(cube).inputs[1], nodes[cube].input[1]))
     _remove_unread(made)
     return named(made, "branch")
+
+
+def _reader(adding: FunctionBody, tensor: tf.Tensor, text: str) -> str:
+    """Add a reader of a tensor that Grappler leaves there, and return what waits for it."""
+    node = adding.new(f"tfckpt_{IDENTITY}")
+    node.op = IDENTITY
+    node.input.append(text)
+    node.attr["T"].type = tensor.dtype.as_datatype_enum
+    node.attr[PROTECTED].b = True
+    return f"^{node.name}"
 
 
 def _needing_less(op: tf.Operation, name: str) -> bytes:
