@@ -9,7 +9,7 @@ from benchmarks.structure import ROOT, modules, op_literals, op_types
 from tfckpt.ops import families, names, record, registered
 
 NAMED = {
-    "tfckpt/cli/commands.py": "A and B head the columns of a table",
+    "tfckpt/cli/comparing.py": "A and B head the columns of a table",
     "tfckpt/verify/arithmetic/op_labels.py": "what changes no bit of a result, of ops nobody plans",
     "tfckpt/rewrite/names.py": "_XlaCompile is an attribute as well",
     "tfckpt/rewrite/loops/segments.py": "what the functions of loops over segments are made of",

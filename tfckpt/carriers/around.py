@@ -19,7 +19,7 @@ from tfckpt.capture.grappler.question import question
 from tfckpt.capture.grappler.terms import Terms
 from tfckpt.capture.op_attributes import results_of
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.shapes import CallSizes
+from tfckpt.capture.sizes.calls import CallSizes
 from tfckpt.driving.answers import XLA_WORDS
 from tfckpt.ir.edits import Edits
 from tfckpt.ir.graph import FORWARD, Graph, Op

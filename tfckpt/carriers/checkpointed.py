@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.shapes import CallSizes
+from tfckpt.capture.sizes.calls import CallSizes
 from tfckpt.carriers.records import Mark, Records
 from tfckpt.carriers.trace_hook import called_with, traces_compiled, wrap_body
 from tfckpt.report.observed import observing

@@ -16,7 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.shapes import call_tensors
+from tfckpt.capture.sizes.calls import call_tensors
 from tfckpt.errors import RewriteError
 from tfckpt.ir.edits import Edits
 from tfckpt.rewrite.appliers.imported import import_edited

@@ -21,7 +21,8 @@ from tfckpt.capture.inlining.inline import is_rewritten, readable
 from tfckpt.capture.inlining.live_changes import LiveChanges
 from tfckpt.capture.loops.lists import kept_lists
 from tfckpt.capture.regions import is_gradient_scope
-from tfckpt.capture.shapes import CallSizes, planned_shapes
+from tfckpt.capture.shapes import planned_shapes
+from tfckpt.capture.sizes.calls import CallSizes
 from tfckpt.capture.steps import computes_gradient
 from tfckpt.carriers.around import Around, Function, Place, Shapes, same
 from tfckpt.carriers.records import known_sizes

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfckpt.capture.shapes import CallSizes
+from tfckpt.capture.sizes.calls import CallSizes
 from tfckpt.report.report import Report
 from tfckpt.request.options import Options
 

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
 from tfckpt.capture.inlining.inline import is_rewritten
-from tfckpt.capture.shapes import CallSizes, uncaptured_inputs
+from tfckpt.capture.shapes import uncaptured_inputs
+from tfckpt.capture.sizes.calls import CallSizes
 from tfckpt.carriers.around import has_gradients
 from tfckpt.carriers.import_route import announce, import_step, refusal
 from tfckpt.carriers.records import Mark, Records, knowing, known_sizes

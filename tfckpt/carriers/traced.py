@@ -23,7 +23,8 @@ from tfckpt.capture.grappler.question import Question
 from tfckpt.capture.grappler.terms import Terms, has_calls, terms_of_datasets
 from tfckpt.capture.inlining.inline import Inlining
 from tfckpt.capture.inlining.live_changes import LiveChanges, Point
-from tfckpt.capture.shapes import STAND_IN, CallSizes, planned_shapes
+from tfckpt.capture.shapes import STAND_IN, planned_shapes
+from tfckpt.capture.sizes.calls import CallSizes
 from tfckpt.capture.steps import trains
 from tfckpt.capture.tfgraph import capture, gradient_inside
 from tfckpt.carriers.around import Around, Function, InStep, Place, has_gradients

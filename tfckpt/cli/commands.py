@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -11,13 +9,13 @@ from collections.abc import Sequence
 import tensorflow as tf
 from absl import flags
 
-from tfckpt.capture.files import SAVED_MODEL, Document, read_bytes, read_path
-from tfckpt.capture.inlining.inline import is_rewritten
-from tfckpt.capture.steps import Step, training_steps
+from tfckpt.capture.files import SAVED_MODEL, Document
 from tfckpt.carriers.dumped import replay
-from tfckpt.carriers.files import Result, plain_peak, plan_file_step, priced_plain, rewrite
+from tfckpt.carriers.files import Result, plan_file_step, rewrite
 from tfckpt.cli.arguments import Request
+from tfckpt.cli.comparing import compare
 from tfckpt.cli.device import Fit, known_device, plan_for
+from tfckpt.cli.inspecting import inspect, of_unknown_size
 from tfckpt.cli.output import (
     check_target,
     progress,
@@ -26,14 +24,10 @@ from tfckpt.cli.output import (
     table,
     write_file,
 )
-from tfckpt.cli.running import largest_difference, run_step
-from tfckpt.cost.storage import unknown_variables
-from tfckpt.driving.here import threads
-from tfckpt.errors import CaptureError, CostError, PlanError, VerificationError
-from tfckpt.ir.graph import REGIONS
+from tfckpt.cli.reading import read, say_unused, steps_of
+from tfckpt.errors import CaptureError, PlanError
 from tfckpt.report.pictures import drawn, front_figure, kind_of
 from tfckpt.report.report import Report
-from tfckpt.report.tensors import tensors_at_peak
 from tfckpt.report.values import FrontPoint
 from tfckpt.request.budget import format_bytes
 from tfckpt.request.options import Options, make_options
@@ -62,32 +56,8 @@ def run(request: Request) -> int:
         except (tf.errors.OpError, OSError) as error:
             raise CaptureError(f"capture: {library!r} cannot be loaded as an op library: "
                                f"{error}") from error
-    return {"inspect": _inspect, "plan": _plan, "rewrite": _rewrite, "replay": _replay,
-            "compare": _compare}[request.command](request)
-
-
-def _read(path: str) -> Document:
-    if path != "-":
-        return read_path(path)
-    if sys.stdin is None:
-        raise CaptureError("capture: standard input is closed; name a file or pipe a graph in")
-    if sys.stdin.isatty():
-        print("tfckpt: reading a graph from the terminal; name a file, or pipe one in",
-              file=sys.stderr)
-    return read_bytes(sys.stdin.buffer.read(), "standard input")
-
-
-def _steps(request: Request, document: Document, rewritten: bool = False) -> list[Step]:
-    with progress(f"reading {document.source}"):
-        return training_steps(document, batch_size=request.batch_size, fetches=request.fetch,
-                              rewritten=rewritten)
-
-
-def _say_unused(request: Request, document: Document, steps: Sequence[Step]) -> None:
-    """Say where a batch was given of which nothing is made; after what may fail."""
-    if request.batch_size is not None and not any(step.leaves_open for step in steps):
-        print(f"tfckpt: --batch_size={request.batch_size} changes nothing: {document.source} "
-              "leaves no batch open", file=sys.stderr)
+    return {"inspect": inspect, "plan": _plan, "rewrite": _rewrite, "replay": _replay,
+            "compare": compare}[request.command](request)
 
 
 def _options(request: Request) -> Options:
@@ -102,109 +72,21 @@ def _options(request: Request) -> Options:
 
 def _results(request: Request, document: Document) -> list[Result]:
     options = _options(request)
-    found, steps = [], _steps(request, document)
+    found, steps = [], steps_of(request, document)
     for step in steps:
         with progress(f"planning {step.name}"):
             found.append(plan_file_step(step, options))
     with progress("comparing the arithmetic"):
         wait_for_certificates()
-    _say_unused(request, document, steps)
+    say_unused(request, document, steps)
     return found
-
-
-# inspect
-
-
-def _inspect(request: Request) -> int:
-    document = _read(request.paths[0])
-    steps = _steps(request, document, rewritten=True)
-    entries = [_description(step, request.top) for step in steps]
-    _say_unused(request, document, steps)
-    if request.json:
-        print(json.dumps({"source": document.source, "kind": document.kind, "steps": entries},
-                         indent=2))
-        return 0
-    print(f"{document.source}: {document.kind}{' as text' if document.text else ''}, "
-          f"{len(entries)} training step{'s' * (len(entries) != 1)}")
-    for entry in entries:
-        regions = ", ".join(f"{count} {region}" for region, count in entry["regions"].items())
-        kinds = ", ".join(f"{count} {kind}" for kind, count in list(entry["types"].items())[:8])
-        print(f"\n{entry['name']}: {entry['ops']} ops ({regions})"
-              f"{', rewritten by tfckpt' * entry['rewritten']}")
-        print(f"  most are    {kinds}")
-        print(f"  parameters  {_parameters(entry)}")
-        peak = "peak      " if entry["rewritten"] else "plain peak"
-        if entry["unknown"]:
-            print(f"  {peak}  unknown: {entry['unknown']}")
-            continue
-        print(f"  resident    {format_bytes(entry['resident_bytes'])} with inputs and constants")
-        print(f"  {peak}  {format_bytes(entry['baseline_peak_bytes'])} above that")
-        if entry["live_at_peak"]:
-            print("  live at the peak:")
-        for tensor in entry["live_at_peak"]:
-            print(f"  {format_bytes(tensor['bytes']):>10}  {tensor['op']}  ({tensor['why']})")
-        rest = entry["smaller_at_peak"]
-        if rest["tensors"]:
-            print(f"  {format_bytes(rest['bytes']):>10}  in {rest['tensors']} smaller ones")
-    return 0
-
-
-def _parameters(entry: dict) -> str:
-    unknown = entry["unknown_variables"]
-    known = entry["variables"] - unknown
-    said = [f"{known} variables, {format_bytes(entry['variable_bytes'])}"] if (
-        known or not unknown) else []
-    return " and ".join(said + [_of_unknown_size(unknown)] * bool(unknown))
-
-
-def _of_unknown_size(count: int) -> str:
-    return f"{count} variable{'s' * (count != 1)} of unknown size"
-
-
-def _description(step: Step, top: int) -> dict:
-    graph = step.graph
-    types = collections.Counter(op.type for op in graph.ops)
-    count = collections.Counter(op.region for op in graph.ops)
-    return {
-        "name": step.name, "function": step.function, "ops": len(graph.ops),
-        "rewritten": any(is_rewritten(op.name) for op in graph.ops),
-        "types": dict(sorted(types.items(), key=lambda entry: (-entry[1], entry[0]))),
-        "regions": {region: count[region] for region in REGIONS if count[region]},
-    } | _sizes(step, top)
-
-
-def _sizes(step: Step, top: int) -> dict:
-    """Return what a step needs; None for what is unknown since variables have no shape."""
-    variables = unknown_variables(step.graph)
-    try:
-        with progress(f"pricing {step.name}"):
-            part = priced_plain(step)
-    except CostError as error:
-        if not variables:
-            raise
-        return {"variables": len(variables), "unknown_variables": len(variables),
-                "variable_bytes": None, "resident_bytes": None, "baseline_peak_bytes": None,
-                "unknown": str(error).partition(": ")[2], "live_at_peak": [],
-                "smaller_at_peak": {"tensors": 0, "bytes": 0}}
-    cost = part.cost
-    held = tensors_at_peak(cost, part.plain.timeline, step.names)
-    return {
-        "variables": len(cost.variable_bytes) + len(variables),
-        "unknown_variables": len(variables), "variable_bytes": sum(cost.variable_bytes),
-        "resident_bytes": cost.resident_bytes, "baseline_peak_bytes": plain_peak(step, part),
-        "unknown": "",
-        "live_at_peak": [
-            {"bytes": h.bytes, "op": h.op, "layer": h.layer, "why": h.why}
-            for h in held[:top]],
-        "smaller_at_peak": {"tensors": len(held[top:]), "bytes": sum(h.bytes for h in held[top:])},
-    }
 
 
 # plan
 
 
 def _plan(request: Request) -> int:
-    document = _read(request.paths[0])
+    document = read(request.paths[0])
     if request.plot:
         kind = kind_of(request.plot)
         check_target(request.plot, directory=False, force=request.force)
@@ -231,13 +113,13 @@ def _plan(request: Request) -> int:
 def _results_for_device(request: Request, document: Document) -> tuple[list[Result], list[Fit]]:
     device, options = known_device(request.device), _options(request)
     results, fits = [], []
-    steps = _steps(request, document)
+    steps = steps_of(request, document)
     for step in steps:
         with progress(f"planning {step.name} for {device.name}"):
             result, fit = plan_for(document, step, options, device, request.fetch)
         results.append(result)
         fits.append(fit)
-    _say_unused(request, document, steps)
+    say_unused(request, document, steps)
     return results, fits
 
 
@@ -297,7 +179,7 @@ def _some(points: Sequence[FrontPoint], chosen: FrontPoint | None) -> list[Front
 
 def _not_counted(report: Report) -> list[str]:
     """Return a line on variables of unknown size."""
-    return [f"not counted: {_of_unknown_size(report.unknown_variables)}"] * bool(
+    return [f"not counted: {of_unknown_size(report.unknown_variables)}"] * bool(
         report.unknown_variables)
 
 
@@ -308,7 +190,7 @@ def _rewrite(request: Request) -> int:
     source, target = request.paths
     if target == "-":
         raise flags.Error("OUT must be a path: standard output says what was done")
-    document = _read(source)
+    document = read(source)
     note = f"{target.rstrip('/')}.report.txt"
     is_directory = document.kind == SAVED_MODEL
     check_target(target, directory=is_directory, force=request.force)
@@ -350,101 +232,3 @@ def _replay(request: Request) -> int:
     print(f"differs from the dump: {', '.join(different)}" if different else
           "plans and edits are those of the dump")
     return 1 if different else 0
-
-
-# compare
-
-
-def _compare(request: Request) -> int:
-    if request.run:
-        _one_thread()
-    documents = [_read(path) for path in request.paths]
-    steps = [_steps(request, document, rewritten=True) for document in documents]
-    pairs = _pairs(*steps)
-    entries = [_comparison(request, documents, pair) for pair in pairs]
-    for document, found in zip(documents, steps, strict=True):
-        _say_unused(request, document, found)
-    if request.json:
-        print(json.dumps({"a": documents[0].source, "b": documents[1].source, "steps": entries},
-                         indent=2))
-    else:
-        print("\n\n".join(_comparison_text(entry) for entry in entries))
-    return 0
-
-
-def _one_thread() -> None:
-    """Have TensorFlow repeat its own numbers: with more threads the order of sums varies."""
-    with contextlib.suppress(RuntimeError):  # TensorFlow runs already: so be it
-        tf.config.threading.set_inter_op_parallelism_threads(1)
-    tf.random.set_seed(0)
-
-
-def _pairs(first: Sequence[Step], second: Sequence[Step]) -> list[tuple[Step, Step]]:
-    """Steps of the same function, else of the same name, else in their order."""
-    for key in (lambda s: s.function, lambda s: s.name):
-        named = {key(step): step for step in second}
-        pairs = [(step, named[key(step)]) for step in first if key(step) in named]
-        if pairs and all(key(step) for step in first):
-            return pairs
-    return list(zip(first, second, strict=False))
-
-
-def _comparison(request: Request, documents: Sequence[Document],
-                pair: tuple[Step, Step]) -> dict:
-    counts = [collections.Counter(op.type for op in step.graph.ops) for step in pair]
-    kinds = sorted(kind for kind in counts[0].keys() | counts[1].keys()
-                   if counts[0][kind] != counts[1][kind])
-    entry: dict = {
-        "name": pair[0].name,
-        "ops": [len(step.graph.ops) for step in pair],
-        "types": {kind: [c[kind] for c in counts] for kind in kinds},
-        "threads": threads(),
-        "simulated_peak_bytes": [_sizes(step, 0)["baseline_peak_bytes"] for step in pair],
-        "unknown_variables": [len(unknown_variables(step.graph)) for step in pair],
-    }
-    if request.run:
-        entry.update(_measured(request, documents, pair))
-    return entry
-
-
-def _measured(request: Request, documents: Sequence[Document],
-              pair: tuple[Step, Step]) -> dict:
-    try:
-        with progress(f"running {pair[0].name}"):
-            first = run_step(documents[0], pair[0], request.batch_size, request.repeats)
-            runs = first, run_step(documents[1], pair[1], request.batch_size, request.repeats,
-                                   first.start)
-    except VerificationError as error:
-        return {"not_run": str(error)}
-    worst = largest_difference(*runs)
-    return {"measured_peak_bytes": [r.peak_bytes for r in runs],
-            "seconds": [r.seconds for r in runs],
-            "largest_relative_difference": None if worst is None else worst[0],
-            "differs_most": None if worst is None else worst[1]}
-
-
-def _comparison_text(entry: dict) -> str:
-    rows = [["ops", *map(str, entry["ops"])],
-            *([f"  {kind}", *map(str, counts)] for kind, counts in entry["types"].items()),
-            [f"simulated peak, {_threads_said(entry)}",
-             *map(_bytes_or_unknown, entry["simulated_peak_bytes"])]]
-    if any(entry["unknown_variables"]):
-        rows.append(["variables of unknown size", *map(str, entry["unknown_variables"])])
-    last = entry.get("not_run", "")
-    if "seconds" in entry:
-        rows.append(["measured peak", *map(_bytes_or_unknown, entry["measured_peak_bytes"])])
-        rows.append(["time", *(f"{1e3 * s:.1f} ms" for s in entry["seconds"])])
-        worst = entry["largest_relative_difference"]
-        last = ("no results to compare" if worst is None else
-                "results and variables after a step agree in every bit" if not worst else
-                f"largest relative difference after a step: {worst:.2e} in {entry['differs_most']}")
-    return "\n".join([table([entry["name"], "A", "B"], rows), *([last] if last else [])])
-
-
-def _threads_said(entry: dict) -> str:
-    count = entry["threads"]
-    return "one thread" if count == 1 else f"{count} threads"
-
-
-def _bytes_or_unknown(size: int | None) -> str:
-    return "unknown" if size is None else format_bytes(size)

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
-from tfckpt.capture.shapes import CallSizes
+from tfckpt.capture.sizes.calls import CallSizes
 from tfckpt.carriers.records import GROWTH, Records, knowing
 from tfckpt.errors import PlanError
 
