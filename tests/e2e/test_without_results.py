@@ -13,13 +13,13 @@ from tests.support import process
 ROWS, WIDTH = 1024, 128
 
 
-def gelu(weights, x):
+def gelu(weights, x, _):
     for w in weights:
         x = tf.nn.gelu(x @ w)
     return x
 
 
-def nested(weights, x):
+def nested(weights, x, _):
     @tf.function
     def block(h, w):
         return tf.nn.silu(h @ w) * tf.nn.gelu(h, approximate=True)
@@ -29,13 +29,38 @@ def nested(weights, x):
     return x
 
 
-def branch(weights, x):
+def noisy(weights, x, generator):
+    """Nothing waits for the last call of a function that moves a generator's state."""
+    @tf.function
+    def block(h):
+        return h + 0.1 * generator.normal(tf.shape(h))
+
+    for n, w in enumerate(weights):
+        x = tf.nn.gelu((block(x) if n < 2 else x) @ w)
+    return x
+
+
+def penalised(weights, x, _):
+    """The gradients of branches in a function read variables, and nothing waits for them."""
+    @tf.function
+    def block(h, n):
+        return tf.cond(tf.reduce_sum(h) > 0, lambda: tf.nn.gelu(h @ weights[n]), lambda: 2.0 * h)
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x
+        for n in range(len(weights)):
+            y = block(y, n)
+    return y + tape.gradient(y, x)
+
+
+def branch(weights, x, _):
     for w in weights:
         x = tf.nn.gelu(x @ w)
     return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.nn.gelu(x @ weights[0]), lambda: x * 2)
 
 
-def loop(weights, x):
+def loop(weights, x, _):
     for w in weights:
         x = tf.nn.gelu(x @ w)
     return tf.while_loop(lambda i, h: i < 4, lambda i, h: (i + 1, tf.nn.gelu(h @ weights[0])),
@@ -47,12 +72,12 @@ def trained(body, wrap, metric=False):
     random = np.random.default_rng(0)
     weights = [tf.Variable(random.standard_normal((WIDTH, WIDTH), dtype=np.float32) * 0.1)
                for _ in range(5)]
-    total = tf.Variable(0.0)
+    total, generator = tf.Variable(0.0), tf.random.Generator.from_seed(5)
 
     @tf.function
     def step(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(body(weights, x)))
+            loss = tf.reduce_mean(tf.square(body(weights, x, generator)))
         for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
             w.assign_sub(0.1 * g)
         if metric:
@@ -65,7 +90,7 @@ def trained(body, wrap, metric=False):
 
 
 @pytest.mark.parametrize("body", [
-    gelu, nested, pytest.param(branch, marks=pytest.mark.nightly),
+    gelu, nested, noisy, penalised, pytest.param(branch, marks=pytest.mark.nightly),
     pytest.param(loop, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("metric", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_the_plain_step_is_the_one_that_runs(body, metric, monkeypatch):

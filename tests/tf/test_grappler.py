@@ -60,8 +60,23 @@ def spelled_otherwise(ws):
     return added
 
 
+def loop_in_branches_of_a_function(ws):
+    """Nothing in the function of the gradient waits for its branches, which read a variable."""
+    @tf.function
+    def block(h):
+        return tf.switch_case(tf.cast(tf.reduce_sum(h) > 0, tf.int32), [lambda: tf.cond(
+            tf.reduce_mean(h) < 9.0, lambda: _loop(ws)(h), lambda: 3.0 * h), lambda: 2.0 * h])
+
+    def made(x):
+        with tf.GradientTape(persistent=True) as tape:
+            y = block(x)
+            z = tf.sin(y)
+        return tape.gradient(y, ws[0]) @ tape.gradient(z, ws[0]) + tf.reduce_sum(z)
+    return made
+
+
 @pytest.mark.parametrize("make", [_loop, _branch, _call, nested, loop_in_a_function, normalised,
-                                  sums, spelled_otherwise])
+                                  sums, spelled_otherwise, loop_in_branches_of_a_function])
 @pytest.mark.parametrize("size", [64, None])
 def test_it_is_asked_about_what_will_run(make, size):
     ws = weights(3) if make is not sums else [*weights(2), tf.Variable(tf.ones((size or 1, 1)))]

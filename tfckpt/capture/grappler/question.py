@@ -22,6 +22,7 @@ from tfckpt.capture.grappler.colocation import colocate_inlined, hide_colocation
 from tfckpt.capture.grappler.control_edges import wait_as_asked, wait_as_called
 from tfckpt.capture.grappler.lowered_loops import NotRaised, has_loops, with_loops
 from tfckpt.capture.grappler.machine import is_relaid, optimized, spelt
+from tfckpt.capture.grappler.side_effects import awaited
 from tfckpt.capture.grappler.terms import (
     Terms,
     has_calls,
@@ -232,6 +233,7 @@ class Question:
             known = {function.signature.name for function in meta.graph_def.library.function}
             self._inline_calls(meta, config, lower)
             _refuse_functions_but(known, meta.graph_def)
+            _refuse_calls(meta.graph_def)
             colocate_inlined(meta.graph_def)
         return meta
 
@@ -244,7 +246,8 @@ class Question:
         rewriting.meta_optimizer_iterations = rewriting.ONE
         calls = {node.name: {name[1:] for name in node.input if name.startswith("^")}
                  for node in meta.graph_def.node if _is_inlined(node, lower)}
-        meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
+        with awaited(meta, calls):
+            meta.graph_def.CopyFrom(tf_adapter.optimize_graph(inlining, meta))
         wait_as_called(meta.graph_def, calls, bodies=self.terms.inlines)
         for node in meta.graph_def.node:
             node.device = spelt(node.device, self.gpu)
@@ -305,6 +308,20 @@ def _refuse_functions_but(known: Collection[str], definition: tf.compat.v1.Graph
                 raise ValueError(f"{node.name} calls {function.name}, which was made of another")
 
 
+def _refuse_calls(definition: tf.compat.v1.GraphDef) -> None:
+    """Refuse a graph with a call that the runtime inlines and Grappler has not."""
+    functions = {function.signature.name: function for function in definition.library.function}
+    for node in definition.node:
+        for called in functions_of(node) if is_call(node.op) else ():
+            function = functions.get(called.name)
+            marks = {key for attrs in (node.attr, *([function.attr] if function else []))
+                     for key, value in attrs.items() if value.b or value.s}
+            if not marks & _APART:
+                raise ValueError(f"{node.name} is not inlined as the runtime does it")
+
+
+_APART = frozenset(("_noinline", "_XlaMustCompile", "api_implements", "executor_type"))
+"""Attributes of calls and functions that are not inlined, or perhaps not."""
 _HIDDEN = "tfckpt_hidden_"
 """Before what Grappler is not to see: functions of loops and branches."""
 _ASIDE = "_tfckpt_hidden_lower"
