@@ -69,17 +69,17 @@ register(
     _BATCHED("_MklFusedBatchMatMulV2", attrs=("adj_x",)),
 )
 
-# Gradients. oneDNN computes that of a bias with that of the filter.
+# Gradients. Of images oneDNN computes that of a bias with that of the filter.
 _OF_INPUT = functools.partial(
     OpRecord, flops=_convolution(kernel=1, result=2), attrs=_FORMAT,
     convolves=Convolves(1, (None, 2), twice=True))
 _OF_FILTER = functools.partial(
     OpRecord, flops=_convolution(kernel=None, result=2), attrs=_FORMAT,
-    convolves=Convolves(None, (0, 2)), filter_gradient_of=2)
+    convolves=Convolves(None, (0, 2)))
 register(
     _OF_INPUT("Conv2DBackpropInput"), _OF_INPUT("Conv3DBackpropInputV2"),
     OpRecord("DepthwiseConv2dNativeBackpropInput", flops=_convolution(1, 2, depthwise=True)),
-    _OF_FILTER("Conv2DBackpropFilter"), _OF_FILTER("Conv3DBackpropFilterV2"),
+    _OF_FILTER("Conv2DBackpropFilter", filter_gradient_of=2), _OF_FILTER("Conv3DBackpropFilterV2"),
     OpRecord("DepthwiseConv2dNativeBackpropFilter",
              flops=_convolution(None, 2, depthwise=True)),
     OpRecord("BiasAddGrad", bias_gradient=True, reduces=True),
