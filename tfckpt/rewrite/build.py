@@ -109,7 +109,8 @@ def _original(builder: EditBuilder, delays: Delays, position: int) -> None:
                 original, slot = builder.made_by(tensor)
                 if record(builder.graph.ops[original].type).has_bodies:
                     builder.moved[(original, slot)] = None
-                elif builder.read_by_several(original):
+                elif not builder.is_resident((original, slot)) and (
+                        builder.read_by_several(original)):
                     builder.moved[(original, 0)] = None
 
 

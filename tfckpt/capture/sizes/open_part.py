@@ -25,16 +25,18 @@ def open_part(graph: tf.Graph) -> tf.compat.v1.GraphDef | None:
       graph: FuncGraph or imported graph; not changed.
 
     Returns:
-      None where bodies of loops and functions say what shapes are.
+      None where bodies of loops and functions say what shapes are, or open sizes may say how often
+      a loop runs.
     """
     needed = _needed(graph.get_operations())
+    if needed and any(record(op.type).is_loop for op in graph.get_operations()):
+        return None
     operations = [op for op in graph.get_operations() if op in needed]
     definition = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     stands: dict[str, str] = {}
     for op in operations:
         node = op.node_def
-        if record(op.type).is_loop or any(
-                attr.HasField("func") or attr.list.func for attr in node.attr.values()):
+        if any(attr.HasField("func") or attr.list.func for attr in node.attr.values()):
             return None
         del node.input[:]
         node.attr.pop("_class", None)  # it names other ops
