@@ -200,7 +200,8 @@ class Trials:
         part = trial.proposal.part
         limit, best = self._limit(part), self._best(part)
         taken, sized = self._counted(trial.memory), part.allowed is not None
-        said = f"{self.words.takes} {format_bytes(taken)}, {format_bytes(limit)} {ALLOWED}"
+        most = f"{'' if sized else 'no more than the plain '}{format_bytes(limit)}"
+        said = f"{self.words.takes} {format_bytes(taken)}, {most} {ALLOWED}"
         aim = self._corrected(trial, limit, left) if left and sized else None
         if not sized:
             self._try_another(trial, said, left, self.tried)
