@@ -104,7 +104,9 @@ class Budget:
           overhead: planned extra time of that plan, as a fraction; None where it is not known.
         """
         smallest = min(smallest_bytes, baseline_bytes)  # the plain step is a plan too
-        sure = sure_bytes if smallest < sure_bytes < baseline_bytes else smallest
+        # a peak that may be about the plain step's is no better than that
+        saves = smallest < sure_bytes and _fraction(sure_bytes, baseline_bytes) < 1.0
+        sure = sure_bytes if saves else smallest
         most = f" at most, {format_bytes(smallest)} expected" if sure > smallest else ""
         found = "found that is sure to be met is" if sure > smallest else "found is"
         where = f" on {device}" if device else ""
