@@ -40,20 +40,6 @@ def noisy(weights, x, generator):
     return x
 
 
-def penalised(weights, x, _):
-    """The gradients of branches in a function read variables, and nothing waits for them."""
-    @tf.function
-    def block(h, n):
-        return tf.cond(tf.reduce_sum(h) > 0, lambda: tf.nn.gelu(h @ weights[n]), lambda: 2.0 * h)
-
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = x
-        for n in range(len(weights)):
-            y = block(y, n)
-    return y + tape.gradient(y, x)
-
-
 def branch(weights, x, _):
     for w in weights:
         x = tf.nn.gelu(x @ w)
@@ -90,7 +76,7 @@ def trained(body, wrap, metric=False):
 
 
 @pytest.mark.parametrize("body", [
-    gelu, nested, noisy, penalised, pytest.param(branch, marks=pytest.mark.nightly),
+    gelu, nested, noisy, pytest.param(branch, marks=pytest.mark.nightly),
     pytest.param(loop, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("metric", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_the_plain_step_is_the_one_that_runs(body, metric, monkeypatch):
