@@ -17,7 +17,7 @@ from tfckpt.cost.bodies.runs import states
 from tfckpt.cost.bodies.working import requests_of, working_bytes
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.fused import fused_ops
-from tfckpt.cost.kernel_copies import is_computed_by_eigen, kernel_workspace, rearranged_bytes
+from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.rearranged_ops import absorbed_ops, workspace
 from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
@@ -25,7 +25,7 @@ from tfckpt.cost.time import fused_seconds, is_expensive, seconds
 from tfckpt.cost.variables import ValueUses, value_uses, variable_bytes
 from tfckpt.ir.costgraph import CostGraph, Storage, Vertex, check_cost_graph
 from tfckpt.ir.graph import FORWARD, KEEP, RECOMPUTE, Graph, Op, TensorId
-from tfckpt.ir.target import CUDNN, SMALL_CPU, Fusion, Rates, Target
+from tfckpt.ir.target import SMALL_CPU, Fusion, Rates, Target
 from tfckpt.ops import Access, Source, record
 
 SMALL_FRACTION = 2.0e-5
@@ -90,7 +90,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
     reads = [[t for t in entry if t not in inner] for entry in reads]
     anchors = [a for a in anchors if a not in absorbed]
     partner, anchors, needs = _needs(
-        graph, anchors, merged_pairs(graph, kernels_by) if fusion is None else {}, absorbed)
+        graph, anchors, merged_pairs(graph) if fusion is None else {}, absorbed)
     members: dict[int, tuple[int, ...]] = {anchor: (anchor,) for anchor in anchors}
     for merged, anchor in sorted({**partner, **absorbed}.items()):
         members[anchor] += (merged,)
@@ -196,24 +196,22 @@ def _where_nobody_waits(graph: Graph, absorbed: Mapping[int, int]) -> dict[int, 
     return {i: anchor for i, anchor in absorbed.items() if anchor not in apart}
 
 
-def merged_pairs(graph: Graph, kernels_by: str = "") -> dict[int, int]:
-    """Return the bias gradients that oneDNN computes inside a filter gradient, on a CPU.
+def merged_pairs(graph: Graph) -> dict[int, int]:
+    """Return the bias gradients that oneDNN computes inside a filter gradient.
 
-    Both are of the same convolution.
+    Both are of the same convolution, and of a dtype that it may know: where the two are merged,
+    nothing may delay one of them until the other has run.
 
     Args:
       graph: joint graph.
-      kernels_by: whose kernels compute convolutions (`Target.kernels_by`).
 
     Returns:
       For the index of each such bias gradient that of the filter gradient.
     """
-    if kernels_by == CUDNN:
-        return {}
     known = [record(op.type) for op in graph.ops]
     filters = {op.inputs[of]: i for i, op in enumerate(graph.ops)
                if (of := known[i].filter_gradient_of) is not None
-               and not is_computed_by_eigen(op.outputs[0].dtype, kernels_by)}
+               and op.outputs[0].dtype != "float64"}
     return {i: filters[op.inputs[0]] for i, op in enumerate(graph.ops)
             if known[i].bias_gradient and op.inputs[0] in filters}
 

@@ -39,16 +39,6 @@ _WINDOWS, _LARGE = 30 << 20, 512 << 10
 """Bytes of the operands of Eigen's products, and from which one image's are a product by itself."""
 
 
-def is_computed_by_eigen(dtype: str, kernels_by: str) -> bool:
-    """Return whether Eigen computes convolutions of a dtype on a CPU, and not oneDNN.
-
-    Args:
-      dtype: of the results.
-      kernels_by: whose kernels compute them (`Target.kernels_by`).
-    """
-    return dtype in _BY_EIGEN.get(kernels_by, {})
-
-
 def rearranged_bytes(graph: Graph, op: Op) -> int:
     """Return the bytes of the copies of operands and result that an op's kernel makes.
 
