@@ -150,17 +150,11 @@ def shown(gap: float, proven: bool) -> str:
     return ("" if proven else "<= ") + f"{100 * gap:.2f} %"
 
 
-def is_proven(entry: dict[str, float]) -> bool:
-    """Return whether nothing can be faster than the fastest schedule known for a budget."""
-    return entry["time"] <= entry["bound"] * (1 + 1e-9)
-
-
 def compare(chosen: dict[str, CostGraph]) -> None:
     """Print the table, a mean and a worst gap, and the processor time of planning."""
     kept = json.loads(KEPT.read_text())
     peaks: list[float] = []
-    times: list[tuple[float, float]] = []
-    proven: list[bool] = []
+    times: list[tuple[float, float, bool]] = []  # above the bound, the best known; if it is proven
     seconds = 0.0
     print("| graph | vertices | minimum peak / plain | peak | "
           + " | ".join(f"time at {room:g}" for room in ROOMS) + " | planning s |")
@@ -180,18 +174,18 @@ def compare(chosen: dict[str, CostGraph]) -> None:
         for entry in best["times"]:
             taken = min((p.time for p in front if p.peak_bytes <= entry["budget"]),
                         default=float("inf"))
-            times.append((taken / entry["bound"] - 1, taken / entry["time"] - 1))
-            cells.append(shown(times[-1][0], is_proven(entry)))
-            proven.append(is_proven(entry))
+            proven = entry["time"] <= entry["bound"] * (1 + 1e-9)
+            times.append((taken / entry["bound"] - 1, taken / entry["time"] - 1, proven))
+            cells.append(shown(times[-1][0], proven))
         print(f"| {name} | {len(graph.vertices)} | {best['peak'] / best['plain']:.3f} | "
               f"{' | '.join(cells)} | {spent:.2f} |", flush=True)
     print()
     for what, gaps in (
             ("minimum peak, above the proven optimum", peaks),
             ("time at the same peak, above the proven optimum", [
-                bound for (bound, _), known in zip(times, proven, strict=True) if known]),
-            ("... above the fastest schedule known, proven or not", [best for _, best in times]),
-            ("... above the bound, proven or not", [bound for bound, _ in times])):
+                bound for bound, _, proven in times if proven]),
+            ("... above the fastest schedule known, proven or not", [best for _, best, _ in times]),
+            ("... above the bound, proven or not", [bound for bound, *_ in times])):
         print(f"{what}: mean {100 * statistics.fmean(gaps):.2f} %, worst {100 * max(gaps):.2f} %"
               f" of {len(gaps)}")
     print(f"\nplanning: {seconds:.1f} s of the processor")

@@ -117,7 +117,7 @@ class _Branches:
     def _cubes_of_gradients(self, branch: int) -> list[str]:
         """Return the cubes of a branch whose exponent its gradient has as well, by name."""
         graph = tf_adapter.graph_called(self.op, self.names[branch])
-        cubes = [op for op in graph.get_operations() if record(op.type).cube and _is_cube(op)]
+        cubes = [op for op in graph.get_operations() if _is_cube(op)]
         known = {op.outputs[0].dtype for reader in self.gradients.values() if cubes
                  for op in tf_adapter.graph_called(
                      reader, tf_adapter.called_functions(reader)[branch]).get_operations()
@@ -150,7 +150,8 @@ def _call(op: tf.Operation, branch: int, text: bytes, changes: LiveChanges) -> N
 
 
 def _is_cube(op: tf.Operation) -> bool:
-    return record(op.inputs[1].op.type).is_constant and _is_three(op.inputs[1])
+    return record(op.type).cube is not None and record(
+        op.inputs[1].op.type).is_constant and _is_three(op.inputs[1])
 
 
 def _is_three(tensor: tf.Tensor) -> bool:

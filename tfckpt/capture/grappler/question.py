@@ -30,6 +30,7 @@ from tfckpt.capture.grappler.terms import (
     terms_of_calls,
     unmark,
 )
+from tfckpt.capture.inlining.compiled_calls import is_compiled
 from tfckpt.capture.inlining.inline import is_call
 from tfckpt.capture.nodes import LOWER, functions_of, is_loop, op_of
 from tfckpt.ops.names import ARG, FED, IDENTITY_N, NO_OP, RETVAL
@@ -310,18 +311,22 @@ def _refuse_functions_but(known: Collection[str], definition: tf.compat.v1.Graph
 
 def _refuse_calls(definition: tf.compat.v1.GraphDef) -> None:
     """Refuse a graph with a call that the runtime inlines and Grappler has not."""
-    functions = {function.signature.name: function for function in definition.library.function}
+    apart = {function.signature.name for function in definition.library.function
+             if _is_apart(function.attr)}
     for node in definition.node:
-        for called in functions_of(node) if is_call(node.op) else ():
-            function = functions.get(called.name)
-            marks = {key for attrs in (node.attr, *([function.attr] if function else []))
-                     for key, value in attrs.items() if value.b or value.s}
-            if not marks & _APART:
-                raise ValueError(f"{node.name} is not inlined as the runtime does it")
+        if is_call(node.op) and not _is_apart(node.attr) and not any(
+                function.name in apart for function in functions_of(node)):
+            raise ValueError(f"{node.name} is not inlined as the runtime does it")
 
 
-_APART = frozenset(("_noinline", "_XlaMustCompile", "api_implements", "executor_type"))
-"""Attributes of calls and functions that are not inlined, or perhaps not."""
+def _is_apart(attrs: Mapping[str, Any]) -> bool:
+    """Return whether a call, or a function, is not inlined, or perhaps not."""
+    return is_compiled(attrs) or any(
+        attrs[key].b or attrs[key].s for key in _APART if key in attrs)
+
+
+_APART = ("_noinline", "api_implements", "executor_type")
+"""Attributes of these, beside that of what XLA compiles by itself."""
 _HIDDEN = "tfckpt_hidden_"
 """Before what Grappler is not to see: functions of loops and branches."""
 _ASIDE = "_tfckpt_hidden_lower"
