@@ -69,7 +69,8 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
     """Compare what a plain step computes with what a rewritten one does.
 
     What no order decides in the plain step, ours may decide as it turns out where ops run in the
-    order in which they become ready; of a sum this is not known, since time decides it there.
+    order in which they become ready, or in one of several ways where they become so at once. Of a
+    sum it is not known then, since time decides it there.
 
     Args:
       plain: the graphs of the plain step, as they are executed.
@@ -81,12 +82,16 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
     plain, edited = _with_known(plain, edited), _with_known(edited, plain)
     before, after = terms_of([plain, edited])
     found = certificate_of(before, after)
-    still_open = {_NUMBER.sub("/", _original(name)) for name in (*after.open, *after.open_sums)}
+    still_open = {_in_trace(name) for name in (*after.open, *after.open_sums)}
     early = frozenset(name for name in (*before.open, *before.open_sums)
-                      if _NUMBER.sub("/", name) not in still_open)
-    if found.same is False and early:
-        settled = certificate_of(*terms_of([dataclasses.replace(plain, early=early), edited]))
-        found = found if settled.same is False else settled
+                      if _in_trace(name) not in still_open)
+    begins = {_in_trace(name): place for name, place in after.begins.items()}
+    begun = {name: begins[_in_trace(name)] for name in before.open_sums
+             if _in_trace(name) in begins}
+    for way in ({"early": early}, {"early": early, "begun": begun}):
+        if found.same is False and any(way.values()):
+            settled = certificate_of(*terms_of([dataclasses.replace(plain, **way), edited]))
+            found = found if settled.same is False else settled
     if found.same and before.open_sums:
         return Certificate(None, reason=f"{UNDECIDED} {_listed(before.open_sums)}")
     return found
@@ -128,6 +133,11 @@ def _as_known(shape: Any, known: Mapping[str, Any]) -> Any:
     made = type(shape)(name=shape.name, op=constant.op, attr=constant.attr)
     made.input.extend(f"^{op_of(text)}" for text in shape.input)
     return made
+
+
+def _in_trace(name: str) -> str:
+    """Return what an op is called in the trace, in what body it may stand."""
+    return _NUMBER.sub("/", _original(name))
 
 
 def _original(name: str) -> str:

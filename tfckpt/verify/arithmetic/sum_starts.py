@@ -34,14 +34,16 @@ class Starts:
         self.readers: dict[Tensor, list[str]] = {}
         self._before: dict[str, frozenset[str]] = {}
 
-    def order(self, name: str, at_once: bool = False) -> tuple[tuple[int, ...], bool]:
+    def order(self, name: str, at_once: bool = False, begin: int | None = None
+              ) -> tuple[tuple[int, ...], bool]:
         """Return the places of a sum's terms in the order in which they are added.
 
         Args:
           name: of the sum.
+          begin: the place that it is taken to begin with, if it may.
           at_once: whether what nothing orders with the sum is taken to run before it where it is
             ready before it: where fewer ops have to run one after the other first. So it is where
-            ops run in the order in which they become ready.
+            ops run in the order in which they become ready; of as many it is not known.
 
         Returns:
           And whether it is known. Where it depends on what runs first, it is that of the case
@@ -54,6 +56,8 @@ class Starts:
         surely = free.index(True) if True in free else 0
         last = surely if True in free else len(free)
         begins = {surely, *(i for i in range(last) if free[i] is None)}
+        if begin in begins:
+            surely, begins = begin, {begin}
         places = list(range(len(terms)))
         places[0], places[surely] = places[surely], places[0]
         return tuple(places), len({0 if i == 1 else i for i in begins}) == 1  # these two commute
@@ -76,7 +80,8 @@ class Starts:
         if any(name in self._ancestors(reader) for reader in late):
             return False
         if late and at_once:
-            return all(self._depth[reader] < self._depth[name] for reader in late)
+            latest = max(self._depth[reader] for reader in late)
+            return None if latest == self._depth[name] else latest < self._depth[name]
         return None if late else True
 
     def _ancestors(self, name: str) -> frozenset[str]:

@@ -58,12 +58,14 @@ class Computation:
       early: reads of variables and sums, by name, that are taken to run as they do where ops run
         in the order in which they become ready: reads before the writes that nothing orders with
         them, sums after what is ready before them.
+      begun: the places of the terms that sums, by name, are taken to begin with where they may.
     """
 
     nodes: Sequence[Any]
     arguments: Sequence[str]
     function: Callable[[str], Any]
     early: frozenset[str] = frozenset()
+    begun: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Terms:
       arrivals: sums whose terms are added in the order in which they arrive, by name.
       open: reads of variables that nothing orders with a write, by name.
       open_sums: sums whose first term nothing decides, by name.
+      begins: the places of the terms that the other sums begin with, by name.
     """
 
     roots: Mapping[str, str]
@@ -87,6 +90,7 @@ class Terms:
     arrivals: tuple[str, ...]
     open: frozenset[str]
     open_sums: tuple[str, ...]
+    begins: Mapping[str, int]
 
 
 def terms_of(computations: Sequence[Computation]) -> list[Terms]:
@@ -177,7 +181,8 @@ class _Graph:
             tuple(name for name in kept if self.nodes[name].type == ARRIVAL),
             frozenset(name for name, (*_, unordered) in self.states.items()
                       if unordered and reads(self.nodes[name].type)),
-            tuple(name for name, (_, is_known) in self.sums.items() if not is_known))
+            tuple(name for name, (_, is_known) in self.sums.items() if not is_known),
+            {name: order[0] for name, (order, is_known) in self.sums.items() if is_known})
 
     def tensor(self, tensor: Tensor, before: Mapping[str, str]) -> str:
         """Return the term of a result, seen through what only passes it on.
@@ -273,7 +278,8 @@ class _Graph:
     def _sums(self) -> dict[str, tuple[tuple[int, ...], bool]]:
         """Return for each sum the order of its terms, and whether it is known."""
         starts = Starts(self.nodes, self.order, self._buffer, self._lasts, self._holds)
-        return {name: starts.order(name, name in self.computation.early)
+        early, begun = self.computation.early, self.computation.begun
+        return {name: starts.order(name, name in early, begun.get(name))
                 if len(node.inputs) > 2 else (tuple(range(len(node.inputs))), True)
                 for name, node in self.nodes.items() if node.type == SUM}
 
