@@ -61,6 +61,7 @@ def measure(size: int) -> list[str]:
     import tensorflow as tf
 
     from tfckpt.capture.tfgraph import capture
+    from tfckpt.common.collector import collector_paused, older_objects_set_aside
     from tfckpt.cost.build import build_cost_graph
     from tfckpt.ir.target import GPU, Target
     from tfckpt.plan.choosing.planned import baseline
@@ -70,14 +71,16 @@ def measure(size: int) -> list[str]:
     step = tf.function(training_step(max(size // OPERATIONS_PER_BLOCK, 1)))
     traced = step.get_concrete_function(tf.zeros((BATCH, TOKENS, WIDTH))).graph
     clock = [time.perf_counter()]
-    graph = capture(traced)
+    with collector_paused():  # as `tfckpt.driver` does, and likewise below
+        graph = capture(traced)
+        clock.append(time.perf_counter())
+        cost = build_cost_graph(graph)
     clock.append(time.perf_counter())
-    cost = build_cost_graph(graph)
-    clock.append(time.perf_counter())
-    plain = baseline(cost, Target(device=GPU))
     budget = parse_budget(FLAGS.budget if FLAGS.budget == "min" else float(FLAGS.budget))
-    planned = plan_step(cost, budget.dynamic(plain.peak_bytes, 0), solver=FLAGS.solver,
-                        target=Target(device=GPU), plain=plain)
+    with older_objects_set_aside():
+        plain = baseline(cost, Target(device=GPU))
+        planned = plan_step(cost, budget.dynamic(plain.peak_bytes, 0), solver=FLAGS.solver,
+                            target=Target(device=GPU), plain=plain)
     clock.append(time.perf_counter())
     seconds = [f"{b - a:.1f}" for a, b in zip(clock, clock[1:], strict=False)]
     return [str(len(graph.ops)), str(len(cost.vertices)), *seconds,
