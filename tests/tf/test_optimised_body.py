@@ -511,6 +511,27 @@ def test_which_kernels_write_over_what_they_read(function, op_type):
     assert op_type in tfckpt.verify.executed(called).ops
 
 
+@pytest.mark.parametrize("read_again", [False, True])
+@pytest.mark.parametrize("loss, labels", [
+    ("SparseSoftmaxCrossEntropyWithLogits", lambda: tf.zeros((1024,), tf.int32)),
+    ("SoftmaxCrossEntropyWithLogits", lambda: tf.fill((1, 512), 1 / 512))])
+def test_losses_write_gradients_over_logits_that_nothing_reads_again(loss, labels, read_again):
+    halves = [tf.random.stateless_normal((512, 512), (1, i)) for i in range(2)]
+
+    @tf.function
+    def called():
+        logits = tf.concat(halves, 0)
+        _, gradient = getattr(tf.raw_ops, loss)(features=logits, labels=labels())
+        found = tf.reduce_sum(gradient)
+        with tf.control_dependencies([found]):
+            return found + (tf.reduce_sum(tf.identity(logits)) if read_again else 0.0)
+
+    called()
+    buffers = tfckpt.verify.measure_peak(called, repeats=3) / (4 * 1024 * 512)
+    assert record(loss).writes_over == (1, 0) and (buffers < 1.9) != read_again
+    assert loss in tfckpt.verify.executed(called).ops
+
+
 @pytest.mark.parametrize("gate", [tf.nn.silu, lambda x: x * tf.tanh(tf.nn.softplus(x))],
                          ids=["silu", "mish"])
 def test_a_product_that_grappler_left_as_it_is_stays_so(gate):

@@ -250,12 +250,14 @@ def _donors(members: Sequence[int], reads: Sequence[Sequence[TensorId]],
 def _reuses(op: Op, root: Roots, index: Mapping[TensorId, int], own: int, read: Sequence[int],
             write: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Pairs of what a kernel writes and whose buffer it may take, first wish first."""
-    if record(op.type).reuses_input:
+    known = record(op.type)
+    if known.reuses_input:
         return tuple((w, r) for w in write for r in read)
-    if op.loop is None:
-        return ()
-    wishes = dict.fromkeys([(slot, n) for slot, ns in op.loop.takes.items() for n in ns]
-                           + [(slot, slot) for slot in states(op)])
+    wishes = [] if op.loop is None else list(dict.fromkeys(
+        [(slot, n) for slot, ns in op.loop.takes.items() for n in ns]
+        + [(slot, slot) for slot in states(op)]))
+    if known.writes_over is not None:
+        wishes.append(known.writes_over)
     pairs = [((own, slot), root[op.inputs[n][0]][op.inputs[n][1]]) for slot, n in wishes]
     return tuple((index[w], index[r]) for w, r in pairs if w in index and r in index)
 

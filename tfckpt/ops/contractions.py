@@ -86,10 +86,11 @@ register(
 )
 
 # Sums over a row, and what is computed of each element with them. log(softmax(x)) is made
-# log_softmax(x); losses hand out the gradient of the logits as well.
+# log_softmax(x); losses hand out the gradient of the logits as well, in the memory of these.
 _OF_ROWS = functools.partial(OpRecord, reduces=True, fused_from=0)
 register(
     _OF_ROWS("Softmax", reuses_input=True, per_byte=3.0, merges_into=frozenset({"Log"})),
     _OF_ROWS("LogSoftmax", reuses_input=True),
-    _OF_ROWS("SoftmaxCrossEntropyWithLogits"), _OF_ROWS("SparseSoftmaxCrossEntropyWithLogits"),
+    _OF_ROWS("SoftmaxCrossEntropyWithLogits", writes_over=(1, 0)),
+    _OF_ROWS("SparseSoftmaxCrossEntropyWithLogits", writes_over=(1, 0)),
 )

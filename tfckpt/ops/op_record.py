@@ -193,6 +193,7 @@ class OpRecord:
     passes_on: bool = False  # an alias that is the same tensor, and that TensorFlow removes
     keeps_number: bool = False  # a single number comes out as it went in, be it in another dtype
     reuses_input: bool = False  # its kernel may write into an input that dies
+    writes_over: tuple[int, int] | None = None  # one result of several may, and which input
     shape_only: bool = False  # reads shapes alone: it runs at once and keeps nothing alive
     growth: int = 1  # bytes of a result of unknown size for each byte read, at most
 

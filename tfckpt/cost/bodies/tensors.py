@@ -59,10 +59,13 @@ class Tensors:
 
     def _takes(self, body: Graph, i: int, root: list[tuple[TensorId, ...]]
                ) -> dict[TensorId, tuple[TensorId, ...]]:
-        op = body.ops[i]
-        if record(op.type).reuses_input and len(self.allocated[i]) == 1:
+        op, known = body.ops[i], record(body.ops[i].type)
+        if known.reuses_input and len(self.allocated[i]) == 1:
             return dict.fromkeys(self.allocated[i], self.read[i])
-        return {(i, slot): (root[op.inputs[slot][0]][op.inputs[slot][1]],) for slot in states(op)}
+        wishes = [(slot, slot) for slot in states(op)]
+        if known.writes_over is not None:
+            wishes.append(known.writes_over)
+        return {(i, result): (root[op.inputs[n][0]][op.inputs[n][1]],) for result, n in wishes}
 
 
 def peak(body: Graph, tensors: Tensors, extra: Sequence[int], order: Sequence[int]) -> int:
