@@ -321,10 +321,13 @@ class Trials:
         """Return the fastest plan of those that fit, or without a budget of those near the minimum.
 
         Near is what the planner takes for it: a little memory that may buy much time. None where no
-        plan fits. Of those that are likely to fit, but not sure to, that which misses by least.
+        plan fits. Of those that are likely to fit, but not sure to, that which misses by least; and
+        none, without a budget, that may take more by as much as it is expected to take less.
         """
         limit = self._limit(part)
         fitting = [t for t in self.tried if self._counted(t.memory) <= limit]
+        if self._expected and part.allowed is None:
+            fitting = [t for t in fitting if t.memory.temp_bytes + t.memory.bound <= 2 * limit]
         if not fitting:
             return None
         if self._expected and part.allowed is not None:
