@@ -16,7 +16,7 @@ from typing import Protocol
 from tfckpt.errors import InfeasibleBudgetError
 from tfckpt.ir.costgraph import FORWARD, CostGraph
 from tfckpt.ir.schedule import plain_plan
-from tfckpt.ir.target import HERE, Target
+from tfckpt.ir.target import HERE, ORDER, Target
 from tfckpt.plan import search
 from tfckpt.plan.candidates import CHEAP, DEAR, SOLVERS, Solver
 from tfckpt.plan.choosing.finished import Finished, finished
@@ -245,7 +245,8 @@ class StepPlanner:
             choices = tuple(self.evaluator.price(c) for c in known)
             return Pool((*(self.evaluator.price(c) for c in patterns), *choices), choices)
         pool = search.explore(self.evaluator, patterns, self._solvers(), plain,
-                              self.effort * self.worth)
+                              self.effort * self.worth,
+                              target.orders_by_control or target.hold == ORDER)
         if self.memory:
             self.memory.write(self.graph, searched, plain,
                               [p.candidate for p in pool.choices])

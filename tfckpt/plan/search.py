@@ -51,7 +51,7 @@ dense where `min` chooses."""
 
 
 def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequence[Solver],
-            plain_bytes: int, effort: float = 1.0) -> Pool:
+            plain_bytes: int, effort: float = 1.0, in_order: bool = True) -> Pool:
     """Return the pool of `auto`.
 
     Args:
@@ -60,6 +60,7 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
       solvers: whose proposals are searched from, besides `OWN`.
       plain_bytes: requested peak of the plain step.
       effort: how much of the default number of evaluations each run may take.
+      in_order: whether what runs the step keeps the plan's order; see `reschedule`.
 
     Graphs of more than `LARGEST` vertices are searched on a coarse graph; the front found there
     is priced on the fine one.
@@ -70,7 +71,7 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
     graph = evaluator.graph
     families = [OWN, *((solve,) for solve in solvers if solve not in OWN)]
     if len(graph.vertices) > LARGEST:
-        return _explore_coarse(evaluator, patterns, families, plain_bytes, effort)
+        return _explore_coarse(evaluator, patterns, families, plain_bytes, effort, in_order)
     groups: list[Collection[Priced]] = []
     with until_time_is_over():
         for family in families:
@@ -80,7 +81,7 @@ def explore(evaluator: Evaluator, patterns: Sequence[Candidate], solvers: Sequen
                 continue
             groups.append(run.priced)
             improve(run, plain_bytes, effort, family is OWN)
-            reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES))
+            reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES), in_order)
         groups.append(recurse(evaluator, patterns, plain_bytes, effort))
     return _whole_pool(evaluator, patterns, groups)
 
@@ -127,7 +128,7 @@ def proposals(run: Evaluator, patterns: Sequence[Candidate], solvers: Iterable[S
 
 def _explore_coarse(evaluator: Evaluator, patterns: Sequence[Candidate],
                     families: Sequence[Sequence[Solver]], plain_bytes: int,
-                    effort: float) -> Pool:
+                    effort: float, in_order: bool) -> Pool:
     """Return the pool of a graph that is searched on a coarse one."""
     graph, pattern = evaluator.graph, patterns[-1]
     coarse = coarsen(graph, base_order(graph, pattern.moves),
@@ -155,7 +156,7 @@ def _explore_coarse(evaluator: Evaluator, patterns: Sequence[Candidate],
             if family is OWN:
                 climb(run, min(p.peak for p in run.priced), plain_bytes,
                       int(effort * EVALUATIONS / len(graph.vertices)))
-            reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES))
+            reschedule(run, effort * (OWN_CHANGES if family is OWN else SOLVER_CHANGES), in_order)
         groups.append(recurse(evaluator, patterns, plain_bytes, effort))
     return _whole_pool(evaluator, patterns, groups)
 
@@ -275,7 +276,7 @@ def climb(evaluator: Evaluator, lowest: int, plain_bytes: int, evaluations: int)
         speed_up(evaluator, min(fitting, key=lambda p: (p.time, p.peak)), limit, each)
 
 
-def reschedule(run: Evaluator, share: float) -> None:
+def reschedule(run: Evaluator, share: float, in_order: bool) -> None:
     """Price the front that a search over schedules finds around what a run has priced.
 
     It keeps the order of originals that the plan of the smallest peak has, and starts from the
@@ -284,6 +285,9 @@ def reschedule(run: Evaluator, share: float) -> None:
     Args:
       run: has priced a candidate at least, and prices what is found.
       share: of `CHANGES`.
+      in_order: whether inputs of copies may be made ahead of these. That pays where the step runs
+        in the plan's order. XLA has an order of its own, and kept such inputs for longer: a sixth
+        more of a recurrent network with a CTC loss (`benchmarks.loops --compiled --jobs=ctc`).
 
     Raises:
       OutOfTimeError: planning has a time limit, which is over.
@@ -297,7 +301,7 @@ def reschedule(run: Evaluator, share: float) -> None:
     order = _originals(lowest)
     known = [p.schedule for p in non_dominated(run.priced) if _originals(p) == order]
     plain = tuple((v, 0) for v in order)
-    found = neighbourhood.front(graph, [plain, *known], RUNGS, changes)
+    found = neighbourhood.front(graph, [plain, *known], RUNGS, changes, in_order)
     count = few(graph, SCHEDULES)
     for i in sorted({n * (len(found) - 1) // max(count - 1, 1) for n in range(count)}):
         run.price(dataclasses.replace(lowest.candidate, schedule=found[i],

@@ -44,10 +44,12 @@ class Fitter:
 
     Attributes:
       left: evaluations left, of the changes that are tried.
+      ahead: whether inputs of copies may be made ahead of these.
     """
 
-    def __init__(self, graph: CostGraph, schedule: Schedule, seed: int = 1) -> None:
-        self.graph = graph
+    def __init__(self, graph: CostGraph, schedule: Schedule, seed: int = 1, ahead: bool = True
+                 ) -> None:
+        self.graph, self.ahead = graph, ahead
         order = [v for v, copy in schedule if not copy]
         self.state = CopySchedule(graph, order, copies_of(schedule))
         self.rng = random.Random(seed)
@@ -237,7 +239,7 @@ class Fitter:
             early = self._while_inputs_live(producer, now, use)
             if early is not None:
                 found[(early,)] = None
-            if self.rng.random() * len(state.order) < AHEAD:
+            if self.ahead and self.rng.random() * len(state.order) < AHEAD:
                 found[self._inputs_ahead(producer, now, use, fullest, noise)] = None
         return list(found)
 

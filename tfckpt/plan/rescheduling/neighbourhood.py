@@ -38,8 +38,9 @@ class Neighbourhood(Fitter):
       found: schedules worth pricing, each with its peak and time.
     """
 
-    def __init__(self, graph: CostGraph, schedule: Schedule, seed: int = 1) -> None:
-        super().__init__(graph, schedule, seed)
+    def __init__(self, graph: CostGraph, schedule: Schedule, seed: int = 1, ahead: bool = True
+                 ) -> None:
+        super().__init__(graph, schedule, seed, ahead)
         self.found: dict[Copies, tuple[int, float]] = {}
 
     def keep(self) -> None:
@@ -185,7 +186,7 @@ class Neighbourhood(Fitter):
 
 
 def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
-          evaluations: int) -> list[Schedule]:
+          evaluations: int, ahead: bool = True) -> list[Schedule]:
     """Return schedules of which none is both slower and larger than another.
 
     Args:
@@ -193,11 +194,12 @@ def front(graph: CostGraph, starts: Sequence[Schedule], rungs: Sequence[float],
       starts: schedules known before, over the same originals in the same order, at least one.
       rungs: where between the smallest and the largest peak a budget is tried, ascending.
       evaluations: changes that are tried, or a few more.
+      ahead: whether inputs of copies may be made ahead of these.
 
     Raises:
       OutOfTimeError: planning has a time limit, which is over.
     """
-    search = Neighbourhood(graph, starts[0])
+    search = Neighbourhood(graph, starts[0], ahead=ahead)
     for start in starts:
         search.goto(copies_of(start))
         search.keep()
