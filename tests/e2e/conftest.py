@@ -6,3 +6,4 @@ from tests.support import process
 
 process.prepare()
 _seeded = process.seeded
+apart = process.apart

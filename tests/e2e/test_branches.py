@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-
 import pytest
 import tensorflow as tf
 
@@ -155,13 +152,6 @@ def _both(name):
     wanted, _, before = _trained(name, lambda step: step)
     found, step, after = _trained(name, tfckpt.checkpoint)
     return wanted, found, before, after, step.report
-
-
-@pytest.fixture(scope="module")
-def apart():
-    """A process of these steps alone: what others leave has free memory in pieces."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), process.prepare) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("name", STEPS)

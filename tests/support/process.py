@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import keras
 import pytest
@@ -57,6 +59,13 @@ def fresh() -> None:
     """Set every seed and forget Keras' names, so that a model made twice is named the same."""
     keras.backend.clear_session()
     seed()
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[ProcessPoolExecutor]:
+    """For a module: a process for its peaks. What other tests leave has free memory in pieces."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), prepare) as pool:
+        yield pool
 
 
 class _Refusals(logging.Handler):
