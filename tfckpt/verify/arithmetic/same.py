@@ -88,10 +88,13 @@ def compared(plain: Computation, edited: Computation) -> Certificate:
     begins = {_in_trace(name): place for name, place in after.begins.items()}
     begun = {name: begins[_in_trace(name)] for name in before.open_sums
              if _in_trace(name) in begins}
-    for way in ({"early": early}, {"early": early, "begun": begun}):
-        if found.same is False and any(way.values()):
-            settled = certificate_of(*terms_of([dataclasses.replace(plain, **way), edited]))
-            found = found if settled.same is False else settled
+    ways: list[dict[str, int]] = [{}] * bool(early) + [begun] * bool(begun)
+    for way in ways if found.same is False else ():
+        settled = certificate_of(*terms_of(
+            [dataclasses.replace(plain, early=early, begun=way), edited]))
+        if settled.same is not False:
+            found = settled
+            break
     if found.same and before.open_sums:
         return Certificate(None, reason=f"{UNDECIDED} {_listed(before.open_sums)}")
     return found
