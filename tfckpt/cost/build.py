@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tfckpt.cost.bodies.runs import states
+from tfckpt.cost.bodies.runs import written_over
 from tfckpt.cost.bodies.working import requests_of, working_bytes
 from tfckpt.cost.broadcasts import undoes_nothing
 from tfckpt.cost.fused import fused_ops
@@ -250,14 +250,11 @@ def _donors(members: Sequence[int], reads: Sequence[Sequence[TensorId]],
 def _reuses(op: Op, root: Roots, index: Mapping[TensorId, int], own: int, read: Sequence[int],
             write: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Pairs of what a kernel writes and whose buffer it may take, first wish first."""
-    known = record(op.type)
-    if known.reuses_input:
+    if record(op.type).reuses_input:
         return tuple((w, r) for w in write for r in read)
-    wishes = [] if op.loop is None else list(dict.fromkeys(
-        [(slot, n) for slot, ns in op.loop.takes.items() for n in ns]
-        + [(slot, slot) for slot in states(op)]))
-    if known.writes_over is not None:
-        wishes.append(known.writes_over)
+    takes = {} if op.loop is None else op.loop.takes
+    wishes = dict.fromkeys([(slot, n) for slot, ns in takes.items() for n in ns]
+                           + written_over(op))
     pairs = [((own, slot), root[op.inputs[n][0]][op.inputs[n][1]]) for slot, n in wishes]
     return tuple((index[w], index[r]) for w, r in pairs if w in index and r in index)
 

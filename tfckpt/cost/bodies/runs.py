@@ -6,6 +6,7 @@ import dataclasses
 
 from tfckpt.cost.storage import is_handed_on
 from tfckpt.ir.graph import Graph, Op, TensorId, ancestors
+from tfckpt.ops import record
 
 _HANDLES = ("variant", "resource")
 _MOST_OPS = 20_000
@@ -71,6 +72,16 @@ def states(op: Op) -> tuple[int, ...]:
                 op.outputs[slot].dtype not in _HANDLES):
             found.append(slot)
     return tuple(found)
+
+
+def written_over(op: Op) -> list[tuple[int, int]]:
+    """Return which results an op may write over which inputs: states of loops, gradients of losses.
+
+    Args:
+      op: one that writes over any of its inputs has none here (`reuses_input`).
+    """
+    over = record(op.type).writes_over
+    return [*((slot, slot) for slot in states(op)), *([over] if over is not None else ())]
 
 
 def running(runs: Runs) -> Runs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tfckpt.cost.bodies.runs import Runs, states
+from tfckpt.cost.bodies.runs import Runs, written_over
 from tfckpt.cost.storage import RESIDENT, roots
 from tfckpt.ir.graph import Graph, Op, TensorId
 from tfckpt.ops import record
@@ -59,13 +59,11 @@ class Tensors:
 
     def _takes(self, body: Graph, i: int, root: list[tuple[TensorId, ...]]
                ) -> dict[TensorId, tuple[TensorId, ...]]:
-        op, known = body.ops[i], record(body.ops[i].type)
-        if known.reuses_input and len(self.allocated[i]) == 1:
+        op = body.ops[i]
+        if record(op.type).reuses_input and len(self.allocated[i]) == 1:
             return dict.fromkeys(self.allocated[i], self.read[i])
-        wishes = [(slot, slot) for slot in states(op)]
-        if known.writes_over is not None:
-            wishes.append(known.writes_over)
-        return {(i, result): (root[op.inputs[n][0]][op.inputs[n][1]],) for result, n in wishes}
+        return {(i, slot): (root[op.inputs[n][0]][op.inputs[n][1]],)
+                for slot, n in written_over(op)}
 
 
 def peak(body: Graph, tensors: Tensors, extra: Sequence[int], order: Sequence[int]) -> int:
