@@ -36,7 +36,7 @@ CHANGES, EACH, FEWEST_CHANGES, MOST_CHANGES = 12_000_000, 50, 10_000, 14_000
 """Changes of single copies tried in `tfckpt.plan.rescheduling`: the first divided by the vertices,
 as all else takes longer there; but not more than the second for each vertex (the third where
 these are few), and at most the fourth."""
-OWN_CHANGES, SOLVER_CHANGES = 0.5, 0.1
+OWN_CHANGES, SOLVER_CHANGES = 0.5, 0.03
 """Of these, what goes to `OWN`, and to each further solver."""
 SCHEDULES = 24
 """Schedules of a run that are priced, as `few` counts."""
