@@ -20,7 +20,7 @@ from tfckpt.cost.fused import fused_ops
 from tfckpt.cost.kernel_copies import kernel_workspace, rearranged_bytes
 from tfckpt.cost.merging import merges_into_its_reader, only_reader
 from tfckpt.cost.rearranged_ops import absorbed_ops, workspace
-from tfckpt.cost.storage import is_view, roots, storage_bytes, unknown_variables
+from tfckpt.cost.storage import is_view, lent, roots, storage_bytes, unknown_variables
 from tfckpt.cost.time import fused_seconds, is_expensive, seconds
 from tfckpt.cost.variables import ValueUses, value_uses, variable_bytes
 from tfckpt.ir.costgraph import CostGraph, Storage, Vertex, check_cost_graph
@@ -96,16 +96,16 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
         members[anchor] += (merged,)
     merging = () if settled else frozenset(
         a for a in anchors if merges_into_its_reader(graph, a, readers))
-    uses = value_uses(graph, readers)
+    uses, held = value_uses(graph, readers), lent(graph, root)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     loops = {op.name for op in graph.ops if op.loop is not None}
-    held = {v.name: v.workspace for v in like.vertices if v.name in loops} if like else {}
+    given = {v.name: v.workspace for v in like.vertices if v.name in loops} if like else {}
     vertices = tuple(
         _vertex(graph, members[anchor], root, reads, storages, index, needs[v], merging, awaited,
                 rates,
-                held[graph.ops[anchor].name] if graph.ops[anchor].name in held else
+                given[graph.ops[anchor].name] if graph.ops[anchor].name in given else
                 _extra(graph, root, inner, members[anchor], fusion, kernels_by), fusion,
-                uses)
+                uses, held)
         for v, anchor in enumerate(anchors))
     variables, fed = _resident_bytes(graph)
     result = CostGraph(vertices, tuple(storages), sum(variables) + fed, graph.name, variables,
@@ -291,7 +291,7 @@ def _extra(graph: Graph, root: Roots, inner: Mapping[TensorId, int], members: Se
 def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[Sequence[TensorId]],
             storages: Sequence[Storage], index: Mapping[TensorId, int], needs: tuple[int, ...],
             merging: Collection[int], awaited: Collection[int], rates: Rates, extra: int,
-            fusion: Fusion | None, uses: ValueUses) -> Vertex:
+            fusion: Fusion | None, uses: ValueUses, held: frozenset[int]) -> Vertex:
     anchor = members[0]
     op = graph.ops[anchor]
     known = record(op.type)
@@ -308,7 +308,8 @@ def _vertex(graph: Graph, members: Sequence[int], root: Roots, reads: Sequence[S
         moved = sum(storages[s].bytes for s in read + write)
         time = fused_seconds(graph, members, moved, rates)
     asked = {graph.ops[i].policy for i in members}
-    recomputable = op.pure and op.region == FORWARD and KEEP not in asked
+    recomputable = (op.pure and op.region == FORWARD and KEEP not in asked
+                    and held.isdisjoint(members))
     return Vertex(
         name=op.name, region=op.region, reads=read, writes=write, after=needs, time=time,
         reuses=reuses, recomputable=recomputable, workspace=extra,

@@ -184,6 +184,8 @@ def roots(graph: Graph, fusion: Fusion | None = None, counted: Collection[int] =
         if fusion is None and op.loop is not None:
             found = tuple(RESIDENT if _lists_variables(op.loop, slot) else own
                           for slot, own in enumerate(found))
+            found = tuple(_of_input(graph, index, slot, result) or own
+                          for slot, own in enumerate(found))
         if views is not None:
             found = tuple(views.root_of((index, slot), result) if own == (index, slot) else own
                           for slot, own in enumerate(found))
@@ -230,6 +232,39 @@ def _handed_on(op: Op) -> list[int]:
     if op.loop is None or not op.loop.arguments:
         return []
     return [slot for slot in range(len(op.loop.body.fetches)) if is_handed_on(op.loop, slot)]
+
+
+def _of_input(graph: Graph, index: int, slot: int, root: Sequence[tuple[TensorId, ...]]
+              ) -> TensorId | None:
+    """Return in whose memory a loop's list of the entries of a list lies; None for other results.
+
+    It has to be as large: a list of which not all is counted says nothing.
+    """
+    op = graph.ops[index]
+    if op.loop is None or slot not in op.loop.entries:
+        return None
+    source, number = op.inputs[op.loop.entries[slot]]
+    own = root[source][number]
+    there = None if own == RESIDENT else graph.ops[own[0]].outputs[own[1]].bytes
+    return own if (there or 0) >= (op.outputs[slot].bytes or 0) else None
+
+
+def lent(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> frozenset[int]:
+    """Return ops whose lists lie in those of a loop's entries that are read: membership only.
+
+    A copy of such a list would be other memory, and free nothing while the loop's own is there.
+
+    Args:
+      graph: the captured step.
+      root: as `roots` returns it.
+    """
+    found = set()
+    for op in graph.ops:
+        for source, slot in op.inputs:
+            loop = graph.ops[source].loop
+            if loop is not None and slot in loop.entries and root[source][slot][0] != source:
+                found.add(root[source][slot][0])
+    return frozenset(found)
 
 
 def _lists_variables(loop: Loop, slot: int) -> bool:

@@ -133,6 +133,8 @@ class Loop:
         are what it hands on to the next iteration.
       shares: for a list that has the entries of another, and thus its memory, the other's slot.
       takes: for a list, the inputs of the loop whose memory it can have, first wish first.
+      entries: for a list of the entries that iterations read of a list, the input that this is: it
+        lies in the memory of that.
       segments: how it can be recomputed segment by segment; None where it cannot.
       bound: the most iterations of any call; None where the call's sizes decide, as with sequences
         whose length the trace leaves open.
@@ -145,6 +147,7 @@ class Loop:
     body: Graph
     shares: Mapping[int, int] = dataclasses.field(default_factory=dict)
     takes: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    entries: Mapping[int, int] = dataclasses.field(default_factory=dict)
     segments: Segments | None = None
     bound: int | None = None
     at_once: int = 1

@@ -159,7 +159,8 @@ class EditBuilder:
         while (known := record((op := self.graph.ops[tensor[0]]).type)).aliases or (
                 not self.fused  # rows of a tensor, a broadcast within a shape undone
                 and self.root[tensor[0]][tensor[1]][0] not in (tensor[0], RESIDENT[0])):
-            tensor = op.inputs[tensor[1] if known.aliases or op.loop else known.slices or 0]
+            slot = tensor[1] if known.aliases or op.loop else known.slices or 0
+            tensor = op.inputs[op.loop.entries.get(slot, slot) if op.loop else slot]
         return tensor
 
     def read_by_several(self, index: int) -> bool:

@@ -206,7 +206,8 @@ class _Loop:
             if size is None:
                 unknown = f"the size of {entry.name} in its body is not known"
             found[slot] = self._times(trips, slot, entry) * (size or 0)
-        shares, takes = self._shared(lists, found) if self.target.shares_list_entries else ({}, {})
+        shares, takes, entries = self._shared(lists, found) if (
+            self.target.shares_list_entries) else ({}, {}, {})
         workspace = 0
         if told_iterations(self.op) is not None:
             passed, workspace = self._of_segments(trips)
@@ -214,7 +215,7 @@ class _Loop:
         bound = most_iterations(self.op, lambda op: op)
         place = {op.name: i for i, op in enumerate(self.body.get_operations())}
         return Kept(found, unknown, Loop(
-            trips, self._priced(), shares, takes, bound=bound,
+            trips, self._priced(), shares, takes, entries, bound=bound,
             at_once=max(1, min(trips, self._at_once())),
             arguments=tuple(place[given.op.name] for given in self.body.inputs)), workspace)
 
@@ -291,9 +292,10 @@ class _Loop:
             self._memory(op.inputs[index]))
 
     def _shared(self, lists: Sequence[tuple[int, tf.Tensor]], sizes: Mapping[int, int]
-                ) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
-        """`Loop.shares` and `Loop.takes`; of lists with the same entries the largest counts."""
+                ) -> tuple[dict[int, int], dict[int, tuple[int, ...]], dict[int, int]]:
+        """`Loop.shares`, `takes` and `entries`; of lists of the same the largest counts."""
         alike: dict[str, list[int]] = {}
+        entries: dict[int, int] = {}
         takes = dict.fromkeys((slot for slot, _ in lists), self._emptied())
         for slot, entry in lists:
             memory = self._memory(entry)
@@ -301,14 +303,14 @@ class _Loop:
             use = record(memory.op.type).lists
             if use.shape is not None and not use.removes and (
                     source := self._memory(memory.op.inputs[0]).name) in self._slots:
-                takes[slot] = (self._slots[source], *takes[slot])
+                entries[slot] = self._slots[source]
             if self.keeps_length(slot):  # what it sets stands where another entry stood
                 takes[slot] = (slot, *takes[slot])
         shares = {}
         for slots in alike.values():
             root = max(slots, key=lambda slot: sizes[slot])
             shares.update({slot: root for slot in slots if slot != root})
-        return shares, takes
+        return shares, takes, entries
 
     def _memory(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the tensor of the body in whose memory another lies, be it an iteration earlier.
