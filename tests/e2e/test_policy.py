@@ -158,6 +158,34 @@ def test_a_decorated_step_knows_the_layers_that_it_reaches(method):
     assert "sequential/block_1/dense_3's gradient" in step.report.explain(40)
 
 
+class _Module(tf.Module):
+    """What it is given as a tuple it keeps in a proxy that adds itself to other things."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = (keras.layers.Dense(48, "gelu"), keras.layers.Dense(5, "gelu"))
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_decorated_step_knows_the_layers_in_the_tuple_of_a_module():
+    process.fresh()
+    module = _Module()
+
+    def body(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(module(x) - y))
+        return loss, tape.gradient(loss, [layer.kernel for layer in module.layers])
+
+    step = tfckpt.checkpoint(tf.function(body), budget=1.0, keep="dense")
+    x, _ = models.arrays(256)
+    step(x, x[:, :5])
+    assert {f.layer for f in step.report.fates if f.asked} == {"dense"}
+
+
 def test_a_layer_itself_means_no_other_of_its_name():
     """Its path does; a path that is misspelt is answered with paths."""
     process.fresh()

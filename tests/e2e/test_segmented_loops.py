@@ -296,6 +296,23 @@ def test_a_loop_that_ends_when_the_data_say_so(forced):
     _alike(make)
 
 
+def test_a_state_that_no_iteration_reads(forced):
+    """Grappler gives such a loop a scalar in the place of what it begins with."""
+    def step(x, weight):
+        kernel = tf.convert_to_tensor(weight)  # of a loop that reads variables all stays
+        begun = x[:, 0] @ kernel
+
+        def body(i, h, _, total):
+            h = tf.tanh(h @ kernel + x[:, i])
+            return i + 1, h, tf.sin(h), total + tf.reduce_sum(h, -1)
+
+        *_, total = tf.while_loop(lambda i, *_: i < LENGTH, body,
+                                  (0, begun, tf.cos(begun), tf.zeros(BATCH)))
+        return tf.reduce_mean(total)
+
+    _alike(_of_weight(step))
+
+
 def test_a_loop_that_does_not_run(forced):
     def make():
         weight = _weight()

@@ -66,7 +66,7 @@ def _layers(objects: Iterable[object]) -> Iterator[Any]:
             if tf_adapter.layers_in(each):
                 yield each
             else:
-                following += _held(each)
+                following.extend(_held(each))  # + is another's where that is a proxy
         level = following
 
 

@@ -27,6 +27,8 @@ class Functions:
 
     Attributes:
       called: functions that the new ones call, callees first.
+      read: slots that iterations of the forward's loop read; Grappler may give a loop a scalar for
+        another, whatever shape the iterations hand on.
     """
 
     def __init__(self, role: Role, live: tf.Graph, where: str = "") -> None:
@@ -46,6 +48,8 @@ class Functions:
         self.told: dict[int, int | list[int]] = {
             one.slot: list(one.dims) for one in (opened.lists if opened else ())
             if not one.gradient}
+        self.read = frozenset(n for key in ("cond", "body") for n in _arguments_read(
+            self.found(self.f[key].func.name)))
         self.states = len(role.segments.kept)
         self.spared: Spared | None = None
         if not role.within:
@@ -138,6 +142,13 @@ class Functions:
         loops = [self.f] if attrs is self.f else [self.f, self.g]
         return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)
                    for loop in loops)
+
+
+def _arguments_read(function: Any) -> list[int]:
+    """Return which arguments of a function its ops read, or it returns."""
+    read = {text.partition(":")[0] for node in function.node_def for text in node.input}
+    read.update(function.ret.values())
+    return [n for n, given in enumerate(function.signature.input_arg) if given.name in read]
 
 
 def _resources(attrs: dict) -> list[int]:

@@ -44,6 +44,7 @@ from tfckpt.rewrite.loops.spared import add_invariant
 _PARALLEL = "parallel_iterations"
 _FIXED = (COUNTER, BOUND)
 """Of the gradient's loop, what is the same for each segment."""
+_ANY_SHAPE = tf.TensorShape(None).as_proto()
 
 
 def with_functions(edits: Edits, live: tf.Graph) -> Edits:
@@ -109,7 +110,8 @@ class _Loops(Functions):
                   for handle, slot in zip(lists, self.segments.kept, strict=True)]
         made = self._run(body, [
             body.shaped(name, self.f[SHAPES].list.shape[slot], kinds[slot])
-            if slot in self.segments.states else name for slot, name in enumerate(given)])
+            if slot in self.segments.states and slot in self.read else name
+            for slot, name in enumerate(given)])
         # the lists have to be there until the last iteration is over: a sum in it might else begin
         # with a term that lists keep in the plain step; but who waits for all of a loop has it fill
         # lists that nothing needs
@@ -229,7 +231,7 @@ class _Loops(Functions):
         start = dict(zip(given, passed, strict=True))
         popped = []
         for slot, handle in zip(self.segments.kept, lists, strict=True):
-            known = self.f[SHAPES].list.shape[slot]
+            known = self.f[SHAPES].list.shape[slot] if slot in self.read else _ANY_SHAPE
             shape = body.constant(-1 if slot in self.segments.sized else _dimensions(known))
             kind = self._kept_kind(slot)
             pop = body.node("TensorListPopBack", (handle, shape), "output_handle",
