@@ -335,6 +335,14 @@ def test_sums_on_arrival_are_named():
                       for _ in range(2)))
     assert said.same is None and str(said).endswith("in several ways itself: sum")
     assert not same(summed("x", "y", "z"), summed("x", "y", "y"))
+    # one that waits for another is all that is still to be awaited of the two
+    plain, after = summed("x", "y", "z"), summed("x", "y", "z")
+    by_name = {node.name: node for node in after}
+    by_name["add_z"].input.append("^add_y")
+    by_name["sum"].input.remove("^add_y")
+    said = compared(*(Computation(nodes, ARGUMENTS, lambda name: None)
+                      for nodes in (plain, after)))
+    assert said.same is None and "arrive" in said.reason, said
 
 
 def test_functions_are_told_apart_by_their_bodies_also_where_they_call_themselves():

@@ -155,6 +155,10 @@ class _Graph:
         self.has_loops = any(node.type in BACK for node in self.nodes.values())
         self.order = in_order(self.nodes)
         self._arriving = arriving(self.nodes, self.order, self._source)
+        self.added: dict[Tensor, list[str]] = {}  # to what; who reads that may await one by another
+        for name in self.order:
+            if self.nodes[name].type == ADDS:
+                self.added.setdefault(self.nodes[name].inputs[0], []).append(name)
         self.sums = self._sums()
         self.merged = frozenset(self._merged_gradients())
         labels = Labels(computation.arguments, computation.function)
@@ -265,8 +269,8 @@ class _Graph:
 
     def _operands(self, node: Node, read: list[str]) -> Sequence[str]:
         if node.type == ARRIVAL:
-            return sorted(self.tensor(self.nodes[c].inputs[1], {}) for c in node.controls
-                          if self.nodes[c].type == ADDS)
+            return sorted(self.tensor(self.nodes[name].inputs[1], {})
+                          for name in self.added.get(node.inputs[0], ()))
         if node.type in SAME_ENDS:
             return sorted(read)
         if node.name in self.merged:
