@@ -12,13 +12,16 @@ import tensorflow as tf
 import tfckpt
 from tests.support import loops, process
 from tests.support.loops import SEGMENT
+from tfckpt.capture import tf_adapter
 from tfckpt.capture.grappler.question import question
 from tfckpt.capture.loops import compiled
+from tfckpt.capture.nodes import op_of
 from tfckpt.plan.loops import choice
 from tfckpt.plan.loops.segments import MARK
 from tfckpt.rewrite import realise
 from tfckpt.verify.arithmetic import loop_bodies
 from tfckpt.verify.arithmetic.certified import Arithmetic
+from tfckpt.verify.arithmetic.single_loops import with_single_loops
 
 BATCH, LENGTH, WIDTH = 8, 11, 16
 """No length of a segment but 1 and 11 leaves none over."""
@@ -613,6 +616,22 @@ def test_what_is_computed_otherwise_around_them_is_seen(forced):
     for loss, alike in ((tf.square, True), (lambda h: tf.square(h) + h, False)):
         plain = question(graph_of(loss, lambda step: step))
         assert Arithmetic(ours, plain, marked=True).after().same == alike
+
+
+def test_what_waits_before_the_last_iterations_is_left_out_with_these(forced):
+    """A plan may have what the gradient's loop over them is given wait: for how many there are."""
+    _, step = _train(_loop(_cell), tfckpt.checkpoint)
+    live = step.get_concrete_function(tf.constant(_inputs())).graph
+    definition = tf_adapter.shown_definition(live)
+    for ran in [node.name for node in definition.node if node.name.endswith("_ran")]:
+        for node in definition.node:
+            node.input[:] = [f"{ran}_waits" if text == ran else text for text in node.input]
+        waits = definition.node.add(name=f"{ran}_waits", op="Identity", input=[ran])
+        waits.attr["T"].type = tf.int32.as_datatype_enum
+    single = with_single_loops(definition, live)
+    names = {node.name for node in single.node}
+    assert {op_of(text) for node in single.node for text in node.input} <= names
+    assert not any(name.endswith("_waits") for name in names)
 
 
 @tf.function

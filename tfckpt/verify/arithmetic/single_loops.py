@@ -92,11 +92,18 @@ def _leave_out(definition: tf.compat.v1.GraphDef, joined: Mapping[str, str]) -> 
     other loop.
     """
     nodes = {node.name: node for node in definition.node}
-    gone = {name: name for name in joined}  # what reads a loop goes with it
+    gone = {name: name for name in joined}
+    readers: dict[str, list[str]] = {}
     for node in definition.node:
         for text in node.input:
-            if text[:1] != "^" and op_of(text) in joined:
-                gone[node.name] = op_of(text)
+            if text[:1] != "^" and node.name not in joined.values():
+                readers.setdefault(op_of(text), []).append(node.name)
+    left_out = list(joined)
+    for name in left_out:  # what reads a loop goes with it, and what reads that
+        for reader in readers.get(name, ()):
+            if reader not in gone:
+                gone[reader] = gone[name]
+                left_out.append(reader)
     before = {loop: [name for text in nodes[loop].input if (name := op_of(text)) in nodes
                      and name not in gone and not record(nodes[name].op).is_constant]
               for loop in joined}
