@@ -303,6 +303,21 @@ class ExecutorDelays:
         pending += [reader for reader, i in extra.items() if fence_after[i] == len(self.starts)]
         builder.added = ordered
         self._await_at_end(pending)
+        self._read_before_sums()
+
+    def _read_before_sums(self) -> None:
+        """Have sums of several wait for the extra readers of their terms.
+
+        The kernel begins with the first term that nothing else is to read; which that is time would
+        decide.
+        """
+        builder = self.builder
+        for op in builder.graph.ops:
+            if record(op.type).adds and len(op.inputs) > 2:
+                made = dict.fromkeys(builder.made_by(tensor) for tensor in op.inputs)
+                readers = [extra_reader_name(builder.graph.ops[i].name, slot) for i, slot in made]
+                builder.controls.extend(AddControl(op.name, reader) for reader in readers
+                                        if reader in self.extra_readers)
 
     def _single_consumers(self, copy: Clone, readers: Mapping[str, int], read: Collection[str]
                 ) -> list[int]:
