@@ -171,13 +171,21 @@ class _Module(tf.Module):
         return x
 
 
+class _Closed:
+    """An object that does not say what it holds, such as a handle to what is gone."""
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("it is gone")
+
+
 def test_a_decorated_step_knows_the_layers_in_the_tuple_of_a_module():
     process.fresh()
-    module = _Module()
+    module, closed = _Module(), _Closed()
 
     def body(x, y):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(module(x) - y))
+            loss = tf.reduce_mean(tf.square(module(x) - y)) if closed is not None else 0.0
         return loss, tape.gradient(loss, [layer.kernel for layer in module.layers])
 
     step = tfckpt.checkpoint(tf.function(body), budget=1.0, keep="dense")

@@ -7,6 +7,8 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from absl import logging
+
 from tfckpt.capture import tf_adapter
 
 _MOST = 2000
@@ -63,10 +65,13 @@ def _layers(objects: Iterable[object]) -> Iterator[Any]:
             if id(each) in seen or len(seen) > _MOST:
                 continue
             seen[id(each)] = each
-            if tf_adapter.layers_in(each):
-                yield each
-            else:
-                following.extend(_held(each))  # + is another's where that is a proxy
+            try:
+                if tf_adapter.layers_in(each):
+                    yield each
+                else:  # not +=, which is another's where that is a proxy
+                    following.extend(_held(each))
+            except Exception as error:  # whatever objects of others do when they are asked
+                logging.debug("tfckpt: no layers are looked for in %s: %s", type(each), error)
         level = following
 
 
