@@ -316,6 +316,19 @@ def test_a_state_that_no_iteration_reads(forced):
     _alike(_of_weight(step))
 
 
+def test_a_product_with_a_constant_that_is_no_part_of_the_body(forced):
+    """What is kept for the gradient of the constant nothing needs; a longer product is no other."""
+    mask = tf.constant((np.random.default_rng(1).random((WIDTH, WIDTH)) < 0.5).astype("f"))
+
+    def step(x, weight):
+        return tf.while_loop(
+            lambda i, h: i < LENGTH,
+            lambda i, h: (i + 1, tf.reduce_sum(
+                weight * tf.sigmoid(h[:, None] + x[:, i, :, None]) * mask, 1)), (0, x[:, 0]))[1]
+
+    _alike(_of_weight(step))
+
+
 def test_a_loop_that_does_not_run(forced):
     def make():
         weight = _weight()

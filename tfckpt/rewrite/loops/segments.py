@@ -258,7 +258,13 @@ class _Loops(Functions):
                  *(bounded[n] for n in given)], [kept.index(n) + 1 for n in first]), strict=False))
         else:
             results = dict(enumerate(self._backward(body, inputs, begun, made, first)))
-        fewer = body.node("Sub", (left, body.constant(1)), "z", T=INT)
+        # a product that a list keeps is no part of a longer one, even where nothing needs the list
+        # in the end: in the plain loop Grappler finds that out last, and would here at once
+        filled = [] if self.role.within or self.role.compiled else [
+            body.node("TensorListLength", (made[slot],), "length").partition(":")[0]
+            for slot in self.segments.lists if slot not in self.segments.unread]
+        fewer = body.node("Sub", (left, body.constant(1), *(f"^{name}" for name in filled)), "z",
+                          T=INT)
         fixed = (*_FIXED, self.segments.trips, *self.segments.idle, *self.segments.read_once)
         body.returns((fewer, *(old[n] if n in fixed else results[n] for n in kept), *popped,
                       *passed))
