@@ -93,3 +93,15 @@ def bodies_of(node: tf.compat.v1.NodeDef, definition: tf.compat.v1.GraphDef) -> 
     names = {function.name for function in functions_of(node)}
     yield from (function for function in definition.library.function
                 if function.signature.name in names)
+
+
+def arguments_read(function: Any) -> frozenset[int]:
+    """Return which arguments of a function its ops read, or it returns: membership only.
+
+    Args:
+      function: FunctionDef.
+    """
+    read = {text.partition(":")[0] for node in function.node_def for text in node.input}
+    read.update(function.ret.values())
+    return frozenset(n for n, given in enumerate(function.signature.input_arg)
+                     if given.name in read)

@@ -96,7 +96,7 @@ def build_cost_graph(graph: Graph, rates: Rates = SMALL_CPU, fusion: Fusion | No
         members[anchor] += (merged,)
     merging = () if settled else frozenset(
         a for a in anchors if merges_into_its_reader(graph, a, readers))
-    uses, held = value_uses(graph, readers), lent(graph, root)
+    uses, held = value_uses(graph, readers), lent(graph, root, readers)
     storages, index = _storages(graph, [members[a] for a in anchors], big, fetched)
     loops = {op.name for op in graph.ops if op.loop is not None}
     given = {v.name: v.workspace for v in like.vertices if v.name in loops} if like else {}

@@ -249,7 +249,8 @@ def _of_input(graph: Graph, index: int, slot: int, root: Sequence[tuple[TensorId
     return own if (there or 0) >= (op.outputs[slot].bytes or 0) else None
 
 
-def lent(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> frozenset[int]:
+def lent(graph: Graph, root: Sequence[tuple[TensorId, ...]], readers: Sequence[Sequence[int]]
+         ) -> frozenset[int]:
     """Return ops whose lists lie in those of a loop's entries that are read: membership only.
 
     A copy of such a list would be other memory, and free nothing while the loop's own is there.
@@ -257,14 +258,12 @@ def lent(graph: Graph, root: Sequence[tuple[TensorId, ...]]) -> frozenset[int]:
     Args:
       graph: the captured step.
       root: as `roots` returns it.
+      readers: as `graph.consumers` returns it.
     """
-    found = set()
-    for op in graph.ops:
-        for source, slot in op.inputs:
-            loop = graph.ops[source].loop
-            if loop is not None and slot in loop.entries and root[source][slot][0] != source:
-                found.add(root[source][slot][0])
-    return frozenset(found)
+    return frozenset(
+        root[i][slot][0] for i, op in enumerate(graph.ops) if op.loop is not None
+        for slot in op.loop.entries if root[i][slot][0] != i and any(
+            (i, slot) in graph.ops[reader].inputs for reader in readers[i]))
 
 
 def _lists_variables(loop: Loop, slot: int) -> bool:

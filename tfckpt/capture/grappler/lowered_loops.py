@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from tfckpt.capture.grappler.control_edges import wait_as_asked
-from tfckpt.capture.nodes import bodies_of, functions_of, is_loop, op_of
+from tfckpt.capture.nodes import arguments_read, bodies_of, functions_of, is_loop, op_of
 from tfckpt.ops import Calls, record
 from tfckpt.ops.names import CONST, ENTER, EXIT, IDENTITY, LOWERED, MERGE, SWITCHES
 
@@ -190,12 +190,8 @@ class _Raised:
         called = {function.signature.name: function for function in bodies_of(loop, self.asked)}
         if {function.name for function in functions_of(loop)} - called.keys():
             return True
-        for function in called.values():
-            argument = function.signature.input_arg[place].name if place >= 0 else ""
-            read = {text.partition(":")[0] for node in function.node_def for text in node.input}
-            if not argument or argument in {*read, *function.ret.values()}:
-                return True
-        return not functions_of(loop)
+        return not functions_of(loop) or any(
+            place < 0 or place in arguments_read(function) for function in called.values())
 
     def _handed_on(self, text: str) -> str:
         """Return what was read, seen through what only hands it on and is gone."""

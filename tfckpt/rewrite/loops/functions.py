@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfckpt.capture import tf_adapter
+from tfckpt.capture.nodes import arguments_read
 from tfckpt.capture.variables import origin
 from tfckpt.plan.loops.segments import Role
 from tfckpt.rewrite.loops.bodies import INT, FunctionBody, function_of, named, with_own_calls
@@ -15,6 +16,7 @@ from tfckpt.rewrite.loops.spared import Spared, spared
 
 SHAPES, TYPES = "output_shapes", "T"
 """Attributes of a loop: the shapes and dtypes of its results."""
+_ANY_SHAPE = tf.TensorShape(None).as_proto()
 
 
 class Functions:
@@ -27,8 +29,8 @@ class Functions:
 
     Attributes:
       called: functions that the new ones call, callees first.
-      read: slots that iterations of the forward's loop read; Grappler may give a loop a scalar for
-        another, whatever shape the iterations hand on.
+      known: shapes of what iterations of the forward's loop are handed; any where none reads it:
+        Grappler may give a loop a scalar there, whatever its iterations hand on.
     """
 
     def __init__(self, role: Role, live: tf.Graph, where: str = "") -> None:
@@ -48,8 +50,10 @@ class Functions:
         self.told: dict[int, int | list[int]] = {
             one.slot: list(one.dims) for one in (opened.lists if opened else ())
             if not one.gradient}
-        self.read = frozenset(n for key in ("cond", "body") for n in _arguments_read(
-            self.found(self.f[key].func.name)))
+        read = frozenset().union(*(
+            arguments_read(self.found(self.f[key].func.name)) for key in ("cond", "body")))
+        self.known = [shape if n in read else _ANY_SHAPE
+                      for n, shape in enumerate(self.f[SHAPES].list.shape)]
         self.states = len(role.segments.kept)
         self.spared: Spared | None = None
         if not role.within:
@@ -142,13 +146,6 @@ class Functions:
         loops = [self.f] if attrs is self.f else [self.f, self.g]
         return all(set(_resources(loop)) <= set(loop["_read_only_resource_inputs"].list.i)
                    for loop in loops)
-
-
-def _arguments_read(function: Any) -> list[int]:
-    """Return which arguments of a function its ops read, or it returns."""
-    read = {text.partition(":")[0] for node in function.node_def for text in node.input}
-    read.update(function.ret.values())
-    return [n for n, given in enumerate(function.signature.input_arg) if given.name in read]
 
 
 def _resources(attrs: dict) -> list[int]:

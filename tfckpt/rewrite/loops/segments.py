@@ -44,7 +44,6 @@ from tfckpt.rewrite.loops.spared import add_invariant
 _PARALLEL = "parallel_iterations"
 _FIXED = (COUNTER, BOUND)
 """Of the gradient's loop, what is the same for each segment."""
-_ANY_SHAPE = tf.TensorShape(None).as_proto()
 
 
 def with_functions(edits: Edits, live: tf.Graph) -> Edits:
@@ -109,18 +108,15 @@ class _Loops(Functions):
                             element_dtype=self._kept_kind(slot))
                   for handle, slot in zip(lists, self.segments.kept, strict=True)]
         made = self._run(body, [
-            body.shaped(name, self.f[SHAPES].list.shape[slot], kinds[slot])
-            if slot in self.segments.states and slot in self.read else name
-            for slot, name in enumerate(given)])
+            body.shaped(name, self.known[slot], kinds[slot])
+            if slot in self.segments.states else name for slot, name in enumerate(given)])
         # the lists have to be there until the last iteration is over: a sum in it might else begin
         # with a term that lists keep in the plain step; but who waits for all of a loop has it fill
         # lists that nothing needs
         over = [body.node(names.IDENTITY, (made[slot],), "output", T=kinds[slot])
                 for slot in self.segments.states]
         whole = [f"^{name.partition(':')[0]}" for name in over]
-        counts = made[-1:] if self.role.within else [
-            body.node("TensorListLength", (made[slot], *whole), "length")
-            for slot in self.segments.lists if slot not in self.segments.unread]
+        counts = made[-1:] if self.role.within else self._lengths(body, made, whole)
         one = body.constant(1)
         for count in counts:
             one = body.node("Minimum", (one, count), "z", T=INT)
@@ -131,6 +127,12 @@ class _Loops(Functions):
         return self._loop(self.forward, self.f, range(self.count), kinds, function,
                           self.outer_cond([*[VARIANT] * self.states, INT]),
                           [*self.shapes, *_scalars(self.states + 1)])
+
+    def _lengths(self, body: FunctionBody, made: Sequence[str], controls: Sequence[str] = ()
+                 ) -> list[str]:
+        """Return the lengths of the lists that one segment filled and the plain loop fills too."""
+        return [body.node("TensorListLength", (made[slot], *controls), "length")
+                for slot in self.segments.lists if slot not in self.segments.unread]
 
     def _kept_kind(self, slot: int) -> int:
         """Return the dtype of what is kept of a slot for each segment."""
@@ -231,7 +233,7 @@ class _Loops(Functions):
         start = dict(zip(given, passed, strict=True))
         popped = []
         for slot, handle in zip(self.segments.kept, lists, strict=True):
-            known = self.f[SHAPES].list.shape[slot] if slot in self.read else _ANY_SHAPE
+            known = self.known[slot]
             shape = body.constant(-1 if slot in self.segments.sized else _dimensions(known))
             kind = self._kept_kind(slot)
             pop = body.node("TensorListPopBack", (handle, shape), "output_handle",
@@ -260,11 +262,9 @@ class _Loops(Functions):
             results = dict(enumerate(self._backward(body, inputs, begun, made, first)))
         # a product that a list keeps is no part of a longer one, even where nothing needs the list
         # in the end: in the plain loop Grappler finds that out last, and would here at once
-        filled = [] if self.role.within or self.role.compiled else [
-            body.node("TensorListLength", (made[slot],), "length").partition(":")[0]
-            for slot in self.segments.lists if slot not in self.segments.unread]
-        fewer = body.node("Sub", (left, body.constant(1), *(f"^{name}" for name in filled)), "z",
-                          T=INT)
+        filled = [] if self.role.within or self.role.compiled else self._lengths(body, made)
+        fewer = body.node("Sub", (left, body.constant(1), *(
+            f"^{name.partition(':')[0]}" for name in filled)), "z", T=INT)
         fixed = (*_FIXED, self.segments.trips, *self.segments.idle, *self.segments.read_once)
         body.returns((fewer, *(old[n] if n in fixed else results[n] for n in kept), *popped,
                       *passed))
