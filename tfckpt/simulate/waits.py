@@ -12,6 +12,7 @@ first of them (see `_turns`).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.schedule import Fence, Resolved, Wait
@@ -50,14 +51,28 @@ def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
     edges = edges or Edges(graph, resolved, released, fences)
     placer = _Placer(graph, resolved, edges, await_updates)
     best = None
-    for _ in range(ROUNDS):
-        worst, order, grew = placer.round(target)
-        if best is None or worst.peak_bytes < best[1].peak_bytes:
-            best = (placer.before, worst, tuple(order))
-        if not grew:
-            break
+    late: list[str] = []
+    for number in range(ROUNDS):
+        # waits that bring down one executor's peak mostly serve the others: one at a time
+        all_of_them = not late or number == ROUNDS - 1
+        found = placer.round(ORDERS if all_of_them else late[:1], target)
+        late = [policy for policy, simulated in found.items() if simulated.grew]
+        if all_of_them:
+            worst = max(found.values(), key=lambda simulated: simulated.timeline.peak_bytes)
+            if best is None or worst.timeline.peak_bytes < best[1].peak_bytes:
+                best = (placer.before, worst.timeline, tuple(worst.order))
+            if not late:
+                break
     assert best is not None
     return best
+
+
+class _Simulated(NamedTuple):
+    """An executor's order, its timeline, and whether it asked for waits that were not there."""
+
+    order: list[int]
+    timeline: Timeline
+    grew: bool
 
 
 class _Placer:
@@ -70,7 +85,7 @@ class _Placer:
         self.waits: dict[tuple[int, int], Wait] = {}
         self.before: tuple[Wait, ...] = ()
         self.account = Account(graph, resolved.schedule)
-        self.known: list[tuple[list[int], Timeline]] = []  # of the round before
+        self.known: tuple[_Simulated, ...] = ()  # in the round before
         self.where = edges.where
         self.turns = _turns(graph, resolved, edges.needed)
         self.last_read = [-1] * len(resolved.storage)
@@ -86,20 +101,18 @@ class _Placer:
         return tuple(sorted(self.waits.values(),
                             key=lambda w: (self.where[w.waiting], self.where[w.awaited])))
 
-    def round(self, target: int) -> tuple[Timeline, list[int], bool]:
-        """Simulate the executors with the present waits and add what the worst one needs."""
+    def round(self, policies: Sequence[str], target: int) -> dict[str, _Simulated]:
+        """Simulate executors with the present waits and add what those above the target need."""
         self.before = self.ordered()
-        found: list[tuple[list[int], Timeline]] = []
-        grew = False
-        for order in self.edges.orders(ORDERS, self.before):
-            timeline = next((t for known, t in (*found, *self.known) if known == order), None)
+        found: dict[str, _Simulated] = {}
+        for policy, order in zip(policies, self.edges.orders(policies, self.before), strict=True):
+            timeline = next((known.timeline for known in (*found.values(), *self.known)
+                             if known.order == order), None)
             timeline = timeline or timeline_of(self.account, self.resolved.schedule, order)
-            found.append((order, timeline))
-            if timeline.peak_bytes > target * TOLERANCE:
-                grew |= self._add(order, timeline)
-        self.known = found
-        order, worst = max(found, key=lambda entry: entry[1].peak_bytes)
-        return worst, order, grew
+            grew = timeline.peak_bytes > target * TOLERANCE and self._add(order, timeline)
+            found[policy] = _Simulated(order, timeline, grew)
+        self.known = tuple(found.values())
+        return found
 
     def _add(self, order: Sequence[int], timeline: Timeline) -> bool:
         """Delay what is live at this peak and would not be in the plan; whether any was new."""
