@@ -180,6 +180,14 @@ def test_what_the_forward_reads_is_no_gradient_for_its_name():
     assert found == [FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, BACKWARD]
 
 
+def test_what_the_forward_reads_is_forward_though_an_update_gave_it_its_name():
+    """A size that the forward and the update know alike, folded to one constant."""
+    names = ["x", "update/size", "filled", "gradient_tape/seed", "gradient_tape/mul", "assign"]
+    read = [[], [], [0, 1], [], [2, 3], [1, 4]]
+    found = regions(names, read, [[]] * 6, [False] * 5 + [True], forward=[0, 2], later=[1, 5])
+    assert found == [FORWARD, FORWARD, FORWARD, BACKWARD, BACKWARD, UPDATE]
+
+
 def test_what_followed_a_gradient_is_backward_without_its_control_edge():
     """A product of a custom gradient that Grappler has cut off from what it waited for."""
     names = ["x", "square", "slope", "gradient_tape/seed", "gradient_tape/mul"]

@@ -15,10 +15,11 @@ Rules (numbered; branches below cite them):
      slot was written, then added to the weight).
   7. All else (metrics, BatchNorm statistics, counters) is other.
   8. What an op of the forward reads is no gradient, whatever it is called. Grappler merges equal
-     ops of forward and backward (the square in tanh-GELU and in the derivative of its cube) under
-     one of their names, and drops control edges that a custom gradient hangs by, so its graphs
-     tell too little: which ops followed a gradient, and which none, is asked of the graph as it
-     was before (`around_gradients`).
+     ops of forward and backward (the square in tanh-GELU and in the derivative of its cube), or of
+     forward and update (a size that the batch decides), under one of their names, and drops
+     control edges that a custom gradient hangs by, so its graphs tell too little: which ops
+     followed a gradient, and which none, is asked of the graph as it was before
+     (`around_gradients`).
   9. An update reads no activation. What lies downstream of a gradient and reads one is backward,
      and so is what leads to it from there: the tail of a backward pass that custom gradients make
      has no scope, and no gradient follows it. An activation is computed from the batch and from
@@ -84,7 +85,8 @@ def regions(
     # rules 1, 8
     scoped = [is_gradient_scope(name) and op not in empty_lists and not read_by_forward[op]
               for op, name in enumerate(names)]
-    followers = _followers(scoped, inputs, controls, empty_lists, later)
+    followers = _followers(scoped, inputs, controls, empty_lists,
+                           [op in later for op in range(count)], read_by_forward)
     downstream = [a or b for a, b in zip(scoped, followers, strict=True)]  # rules 1, 2
     read = _read_activations(inputs, downstream, fed, variables)  # rule 9
     needed_by_gradient = ancestors([a or b for a, b in zip(scoped, read, strict=True)], inputs)
@@ -148,23 +150,25 @@ def around_gradients(
 
 def _followers(scoped: Sequence[bool], inputs: Sequence[Sequence[int]],
                controls: Sequence[Sequence[int]], empty_lists: Collection[int],
-               later: Collection[int] = ()) -> list[bool]:
+               later: Sequence[bool] = (), never: Sequence[bool] = ()) -> list[bool]:
     """Return which ops are gradients that were computed, or lie downstream of one (rule 2).
 
-    Those in `later` count as such. A constant leads nowhere: Grappler merges the backward's with
-    equal ones of the forward.
+    Those in `later` count as such, those in `never` do not. A constant leads nowhere: Grappler
+    merges the backward's with equal ones of the forward.
     """
+    later, never = (marked or [False] * len(scoped) for marked in (later, never))
     found = [bool(s and read) for s, read in zip(scoped, inputs, strict=True)]
     readers: list[list[int]] = [[] for _ in scoped]
     for op in range(len(scoped)):
         if not scoped[op] and op not in empty_lists:
             for source in inputs[op]:
                 readers[source].append(op)
-            found[op] = op in later or any(scoped[c] and inputs[c] for c in controls[op])
+            found[op] = not never[op] and (
+                later[op] or any(scoped[c] and inputs[c] for c in controls[op]))
     pending = [op for op, is_found in enumerate(found) if is_found]
     while pending:
         for reader in readers[pending.pop()]:
-            if not found[reader]:
+            if not (found[reader] or never[reader]):
                 found[reader] = True
                 pending.append(reader)
     return found
