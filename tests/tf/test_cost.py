@@ -379,7 +379,9 @@ def test_variables_are_counted_however_they_are_used():
     ("bhqd,bhkd->bhqk", (4, 4, 64, 64), (4, 4, 64, 64)), ("ab,cb->ca", (512, 256), (512, 256)),
     ("bqhd,bkhd->bhqk", (4, 64, 4, 64), (4, 64, 4, 64)),
     ("bhqk,bkhd->bqhd", (4, 4, 64, 64), (4, 64, 4, 64)), ("ab,b->ba", (1024, 256), (256,)),
-    ("abc->cab", (64, 64, 64), None)])
+    ("abc->cab", (64, 64, 64), None), ("...y,...x->xy...", (8, 16, 128), (8, 16, 64)),
+    ("...y,xy...->...x", (64, 64, 128), (64, 128)), ("...x,xy->y...", (64, 64, 64), (64, 64)),
+    ("b...,bc->c...", (64, 64, 64), (64, 64))])
 def test_what_einsum_copies_is_counted(equation, left, right):
     """As its kernel was measured to allocate beside the result, but for blocks of products."""
     given = [tf.random.stateless_normal(shape, (1, 2)) for shape in (left, right) if shape]

@@ -49,7 +49,8 @@ def rearranged_bytes(graph: Graph, op: Op) -> int:
     copies = record(op.type).copies
     if copies is None:
         return 0
-    operands, product = copies(op.attrs)
+    shapes = (graph.ops[source].outputs[slot].shape for source, slot in op.inputs)
+    operands, product = copies(op.attrs, [len(shape or ()) for shape in shapes])
     sources = [op.inputs[place] for place in operands if place < len(op.inputs)]
     return sum(graph.ops[source].outputs[slot].bytes or 0 for source, slot in sources) + (
         product * (op.outputs[0].bytes or 0))

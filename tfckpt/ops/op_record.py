@@ -20,8 +20,9 @@ Array = np.ndarray
 Shape = tuple[int, ...]
 """Unknown dimensions count as 1, an unknown rank as none."""
 Flops = Callable[[Sequence[Shape], Shape, Mapping[str, object]], float]
-Copies = Callable[[Mapping[str, object]], tuple[tuple[int, ...], bool]]
 """Takes the shapes of all inputs and of the first output, and the captured attributes."""
+Copies = Callable[[Mapping[str, object], Sequence[int]], tuple[tuple[int, ...], bool]]
+"""Takes the captured attributes and the ranks of all inputs."""
 
 SUM, PRODUCT, UNARY, BIAS = "sum", "product", "unary", "bias"
 """Kinds of ops as Grappler's arithmetic optimizer and remapper tell them apart. A bias is a sum
