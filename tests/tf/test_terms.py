@@ -412,3 +412,52 @@ def test_a_start_that_is_open_in_the_plain_step_is_not_known(depth, equal):
     assert comparing(summed(), summed("^p", "^q")) is equal
     assert comparing(summed("^p", "^q"), summed()) is False
     assert comparing(summed(), summed()) is None
+
+
+def numbers(name, *values):
+    return constant(name, list(values))
+
+
+def slices_added(*order, end=1, **attrs):
+    """Return a sum of the gradients of [:, 1] and [:, 2], in an order of places."""
+    masks = {"begin_mask": 1, "end_mask": end, "shrink_axis_mask": 2} | attrs
+    given_ = ("x", "y")
+    terms = [op(f"s{n}", "StridedSliceGrad", "shape", f"b{n}", f"e{n}", "ones", given_[n],
+                T=tf.float32, **masks) for n in range(2)]
+    return [*given("x", "y", "z"), numbers("shape", 4, 4), numbers("ones", 1, 1),
+            *(numbers(f"b{n}", 0, 1 + n) for n in range(2)),
+            *(numbers(f"e{n}", 2 if end == 0 else 0, 2 + n) for n in range(2)), *terms,
+            op("zero", "ZerosLike", "z"), op("r", "AddN", *order, T=tf.float32), result("r")]
+
+
+def slices_packed(*pieces, axis=1, before=1, zero=0.0):
+    """Return pieces side by side between zeros, with a number added."""
+    return [*given("x", "y"), op("p", "Pack", *pieces, axis=axis, T=tf.float32),
+            constant("around", [[0, 0], [before, 1]]), constant("zero", zero),
+            op("padded", "Pad", "p", "around", T=tf.float32),
+            op("hidden", "PlaceholderWithDefault", "zero", dtype=tf.float32),
+            op("r", "AddV2", "hidden", "padded", T=tf.float32), result("r")]
+
+
+def test_gradients_of_slices_that_do_not_overlap_are_one_side_by_side():
+    added = slices_added("s0", "s1")
+    assert same(added, slices_added("s1", "s0"))
+    assert same(added, slices_packed("x", "y"))
+
+
+@pytest.mark.parametrize("other", [
+    slices_packed("y", "x"), slices_packed("x", "y", before=0), slices_packed("x", "y", axis=0),
+    slices_packed("x", "y", zero=1.0), slices_packed("x", "y", "x"),
+    [node for node in slices_packed("x", "y") if node.name not in ("r", "out")] + [
+        result("padded")]],
+    ids=["order", "place", "axis", "no zero", "more", "nothing added"])
+def test_what_is_put_side_by_side_otherwise_is_told_apart(other):
+    assert not same(slices_added("s0", "s1"), other)
+
+
+@pytest.mark.parametrize("attrs", [
+    {"new_axis_mask": 1}, {"end": 0}, {"shrink_axis_mask": 3}], ids=["new", "part", "two axes"])
+def test_slices_of_more_than_one_axis_are_added_in_their_order(attrs):
+    """Of three, since two may change places."""
+    added = slices_added("s0", "s1", "zero", **attrs)
+    assert not same(added, slices_added("s1", "zero", "s0", **attrs))

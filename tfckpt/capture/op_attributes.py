@@ -35,16 +35,18 @@ def attrs_of(op: tf.Operation) -> dict[str, object]:
       op: of a live graph.
 
     Returns:
-      By name what the record of the op's type lists; of a constant `value`, or `integer` where it
-      is one of a few integers; nothing where its elements differ, are too many to look at, or are
-      of another kind. Of a loop or branches also `TAKES`, where that is set.
+      By name what the record of the op's type lists; of a few integers `integers`, one after the
+      other, and `integer` where they are equal; of another constant `value`, and nothing where its
+      elements differ, are too many to look at, or are of another kind. Of a loop or branches also
+      `TAKES`, where that is set.
     """
     known = record(op.type)
     if known.is_constant:
         made = op.outputs[0]
         if made.dtype.is_integer and 0 < (made.shape.num_elements() or 0) <= _FEW:
-            value = _common_value(op.get_attr("value"))
-            return {} if value is None else {"integer": int(value)}
+            values = tuple(map(int, tf.make_ndarray(op.get_attr("value")).ravel()))
+            return {"integers": values} | (
+                {"integer": values[0]} if len(set(values)) == 1 else {})
         if not (made.dtype.is_floating or made.dtype.is_bool) or (
                 made.shape.num_elements() or 0) > _LARGEST_READ:
             return {}

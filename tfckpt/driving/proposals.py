@@ -271,7 +271,7 @@ class Search:
 
     def _may_cut(self, cuts: Iterable[Cut]) -> bool:
         """Return whether loops may be cut so: those with entries computed again, and others."""
-        return not any(bool(cut.entries) in self._refused for cut in cuts)
+        return not any(bool(cut.entries) in self._refused for cut in cuts if not cut.together)
 
     def decided(self, limits: Limits) -> Iterator[Decision]:
         """Yield the part's decisions from the best on, remembering them for replicas.

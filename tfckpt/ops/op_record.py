@@ -217,6 +217,7 @@ class OpRecord:
     lengthy: bool = False  # so many instructions that XLA computes it once for all its readers
     gathers: bool = False  # takes some of its first input's rows
     reduces: bool = False  # XLA computes what it reads, where that is element-wise, with it
+    slice_gradient: bool = False  # of a strided slice: zero but for what was sliced
     spreads: bool = False  # not element-wise, but XLA computes it with what reads it, as if it were
     fused_from: int | None = None  # XLA computes results as large as this input where they are read
     filter_gradient_of: int | None = None  # of this input's bias oneDNN makes the gradient as well

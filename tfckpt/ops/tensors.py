@@ -8,6 +8,7 @@ import numpy as np
 
 from tfckpt.ops.op_record import Broadcast, OpRecord
 from tfckpt.ops.registry import register
+from tfckpt.ops.slices import MASKS
 from tfckpt.ops.tangents import same, zero
 
 # What a tensor passes through. Grappler removes these four, but where something waits for them.
@@ -40,7 +41,8 @@ register(
 # The same elements, more often or elsewhere.
 register(
     OpRecord("Fill", elements_of=1, spreads=True),
-    OpRecord("PadV2", pads=True), OpRecord("StridedSliceGrad", pads=True),
+    OpRecord("PadV2", pads=True),
+    OpRecord("StridedSliceGrad", pads=True, slice_gradient=True, attrs=MASKS),
     OpRecord("BroadcastTo", elements_of=0, spreads=True),
     OpRecord("Tile", elements_of=0, spreads=True), OpRecord("Transpose", per_byte=2.0),
     OpRecord("Sum", broadcast=Broadcast.SUM, reduces=True),

@@ -109,6 +109,8 @@ def _report_of_part(name: str, graph: Graph, proposal: Proposal, edits: Edits | 
                        for loop, cut in decision.segments if applied and cut.length),
         again=tuple((names.shown(loop), len(cut.entries))
                     for loop, cut in decision.segments if applied and cut.entries),
+        side_by_side=tuple(names.shown(name) for name, cut in decision.segments
+                           if applied and cut.together),
         forward_ad_regions=regions, traced=((cost, planned.plain.plan), (ours, plan)))
 
 

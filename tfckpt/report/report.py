@@ -67,6 +67,8 @@ class Report:
         segments, of those in them, and so on.
       again: loops of which the backward computes a part of each iteration again, and how many of
         the tensors that an iteration would keep it computes so.
+      side_by_side: sums of the gradients of slices of one tensor, which are put side by side
+        instead: each would be as large as the tensor.
       inside: functions of loops and branches that compute gradients themselves, and what each is
         planned to take while it runs. Plain, in this report, is the step with that.
       inlined: nested functions whose bodies were planned and rewritten with the step.
@@ -114,6 +116,7 @@ class Report:
     names: LayerNames = dataclasses.field(default=UNKNOWN, repr=False)
     segments: tuple[tuple[str, int, int, tuple[int, ...]], ...] = ()
     again: tuple[tuple[str, int], ...] = ()
+    side_by_side: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     inlined: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -181,6 +184,8 @@ class Report:
               for loop, length, last, within in self.segments],
             *[("again in loops", f"{loop}: {count} tensor{'s' * (count > 1)} of each iteration")
               for loop, count in self.again],
+            *[("side by side", f"{name}: the gradients of slices, which are not added up")
+              for name in self.side_by_side],
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
               if self.deferred_ops else []),
             *([("taken apart", f"{self.released_joins} join{'s' * (self.released_joins > 1)} of "

@@ -25,7 +25,7 @@ from typing import Any
 from absl import logging
 
 VARIABLE = "TFCKPT_CACHE"
-FORMAT = 4
+FORMAT = 5
 """Of the files: one of another format is not read."""
 MOST_BYTES = 256 << 20
 LOWERED = 0.9

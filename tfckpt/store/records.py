@@ -149,8 +149,8 @@ def _decision_of(record: Mapping[str, Any], part: Part, texts: Texts) -> Decisio
     regions = tuple(ForwardAdRegion(texts.name(source), tuple(map(texts.name, ops)), saved, taken,
                                     texts.text(why))
                     for source, ops, saved, taken, why in record["regions"])
-    segments = tuple((texts.name(loop), Cut(length, last, tuple(within), tuple(entries)))
-                     for loop, length, last, within, entries in record["segments"])
+    segments = tuple((texts.name(loop), Cut(length, last, tuple(within), tuple(entries), together))
+                     for loop, length, last, within, entries, together in record["segments"])
     whole, priced_whole, first = segmented(part.graph, part.cost, dict(segments), part.target)
     graph, cost, edits = with_derivatives(whole, priced_whole, [r.taken for r in regions],
                                           part.target)

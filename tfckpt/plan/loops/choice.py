@@ -44,6 +44,7 @@ from tfckpt.plan.loops.segments import (
     segmentable,
 )
 from tfckpt.plan.loops.spending import spend
+from tfckpt.plan.sums import put_together, sums_of_slices
 
 SMALLEST = 0.01
 """Of what all loops save, what one has to save to be looked at."""
@@ -78,10 +79,14 @@ def segmented(graph: Graph, cost: CostGraph, cuts: Cuts, target: Target
     if not cuts:
         return graph, cost, Edits()
     lists = {name: cut.entries for name, cut in cuts.items() if cut.entries}
-    graph, edits = in_segments(graph, {name: cut for name, cut in cuts.items()
-                                       if name not in lists}, not target.orders_by_control)
+    sums = [name for name, cut in cuts.items() if cut.together]
+    graph, edits = in_segments(graph, {
+        name: cut for name, cut in cuts.items() if cut.length}, not target.orders_by_control)
     if lists:
         graph, more = with_entries_again(graph, lists)
+        edits = edits.then(more)
+    if sums:
+        graph, more = put_together(graph, sums)
         edits = edits.then(more)
     return graph, cost_of(graph, target, like=cost), edits
 
@@ -97,6 +102,13 @@ class Variants:
         self.graph, self.cost, self.target = graph, cost, target
         self._made: dict[tuple[tuple[str, Cut], ...], tuple[Graph, CostGraph, Edits]] = {}
         self._bounds: dict[tuple[tuple[str, Cut], ...], Bounds] = {}
+
+    @functools.cached_property
+    def sums(self) -> dict[str, Cut]:
+        """Return the sums that may be put together; XLA fuses them by itself."""
+        if not self.target.orders_by_control:
+            return {}
+        return dict.fromkeys(sums_of_slices(self.graph, self.cost), Cut(0, together=True))
 
     @functools.cached_property
     def cuts(self) -> list[dict[str, Cut]]:
@@ -162,24 +174,28 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
                       0 if budget is None else int(budget * target.safety))
     as_is = found.announce({}, 1.0)
     if budget is None or not found.nothing_again(as_is):
+        sums = variants.sums
         cuts = [chosen for chosen in variants.cuts if allowed(chosen.values())]
         if cuts and budget is None and objective == "memory":
             cuts += inside_each_other(graph)
+        if sums:
+            cuts.append({})
         for n, chosen in enumerate(cuts):
-            found.announce(chosen, OTHERS if n else 1.0)
+            found.announce(chosen | sums, OTHERS if n and (chosen or n > 1) else 1.0)
         if budget is not None and cuts:
-            _within(found, graph, budget, objective, target)
+            _within(found, graph, sums, budget, objective, target)
     yield from found.best_first(allowed)
 
 
-def _within(found: Decisions, graph: Graph, budget: int, objective: str, target: Target) -> None:
+def _within(found: Decisions, graph: Graph, sums: Cuts, budget: int, objective: str,
+            target: Target) -> None:
     """Cut loops further where a budget is too small, and less where there is room in it."""
     def in_segments(cuts: Cuts) -> bool:
         return any(cut.length for cut in cuts.values())
 
     if found.best(in_segments) is None and found.best() is None:
         for chosen in inside_each_other(graph):
-            found.announce(chosen, OTHERS)
+            found.announce({**chosen, **sums}, OTHERS)
     if objective == "time":
         spend(found, graph, budget, target.rates)
 

@@ -28,7 +28,7 @@ RESULT = "-tfckpt_result"
 
 
 class Cut(NamedTuple):
-    """How a loop is cut.
+    """How a loop is cut, or a sum.
 
     Attributes:
       length: iterations of a segment; 0 where it is in none.
@@ -38,12 +38,14 @@ class Cut(NamedTuple):
         in them, ever shorter.
       entries: where it is in no segments, the lists that it does not fill: the gradient's body
         computes their entries again.
+      together: of a sum, whether its terms are put side by side (`tfckpt.plan.sums`).
     """
 
     length: int
     last: int = 0
     within: tuple[int, ...] = ()
     entries: tuple[int, ...] = ()
+    together: bool = False
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -58,7 +60,7 @@ class Cut(NamedTuple):
 
 
 Cuts = Mapping[str, Cut]
-"""How loops are cut, by the name of the forward's loop."""
+"""How loops and sums are cut, by the name of the forward's loop, or of the sum."""
 
 
 @dataclasses.dataclass(frozen=True)

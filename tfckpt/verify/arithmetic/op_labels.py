@@ -85,6 +85,16 @@ def has_effect(kind: str) -> bool:
             and record(kind).access is None and tf_adapter.is_stateful_type(kind))
 
 
+def sum_of_two(definition: Any) -> str:
+    """Return the label of a sum of two of the terms that an op adds.
+
+    Args:
+      definition: a NodeDef.
+    """
+    kind = definition.attr["T"].SerializeToString(deterministic=True)
+    return hashed((SUM_OF_TWO, [("T", kind)], False))
+
+
 class Labels:
     """The labels of ops of one computation.
 
@@ -115,7 +125,7 @@ class Labels:
             return hashed((kind, str(value.dtype), value.shape, value.tobytes()
                            if value.dtype != object else repr(value.tolist())))
         if kind == SUM:  # that of the sums of two which it consists of
-            return hashed((SUM_OF_TWO, [("T", self._attr(definition.attr["T"]))], False))
+            return sum_of_two(definition)
         again = COPY in definition.attr and has_effect(kind)  # it draws other numbers
         return hashed((kind, self._attrs(definition), again))
 

@@ -42,9 +42,10 @@ from tfckpt.verify.arithmetic.op_labels import (
     Labels,
     has_effect,
     hashed,
+    sum_of_two,
 )
 from tfckpt.verify.arithmetic.states import reads, states
-from tfckpt.verify.arithmetic.sum_starts import Starts
+from tfckpt.verify.arithmetic.sums import SideBySide, SliceSums, Starts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +160,8 @@ class _Graph:
         for name in self.order:
             if self.nodes[name].type == ADDS:
                 self.added.setdefault(self.nodes[name].inputs[0], []).append(name)
+        found = SliceSums(self.nodes, self.definitions, self._source, self.added)
+        self.together = {name: one for name in self.order if (one := found.of(name)) is not None}
         self.sums = self._sums()
         self.merged = frozenset(self._merged_gradients())
         labels = Labels(computation.arguments, computation.function)
@@ -171,7 +174,8 @@ class _Graph:
         """Compute every op's term from those of what it reads."""
         before, self.terms = self.terms, {}
         for name in self.order:
-            self.terms[name] = self._term(
+            one = self.together.get(name)
+            self.terms[name] = self._side_by_side(name, one, before) if one else self._term(
                 self.nodes[name], [self.tensor(t, before) for t in self.nodes[name].inputs])
 
     def found(self) -> Terms:
@@ -182,7 +186,8 @@ class _Graph:
             {key: self.terms[name] for key, name in ends.items()}, ends,
             {name: self.terms[name] for name in kept},
             {name: tuple(self._source(t)[0] for t in self.nodes[name].inputs) for name in kept},
-            tuple(name for name in kept if self.nodes[name].type == ARRIVAL),
+            tuple(name for name in kept
+                  if self.nodes[name].type == ARRIVAL and name not in self.together),
             frozenset(name for name, (*_, unordered) in self.states.items()
                       if unordered and reads(self.nodes[name].type)),
             tuple(name for name, (_, is_known) in self.sums.items() if not is_known),
@@ -238,6 +243,14 @@ class _Graph:
                 scalar and constant.ndim)
         return self._all[name, value, scalar]
 
+    def _side_by_side(self, name: str, one: SideBySide, before: Mapping[str, str]) -> str:
+        """Return the term of slices side by side, and of what is added to them."""
+        kind = self.definitions[name].attr["T"].type
+        pieces = hashed(("slices", kind, one.axis, one.begin, one.stacked, [
+            self.tensor(piece, before) for piece in one.pieces]))
+        return pieces if one.other is None else _of_two(
+            sum_of_two(self.definitions[name]), f"{pieces}:0", self.tensor(one.other, before))
+
     def _term(self, node: Node, read: list[str]) -> str:
         label = self.labels[node.name]
         if node.type == SUM:
@@ -285,7 +298,8 @@ class _Graph:
         early, begun = self.computation.early, self.computation.begun
         return {name: starts.order(name, name in early, begun.get(name))
                 if len(node.inputs) > 2 else (tuple(range(len(node.inputs))), True)
-                for name, node in self.nodes.items() if node.type == SUM}
+                for name, node in self.nodes.items()
+                if node.type == SUM and name not in self.together}
 
     def _merged_gradients(self) -> Iterable[str]:
         """Yield the gradients of biases that oneDNN computes with the filter's, by another kernel.
