@@ -806,6 +806,18 @@ def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef
         return function_def_to_graph.function_def_to_graph_def(function)
 
 
+def takes_type(node: tf.compat.v1.NodeDef) -> bool:
+    """Return whether an op may have the attribute T that it has; not where it is not registered.
+
+    Args:
+      node: of any type.
+    """
+    known = op_definition(node.op)
+    return known is not None and all(
+        node.attr["T"].type in attr.allowed_values.list.type for attr in known.attr
+        if attr.name == "T" and "T" in node.attr and attr.HasField("allowed_values"))
+
+
 def import_nodes(graph: tf.Graph, definition: tf.compat.v1.GraphDef,
                  inputs: Mapping[str, tf.Tensor], scope: str) -> list[tf.Operation]:
     """Add nodes to a graph.

@@ -64,6 +64,7 @@ register(
 # and nothing is merged with it any more.
 register(
     OpRecord("_FusedConv2D", **_FORWARD), OpRecord("_FusedConv3D", **_FORWARD),
+    OpRecord("_MklNativeFusedConv2D", **_FORWARD),  # in bfloat16
     OpRecord("_FusedDepthwiseConv2dNative", flops=_convolution(1, None, depthwise=True)),
     OpRecord("_FusedMatMul", flops=_product, attrs=("transpose_a",), multiplies_matrices=True),
     _BATCHED("_MklFusedBatchMatMulV2", attrs=("adj_x",)),

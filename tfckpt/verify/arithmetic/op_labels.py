@@ -46,8 +46,11 @@ NO_ARITHMETIC = frozenset((
     "shared_name", "container", "token", "workspace_enabled", "output_shapes"))
 """Attributes that decide nothing of what is computed, or that each trace has another of."""
 _OTHERWISE_CALLED = {"Add": "AddV2", "_HostRecv": "_Recv", "_HostSend": "_Send",
-                     "_MklNativeMaxPool": "MaxPool", "_MklNativeMaxPoolGrad": "MaxPoolGrad"}
-"""The largest of numbers is the same whatever kernel looks for it."""
+                     "_MklNativeMaxPool": "MaxPool", "_MklNativeMaxPoolGrad": "MaxPoolGrad",
+                     "_MklNativeFusedConv2D": "_FusedConv2D"}
+"""The largest of numbers is the same whatever kernel looks for it. What a step is made of that runs
+as Grappler leaves it may have a name that ops get elsewhere just before they run.
+"""
 _NO_EFFECT = frozenset((
     ARGUMENT, RESULT, ARRIVAL, "TemporaryVariable", SEND, RECEIVE, "Assert"))
 """What TensorFlow calls stateful and changes no number. What an assertion asserts Grappler may know
