@@ -60,7 +60,8 @@ def test_what_edits_make_has_a_record_or_needs_none():
             if name.isupper() and isinstance(value, str)}
     unknown = {kind for kind in made if kind not in {known.type for known in registered()}}
     assert unknown == {"InfeedDequeue",  # a function's input, where Grappler is asked
-                       "Pack",  # shapes of what lists hold
+                       "Pack",  # shapes of what lists hold, and gradients of slices
+                       "ConcatV2",  # gradients of slices
                        "XlaOptimizationBarrier",  # only in guards
                        "TensorScatterAdd", "UnsortedSegmentSum"}  # one in the other's place
     assert all(record(kind).repeatable for kind in unknown)
