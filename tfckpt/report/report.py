@@ -25,6 +25,8 @@ from tfckpt.request.budget import format_bytes
 from tfckpt.simulate.simulate import Timeline
 from tfckpt.simulate.timeline import Ran, ran
 
+_NAMED = 3
+"""Sums that are named, of more."""
 _NOTHING = 0.0005
 """Times what is allowed, up to which a measured peak above it is not said to be."""
 _SHOWN, _WIDEST = 12, 48
@@ -184,8 +186,7 @@ class Report:
               for loop, length, last, within in self.segments],
             *[("again in loops", f"{loop}: {count} tensor{'s' * (count > 1)} of each iteration")
               for loop, count in self.again],
-            *[("side by side", f"{name}: the gradients of slices, which are not added up")
-              for name in self.side_by_side],
+            *([("side by side", self._side_by_side)] if self.side_by_side else []),
             *([("run later", f"{self.deferred_ops} ops, just before something reads them")]
               if self.deferred_ops else []),
             *([("taken apart", f"{self.released_joins} join{'s' * (self.released_joins > 1)} of "
@@ -226,6 +227,13 @@ class Report:
         most = self.most_bytes
         return (f"{format_bytes(planned)} ({planned / max(plain, 1):.2f} of plain)"
                 + (f", at most {format_bytes(most)}" if most > planned else ""))
+
+    @property
+    def _side_by_side(self) -> str:
+        count, more = len(self.side_by_side), len(self.side_by_side) - _NAMED
+        return (f"{', '.join(self.side_by_side[:_NAMED])}"
+                + (f" and {more} more" if more > 0 else "")
+                + f": sum{'s' * (count > 1)} of the gradients of slices, which are not added up")
 
     @property
     def _budget(self) -> str:

@@ -36,7 +36,7 @@ def apply(graph: tf.Graph, edits: Edits, changes: LiveChanges | None = None,
     try:
         _apply(graph, edits, changes, protected)
         if protected:
-            changes.show(*_without_unread(graph))
+            changes.show(*_without_unread(graph, edits.dropped))
     except Exception as error:
         changes.revert(start)
         raise RewriteError(f"rewrite: {type(error).__name__}: {error}; "
@@ -81,12 +81,16 @@ def _only_for(graph: Any, gone: Collection[str]) -> list[str]:
     return sorted(found)
 
 
-def _without_unread(graph: Any) -> tuple[Sequence[str], list[str]]:
-    """Return the ops that are shown, and those whose results nothing reads: they would run."""
+def _without_unread(graph: Any, dropped: Collection[str]) -> tuple[Sequence[str], list[str]]:
+    """Return the ops that are shown, and those whose results nothing reads: they would run.
+
+    Such as the accumulator of a sum that is dropped, which is stateful.
+    """
     shown = graph.get_operations()
     needed: set[str] = set()
     left = [*(t.op for t in graph.outputs), *graph.control_outputs,
-            *(op for op in shown if tf_adapter.is_stateful(op) or not op.outputs)]
+            *(op for op in shown if (tf_adapter.is_stateful(op) or not op.outputs)
+              and op.name not in dropped)]
     while left:
         op = left.pop()
         if op.name not in needed:
