@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tfckpt.errors import PlanError
 from tfckpt.ir.costgraph import CostGraph
 from tfckpt.ir.edits import PROTECTED, Create, Edits, Rewire
-from tfckpt.ir.graph import BACKWARD, Graph, Op, Tensor, TensorId, check_graph
+from tfckpt.ir.graph import BACKWARD, UPDATE, Graph, Op, Tensor, TensorId, check_graph
 from tfckpt.ops import Access, names, record
 from tfckpt.ops.slices import Slice, slice_of
 
@@ -92,7 +92,7 @@ def _found(graph: Graph) -> list[Together]:
     fetched = {i for i, _ in graph.fetches}
     found = []
     for place, op in enumerate(graph.ops):
-        if op.region != BACKWARD or op.conditional or place in fetched or awaiting[place]:
+        if op.region not in (BACKWARD, UPDATE) or op.conditional or place in fetched or awaiting[place]:
             continue
         terms, adding = _terms(graph, place, readers)
         of_slices = [s for s, _ in terms if record(graph.ops[s].type).slice_gradient]
