@@ -25,6 +25,7 @@ WORTHWHILE = 0.05
 """Of the bytes of all tensors of a step, what its sums must save to be looked at."""
 _FEWEST = 3
 """Slices of a sum that is looked at."""
+_REGIONS = (BACKWARD, UPDATE)
 _MARK = "-tfckpt_together"
 _INT32 = "dtype:int32"
 _SCALAR = bytes((7 << 3 | 2, 0))
@@ -92,7 +93,7 @@ def _found(graph: Graph) -> list[Together]:
     fetched = {i for i, _ in graph.fetches}
     found = []
     for place, op in enumerate(graph.ops):
-        if op.region not in (BACKWARD, UPDATE) or op.conditional or place in fetched or awaiting[place]:
+        if op.region not in _REGIONS or op.conditional or place in fetched or awaiting[place]:
             continue
         terms, adding = _terms(graph, place, readers)
         of_slices = [s for s, _ in terms if record(graph.ops[s].type).slice_gradient]
