@@ -2,7 +2,7 @@
 and of the rewritten step.
 
     python -m benchmarks.loops [--jobs=lstm,lstm3,lstm8,open3,fit3,ctc,heat,blocks,layers,
-        ode,accumulate,critic,epoch] [--budgets=min,0.3,0.6] [--compiled] [--tiny]
+        ode,unrolled,accumulate,critic,epoch] [--budgets=min,0.3,0.6] [--compiled] [--tiny]
 
 Each job runs in a process of its own with one inter-op thread, for each budget. Measured are the
 peaks of TensorFlow's allocator above what is allocated when the step begins (median of three
@@ -11,8 +11,8 @@ The allocator is the one that GPUs have, which counts tensors of any size. Print
 measured peak the expected one (the middle of what is simulated) and the planned one (the worst of
 it, which a budget counts); how many iterations segments have, those in segments after a stroke, and
 how many at the end are in none, or of how many tensors of an iteration the gradient's loop computes
-again; and whether losses and weights of three steps are the same in every
-bit.
+again, or how many sums of the gradients of slices are put side by side; and whether losses and
+weights of three steps are the same in every bit.
 With `--compiled` XLA compiles the steps, and the bytes are the temporary ones of its buffer
 assignment.
 """
@@ -29,7 +29,8 @@ from benchmarks.rows import head, in_own_process, line
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("jobs", ["lstm", "lstm3", "lstm8", "open3", "fit3", "ctc", "heat", "blocks",
-                           "layers", "ode", "accumulate", "critic", "epoch"], "Which to measure.")
+                           "layers", "ode", "unrolled", "accumulate", "critic", "epoch"],
+                  "Which to measure.")
 flags.DEFINE_list("budgets", ["min"], "Budgets: min, or fractions of the plain peak.")
 flags.DEFINE_bool("compiled", False, "Whether XLA compiles the steps.")
 flags.DEFINE_bool("tiny", False, "A sixteenth of the iterations, to try this program out.")
@@ -203,6 +204,24 @@ def ode(shrink: int):
     return loss, drawn.standard_normal((512, 128), dtype=np.float32), [weight]
 
 
+def unrolled(shrink: int):
+    """Return a recurrent layer of 128 units, unrolled over 64 slices of what it reads."""
+    import numpy as np
+    import tensorflow as tf
+
+    drawn, steps = np.random.default_rng(0), 64 // shrink
+    before, own = (tf.Variable(0.1 * drawn.standard_normal((128, 128), dtype=np.float32))
+                   for _ in range(2))
+
+    def loss(x):
+        z, h = tf.tanh(x @ before), tf.zeros((64, 128))
+        for t in range(steps):
+            h = tf.tanh(z[:, t] + h @ own)
+        return tf.reduce_mean(tf.square(h))
+
+    return loss, drawn.standard_normal((64, steps, 128), dtype=np.float32), [before, own]
+
+
 def accumulate(shrink: int):
     """Return eight convolutions, gradients of four parts of 64 images added up in a loop."""
     import keras
@@ -333,7 +352,8 @@ def measure() -> dict:
     return {"peaks": peaks, "seconds": [min(seconds) for seconds in taken],
             "planned": report.simulated_bytes[1],
             "expected": report.planned_peak_bytes, "refused": report.refused,
-            "segments": report.segments, "again": report.again, "identical": found[0] == found[1]}
+            "segments": report.segments, "again": report.again,
+            "together": len(report.side_by_side), "identical": found[0] == found[1]}
 
 
 def row(name: str, budget: str) -> str:
@@ -352,7 +372,9 @@ def row(name: str, budget: str) -> str:
                  ", ".join([*("/".join(map(str, (length, *within)))
                               + (f" (last {last})" if last else "")
                               for _, length, last, within in found["segments"]),
-                            *(f"{count} again" for _, count in found["again"])]) or "none",
+                            *(f"{count} again" for _, count in found["again"]),
+                            *([f"{found['together']} side by side"] if found["together"] else [])
+                            ]) or "none",
                  "yes" if found["identical"] else "no"])
 
 

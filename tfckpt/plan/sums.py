@@ -74,14 +74,13 @@ def put_together(graph: Graph, sums: Iterable[str]) -> tuple[Graph, Edits]:
     Raises:
       PlanError: a sum is not there, or is of something else.
     """
-    edits = Edits()
+    known = {graph.ops[one.place].name: one for one in _found(graph)}
+    new: dict[int, _New] = {}
     for name in sums:
-        one = next((one for one in _found(graph) if graph.ops[one.place].name == name), None)
-        if one is None:
+        if name not in known:
             raise PlanError(f"plan: {name!r} is no sum of the gradients of slices")
-        graph, more = _changed(graph, one)
-        edits = edits.then(more)
-    return graph, edits
+        new[known[name].place] = _New(graph, known[name])
+    return _changed(graph, new)
 
 
 def _found(graph: Graph) -> list[Together]:
@@ -137,9 +136,9 @@ def _side_by_side(graph: Graph, op: Op, of_slices: Sequence[int]
     slices.sort(key=lambda entry: entry[0].begin)
     first, last = slices[0][0], slices[-1][0]
     size = shape[first.axis]
-    apart = any((one.told, one.shrunk, one.end) != (first.told, first.shrunk, after.begin)
-                for (one, _), (after, _) in itertools.pairwise(slices))
-    if size is None or last.end > size or apart or last[:2] != first[:2]:
+    if size is None or last.end > size or any(
+            (one.told, one.shrunk) != (first.told, first.shrunk) for one, _ in slices) or any(
+            one.end != after.begin for (one, _), (after, _) in itertools.pairwise(slices)):
         return ()
     return tuple(slices)
 
@@ -230,20 +229,24 @@ class _New:
         return f"{op.name}:0"
 
 
-def _changed(graph: Graph, one: Together) -> tuple[Graph, Edits]:
-    """Return the step with one sum put together, and the edits."""
-    new = _New(graph, one)
-    entries: list[tuple[Op, tuple[str, ...]]] = []
-    rewires = []
+def _changed(graph: Graph, new: Mapping[int, _New]) -> tuple[Graph, Edits]:
+    """Return the step with sums put together, by the places where they were, and the edits."""
+    gone = frozenset(i for made in new.values() for i in made.one.gone)
+    last = {f"{made.old.name}:0": f"{made.last}:0" for made in new.values()}
+    entries: list[tuple[Op, list[str]]] = []
+    rewires, added = list[Rewire](), list[Create]()
     for i, op in enumerate(graph.ops):
         read = [f"{graph.ops[s].name}:{slot}" for s, slot in op.inputs]
-        if i == one.place:
-            entries += new.ops
-        if i not in one.gone:
-            rewires += [Rewire(op.name, n, f"{new.last}:0") for n, (s, _) in enumerate(op.inputs)
-                        if s == one.place]
-            entries.append((op, tuple(f"{new.last}:0" if s == one.place else name
-                                      for name, (s, _) in zip(read, op.inputs, strict=True))))
+        now = [last.get(tensor, tensor) for tensor in read]
+        for made, given in new[i].ops if i in new else ():
+            entries.append((made, [last.get(tensor, tensor) for tensor in given]))
+            added.append(Create(made.name, made.type, tuple(entries[-1][1]), (),
+                                (made.outputs[0].dtype,), {**made.attrs, PROTECTED: True},
+                                made.device))
+        if i not in gone:
+            entries.append((op, now))
+            rewires += [Rewire(op.name, n, tensor) for n, tensor in enumerate(now)
+                        if tensor != read[n]]
     number = {op.name: n for n, (op, _) in enumerate(entries)}
 
     def placed(name: str) -> TensorId:
@@ -256,9 +259,7 @@ def _changed(graph: Graph, one: Together) -> tuple[Graph, Edits]:
             controls=tuple(number[graph.ops[c].name] for c in op.controls))
             for op, read in entries),
         fetches=tuple((number[graph.ops[i].name], slot) for i, slot in graph.fetches),
-        sinks=tuple(number[graph.ops[i].name] for i in graph.sinks if i not in one.gone))
+        sinks=tuple(number[graph.ops[i].name] for i in graph.sinks if i not in gone))
     check_graph(result)
-    added = tuple(Create(op.name, op.type, read, (), (op.outputs[0].dtype,),
-                         {**op.attrs, PROTECTED: True}, op.device) for op, read in new.ops)
-    return result, Edits(added, tuple(rewires),
-                         dropped=tuple(graph.ops[i].name for i in sorted(one.gone)))
+    return result, Edits(tuple(added), tuple(rewires),
+                         dropped=tuple(graph.ops[i].name for i in sorted(gone)))
