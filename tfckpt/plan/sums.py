@@ -96,6 +96,8 @@ def _found(graph: Graph) -> list[Together]:
             continue
         terms, adding = _terms(graph, place, readers)
         of_slices = [s for s, _ in terms if record(graph.ops[s].type).slice_gradient]
+        if len(of_slices) < _FEWEST:
+            continue
         slices = _side_by_side(graph, op, of_slices)
         others = [tensor for tensor in terms if tensor[0] not in of_slices]
         gone = frozenset((*adding, *of_slices))
@@ -131,7 +133,7 @@ def _side_by_side(graph: Graph, op: Op, of_slices: Sequence[int]
     shape = op.outputs[0].shape
     known = [(_slice(graph, graph.ops[i], shape), i) for i in dict.fromkeys(of_slices)]
     slices = [(one, i) for one, i in known if one is not None]
-    if shape is None or len(slices) < _FEWEST or len(slices) != len(of_slices):
+    if shape is None or len(slices) != len(of_slices):
         return ()
     slices.sort(key=lambda entry: entry[0].begin)
     first, last = slices[0][0], slices[-1][0]
