@@ -866,3 +866,27 @@ def test_a_scalar_may_say_the_shape_of_a_lists_entries():
     with made.as_default():
         tf.graph_util.import_graph_def(definition, name="")
     assert made.get_tensor_by_name("read:0").shape == (5, 3)
+
+
+@pytest.mark.parametrize("dtype, changed", [(tf.bfloat16, True), (tf.float32, False)])
+def test_what_grappler_fuses_in_bfloat16_can_be_imported(dtype, changed):
+    graph = tf.Graph()
+    with graph.as_default():
+        for name, shape in (("x", (1, 8, 8, 3)), ("w", (3, 3, 3, 4)), ("b", (4,))):
+            tf.compat.v1.placeholder(dtype, shape, name=name)
+    definition = graph.as_graph_def()
+    node = definition.node.add(name="fused", op="_FusedConv2D", input=["x", "w", "b"])
+    node.attr["T"].type = dtype.as_datatype_enum
+    node.attr["TArgs"].list.type.append(dtype.as_datatype_enum)
+    node.attr["num_args"].i = 1
+    node.attr["strides"].list.i.extend([1, 1, 1, 1])
+    node.attr["padding"].s = b"SAME"
+    node.attr["fused_ops"].list.s.append(b"BiasAdd")
+    if changed:
+        with tf.Graph().as_default(), pytest.raises(ValueError, match="bfloat16"):
+            tf.graph_util.import_graph_def(definition)
+    tf_adapter.make_importable(node)
+    assert (node.op != "_FusedConv2D") == changed
+    with tf.Graph().as_default() as imported:
+        tf.graph_util.import_graph_def(definition, name="")
+    assert imported.get_operation_by_name("fused").outputs[0].shape == (1, 8, 8, 4)

@@ -806,13 +806,24 @@ def flat_function(graph: tf.Graph, function: Any) -> tuple[tf.compat.v1.GraphDef
         return function_def_to_graph.function_def_to_graph_def(function)
 
 
-def takes_type(node: tf.compat.v1.NodeDef) -> bool:
-    """Return whether an op may have the attribute T that it has; not where it is not registered.
+def make_importable(node: tf.compat.v1.NodeDef) -> None:
+    """Change a node that may not be imported into what oneDNN's layout pass makes of it.
+
+    Grappler fuses convolutions in bfloat16, which the fused op may not have until that pass has
+    renamed it, just before it runs.
 
     Args:
-      node: of any type.
+      node: of any type; left as it is where the type may have its attribute T, or nothing may.
     """
-    known = op_definition(node.op)
+    native = f"_MklNative{node.op.removeprefix('_')}"
+    if not _takes_type(node.op, node) and _takes_type(native, node):
+        node.op = native
+        node.attr["_kernel"].s = b"MklNameChangeOp"
+
+
+def _takes_type(op_type: str, node: tf.compat.v1.NodeDef) -> bool:
+    """Return whether an op type is known that may have the attribute T of a node."""
+    known = op_definition(op_type)
     return known is not None and all(
         node.attr["T"].type in attr.allowed_values.list.type for attr in known.attr
         if attr.name == "T" and "T" in node.attr and attr.HasField("allowed_values"))

@@ -309,8 +309,7 @@ def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str],
     op.CopyFrom(node)
     op.attr.pop("_class", None)
     op.device = ""
-    if not tf_adapter.takes_type(op) and tf_adapter.takes_type(native := _native(op)):
-        op = native
+    tf_adapter.make_importable(op)
     if not calls_functions(node):
         op.attr[PROTECTED].b = True
     read = [name for name in node.input if not name.startswith("^")]
@@ -323,18 +322,6 @@ def _marked(node: tf.compat.v1.NodeDef, inputs: Collection[str],
     op.input.extend([*(terms[place].name if place in terms else name
                        for place, name in enumerate(read)), *waits])
     return [*terms.values(), op]
-
-
-def _native(op: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
-    """Return an op as oneDNN's layout pass leaves it, just before it runs.
-
-    Grappler fuses convolutions in bfloat16, which the fused op may not have until then.
-    """
-    found = tf.compat.v1.NodeDef()
-    found.CopyFrom(op)
-    found.op = f"_MklNative{op.op.removeprefix('_')}"
-    found.attr["_kernel"].s = b"MklNameChangeOp"
-    return found
 
 
 def _factors_apart(kind: str, read: Sequence[str], nodes: Mapping[str, tf.compat.v1.NodeDef]

@@ -181,7 +181,7 @@ def with_loops_in_segments(graph: Graph, cost: CostGraph, plans: Planner, *, bud
         if sums:
             cuts.append({})
         for n, chosen in enumerate(cuts):
-            found.announce(chosen | sums, OTHERS if n and (chosen or n > 1) else 1.0)
+            found.announce(chosen | sums, OTHERS if n else 1.0)
         if budget is not None and cuts:
             _within(found, graph, sums, budget, objective, target)
     yield from found.best_first(allowed)
