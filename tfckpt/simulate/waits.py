@@ -53,9 +53,9 @@ def place_waits(graph: CostGraph, resolved: Resolved, released: Sequence[int],
     best = None
     late: list[str] = []
     for number in range(ROUNDS):
-        # waits that bring down one executor's peak mostly serve the others: one at a time
+        # one that stays below is asked again where no other wants more waits
         all_of_them = not late or number == ROUNDS - 1
-        found = placer.round(ORDERS if all_of_them else late[:1], target)
+        found = placer.round(ORDERS if all_of_them else late, target)
         late = [policy for policy, simulated in found.items() if simulated.grew]
         if all_of_them:
             worst = max(found.values(), key=lambda simulated: simulated.timeline.peak_bytes)
