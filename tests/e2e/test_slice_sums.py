@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfckpt
 from tests.support import process
+from tests.support.loops import train
 from tfckpt.plan.loops import choice
 from tfckpt.verify import same_arithmetic
 
@@ -112,29 +113,22 @@ def test_accumulators_that_grappler_makes_of_large_sums_give_way(monkeypatch):
     assert step.report.expected_bytes[1] < 0.2 * step.report.expected_bytes[0]
 
 
-def _stacked(wrap):
-    """Return results of a step whose layers' weights are slices of one variable, and the step."""
-    process.fresh()
+def _stacked():
+    """Return layers whose weights are slices of one variable, as a function, and that."""
     weights = tf.Variable(tf.random.stateless_normal((16, 128, 128), (1, 1)) * 0.1)
 
-    @wrap
-    @tf.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            h = x
-            for layer in range(16):
-                h = tf.tanh(h @ weights[layer])
-            loss = tf.reduce_mean(tf.square(h))
-        weights.assign_sub(0.1 * tape.gradient(loss, weights))
-        return loss
+    def forward(x):
+        for layer in range(16):
+            x = tf.tanh(x @ weights[layer])
+        return x
 
-    x = tf.random.stateless_normal((64, 128), (3, 4))
-    return [step(x).numpy() for _ in range(3)] + [weights.numpy().tobytes()], step, x
+    return forward, [weights]
 
 
 def test_gradients_of_the_layers_of_one_variable_are_no_larger_than_it():
-    plain, plain_step, x = _stacked(lambda f: f)
-    results, step, _ = _stacked(tfckpt.checkpoint)
+    x = tf.random.stateless_normal((64, 128), (3, 4))
+    plain, plain_step = train(_stacked, lambda f: f, [x])
+    results, step = train(_stacked, tfckpt.checkpoint, [x])
     assert results == plain
     assert len(step.report.side_by_side) == 1 and same_arithmetic(step, x).same
     before, after = (tfckpt.verify.measure_peak(s, x, repeats=3) for s in (plain_step, step))
